@@ -17,13 +17,14 @@ from prefect.states import Cancelled, Failed
 
 from ratchet.errors import RatchetError
 from ratchet.reports.templating import escaped
-from tasks.stopping import TrainingStopped
+from ratchet.workspace import Workspace
+from tasks.stopping import BudgetSpent, TrainingStopped
 
 __all__ = ["ended_by", "publish_stop"]
 
 
 def ended_by(error: RatchetError, *, failed: str = "Failed") -> "State[Any]":
-    """Return a Failed state with the error's message, or Cancelled if the run was cancelled.
+    """Return a Failed state with the error's message, or Cancelled if the run was cancelled; Stopped by `ratchet down`.
 
     The engine's own state would hide the message behind a traceback. Training handles the signal to stop itself, to
     write a checkpoint first, so the engine does not notice a cancellation.
@@ -33,6 +34,9 @@ def ended_by(error: RatchetError, *, failed: str = "Failed") -> "State[Any]":
     """
     if isinstance(error, TrainingStopped) and _is_cancelled():
         return Cancelled(message=str(error), data=error)
+    if isinstance(error, TrainingStopped) and not isinstance(error, BudgetSpent) and _is_going_down():
+        how = f"To continue: `ratchet up`, then `prefect flow-run retry {flow_run.get_id()}`"
+        return Failed(name="Stopped", message=f"{error}. {how}", data=error)  # not Failed: no alert is sent
     return Failed(name=failed, message=str(error), data=error)
 
 
@@ -40,6 +44,17 @@ def _is_cancelled() -> bool:
     with get_client(sync_client=True) as client:
         state = client.read_flow_run(UUID(flow_run.get_id())).state
     return state is not None and (state.is_cancelling() or state.is_cancelled())
+
+
+def _is_going_down() -> bool:
+    """Return whether `ratchet down` is at work, which ends the worker's runs: it holds this lock."""
+    from filelock import FileLock, Timeout
+
+    try:
+        with FileLock(Workspace.find().project.state / "platform.lock", timeout=0):
+            return False
+    except Timeout:
+        return True
 
 
 def publish_stop(message: str) -> None:

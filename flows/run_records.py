@@ -8,12 +8,14 @@ import atexit
 import os
 import socket
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID
 
 import psutil
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.objects import State, StateType
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.events.schemas.events import Event, Resource
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Crashed
@@ -21,10 +23,14 @@ from prefect.states import Cancelled, Crashed
 from ratchet import files
 from ratchet.workspace import Workspace
 
-__all__ = ["close_dead_runs", "record_run"]
+__all__ = ["CLOSED", "close_dead_runs", "close_run", "record_run"]
 
+CLOSED = "ratchet.run.closed"
 _ACTIVE = (StateType.RUNNING, StateType.PENDING, StateType.CANCELLING)
-_REASON = "Its process ended before the run did. To continue at its last checkpoint: run it again."
+_REASON = (
+    "Its process ended before the run did. To continue at its last checkpoint: retry it, or run it again with the same "
+    "parameters."
+)
 
 
 def record_run(workspace: Workspace) -> None:
@@ -51,10 +57,23 @@ def close_dead_runs(client: SyncPrefectClient, workspace: Workspace) -> Iterator
             run = None
         if run is not None and run.state is not None and run.state.type in _ACTIVE:
             cancelling = run.state.is_cancelling()
-            state: State[object] = Cancelled(message=_REASON) if cancelling else Crashed(message=_REASON)
-            client.set_flow_run_state(run.id, state, force=True)
-            yield f"run {run.name} was {run.state_name}, now {state.name}"
+            yield close_run(client, run, Cancelled(message=_REASON) if cancelling else Crashed(message=_REASON))
         path.unlink(missing_ok=True)
+
+
+def close_run(client: SyncPrefectClient, run: FlowRun, state: State[object]) -> str:
+    """Set the final state of a run that no process carries out any more. Return a line about it.
+
+    If the state before is less than five minutes old, Prefect holds the event about the new one back, for 15 minutes at
+    most, until it has seen that about the old one. It forgets what it has seen when its process ends, so after a restart
+    an alert would come late or never. So an event of our own goes first, with the id of the old one: that of its state.
+    """
+    if run.state is not None:
+        resource = {"prefect.resource.id": f"prefect.flow-run.{run.id}", "prefect.resource.name": run.name}
+        event = Event(occurred=datetime.now(UTC), event=CLOSED, resource=Resource(resource), id=run.state.id)
+        client.request("POST", "/events", json=[event.model_dump(mode="json")])
+    client.set_flow_run_state(run.id, state, force=True)
+    return f"run {run.name} was {run.state_name}, now {state.name}"
 
 
 def _folder(workspace: Workspace) -> Path:

@@ -79,7 +79,8 @@ _RUN = """\
 {% set what = "run " ~ event.resource["prefect.resource.name"] ~ " of " ~ place %}
 {% set message = event.resource["prefect.state-message"] or event.resource["prefect.state-name"] %}
 {% set page = (flow_run | ui_url) or "" %}
-{% set again = "`prefect deployment run " ~ place ~ "`" if deployment else "start it again" %}
+{% set id = event.resource["prefect.resource.id"] | replace("prefect.flow-run.", "") %}
+{% set again = "`prefect flow-run retry " ~ id ~ "`, which runs it with the same parameters" %}
 """
 
 ALERT_RULES = (

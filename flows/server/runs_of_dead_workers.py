@@ -19,10 +19,10 @@ from prefect.client.schemas.filters import (
     WorkPoolFilter,
     WorkPoolFilterName,
 )
-from prefect.client.schemas.objects import FlowRun, State, StateType, WorkerStatus
+from prefect.client.schemas.objects import FlowRun, StateType, WorkerStatus
 from prefect.states import Cancelled, Crashed
 
-from flows.run_records import close_dead_runs
+from flows.run_records import close_dead_runs, close_run
 from ratchet import settings
 from ratchet.servers.start import POOL
 from ratchet.workspace import Workspace
@@ -58,11 +58,13 @@ def close_runs(
                 f"{reason}. To continue at its last checkpoint: retry it, or run it again with the same parameters."
             )
             cancelling = run.state is not None and run.state.is_cancelling()
-            yield _close(client, run, Cancelled(message=message) if cancelling else Crashed(message=message))
+            yield close_run(client, run, Cancelled(message=message) if cancelling else Crashed(message=message))
     if missed and alone:
         for run in _runs(client, [StateType.SCHEDULED], before=datetime.now(UTC)):
             if run.auto_scheduled:
-                yield _close(client, run, Cancelled(name="Missed", message="No worker was up at its scheduled time."))
+                yield close_run(
+                    client, run, Cancelled(name="Missed", message="No worker was up at its scheduled time.")
+                )
 
 
 def _runs(client: SyncPrefectClient, states: list[StateType], before: datetime | None = None) -> list[FlowRun]:
@@ -72,11 +74,6 @@ def _runs(client: SyncPrefectClient, states: list[StateType], before: datetime |
     )
     pool = WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL]))
     return client.read_flow_runs(flow_run_filter=runs, work_pool_filter=pool)
-
-
-def _close(client: SyncPrefectClient, run: FlowRun, state: State[object]) -> str:
-    client.set_flow_run_state(run.id, state, force=True)
-    return f"run {run.name} was {run.state_name}, now {state.name}"
 
 
 @dataclass

@@ -158,7 +158,7 @@ def test_failed_run_is_reported_to_both(alerted: Alerted) -> None:
     assert alert["message"] == run["state"]["message"]
     assert alert["page"] == f"{alerted.api.removesuffix('/api')}/runs/flow-run/{run['id']}"
     assert alert["subject"] == f"Failed: run {run['name']} of train-flow/local"
-    assert "`prefect deployment run train-flow/local`" in alert["next"]
+    assert f"`prefect flow-run retry {run['id']}`, which runs it with the same parameters" in alert["next"]
     for text in (alert["text"], message):
         for expected in (alert["message"], alert["page"], alert["next"]):
             assert expected in text

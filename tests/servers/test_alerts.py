@@ -14,10 +14,12 @@ import psutil
 import pytest
 from ports import reserved_port
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
+from prefect.states import Crashed
 from waiting import until
 
+from flows.run_records import close_run
 from flows.server.client import prefect_client
-from ratchet.servers.http import read_json
+from ratchet.servers.http import answers, read_json
 from ratchet.servers.record import Record
 
 pytestmark = pytest.mark.slow
@@ -190,6 +192,25 @@ def test_crashed_run_is_reported(alerted: Alerted) -> None:
     until(lambda: alerted.post.about(f"Crashed: run {run['name']}"))
     [alert] = alerted.alerts("failed-run", run["name"])
     assert alert["message"] == "The machine lost its power."
+
+
+def test_dead_run_is_reported_at_once_after_a_restart(alerted: Alerted) -> None:
+    """Prefect's new process has not seen the state before, which is younger than five minutes."""
+    deployment = call(alerted.api, "/deployments/name/train-flow/local")
+    later = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+    waiting = {"state": {"type": "SCHEDULED", "state_details": {"scheduled_time": later}}}
+    run = call(alerted.api, f"/deployments/{deployment['id']}/create_flow_run", waiting)
+    running = {"type": "RUNNING", "name": "Running"}
+    call(alerted.api, f"/flow_runs/{run['id']}/set_state", {"state": running, "force": True})
+    services = Record.read(alerted.project.workspace).services
+    psutil.Process(services["prefect"].pid).kill()
+    until(lambda: Record.read(alerted.project.workspace).services["prefect"].restarts > services["prefect"].restarts)
+    until(lambda: answers(f"{alerted.api}/health"))
+    with prefect_client(alerted.api) as client:
+        close_run(client, client.read_flow_run(uuid.UUID(run["id"])), Crashed(message="Its process ended."))
+    until(lambda: alerted.alerts("failed-run", run["name"]), seconds=120)
+    [alert] = alerted.alerts("failed-run", run["name"])
+    assert (alert["subject"].split(":")[0], alert["message"]) == ("Crashed", "Its process ended.")
 
 
 def test_drift_is_reported_once_an_hour_for_each_model(alerted: Alerted) -> None:

@@ -66,7 +66,7 @@ def close_run(client: SyncPrefectClient, run: FlowRun, state: State[object]) -> 
 
     If the state before is less than five minutes old, Prefect holds the event about the new one back, for 15 minutes at
     most, until it has seen that about the old one. It forgets what it has seen when its process ends. So after a
-    restart an alert would come late or never. So an event of our own goes first, with the id of the old one: that of its state.
+    restart an alert would come late or never. An event of our own with the id of the old one, its state's, goes first.
     """
     if run.state is not None:
         resource = {"prefect.resource.id": f"prefect.flow-run.{run.id}", "prefect.resource.name": run.name}

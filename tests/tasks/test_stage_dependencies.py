@@ -23,6 +23,7 @@ NEUTRAL = {
     "src/ratchet/references.py": "checks at the start that what the settings name exists",
     "src/ratchet/registry/mlflow_store.py": "of a check at the start, and of records in MLflow",
     "src/ratchet/registry/names.py": "of a check at the start, and of the name in the registry",
+    "src/ratchet/registry/relocation.py": "of a check at the start, and of the places of files in MLflow",
     "src/ratchet/terminal_lines.py": "breaks lines for a terminal",
     "src/ratchet/settings": "reads params.yaml; its values are tracked as `params`",
     "src/ratchet/urls.py": "refuses passwords in addresses",

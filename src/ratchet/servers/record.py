@@ -41,9 +41,9 @@ class Record:
             PlatformError: it is damaged, so the started processes are unknown.
         """
         record = cls._read(workspace.state / "servers.json")
-        logs = {Path(service.log).parent for service in record.services.values()}
-        own = (workspace.state / "logs").resolve()
-        return cls(record.path) if any(path.exists() and path.resolve() != own for path in logs) else record
+        originals = {Path(service.log).parent.parent / record.path.name for service in record.services.values()}
+        is_copy = any(path.exists() and path.resolve() != record.path.resolve() for path in originals)
+        return cls(record.path) if is_copy else record
 
     @classmethod
     def _read(cls, path: Path) -> "Record":

@@ -13,6 +13,7 @@ from pathlib import Path
 from uuid import UUID
 
 import psutil
+from filelock import FileLock
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.events.schemas.events import Event, Resource
@@ -48,17 +49,20 @@ def close_dead_runs(client: SyncPrefectClient, workspace: Workspace) -> Iterator
     Raises:
         httpx.HTTPError: Prefect's server does not answer.
     """
-    for path in sorted(_folder(workspace).glob("*.json")):
-        if not _is_dead(path):
-            continue
-        try:
-            run = client.read_flow_run(UUID(path.stem))
-        except ObjectNotFound:  # of a server that was replaced
-            run = None
-        if run is not None and run.state is not None and run.state.type in _ACTIVE:
-            cancelling = run.state.is_cancelling()
-            yield close_run(client, run, Cancelled(message=_REASON) if cancelling else Crashed(message=_REASON))
-        path.unlink(missing_ok=True)
+    if not (folder := _folder(workspace)).is_dir():
+        return
+    with FileLock(folder.with_name("runs.lock")):  # a worker and Prefect's server look at once: one alert is enough
+        for path in sorted(folder.glob("*.json")):
+            if not _is_dead(path):
+                continue
+            try:
+                run = client.read_flow_run(UUID(path.stem))
+            except ObjectNotFound:  # of a server that was replaced
+                run = None
+            if run is not None and run.state is not None and run.state.type in _ACTIVE:
+                cancelling = run.state.is_cancelling()
+                yield close_run(client, run, Cancelled(message=_REASON) if cancelling else Crashed(message=_REASON))
+            path.unlink(missing_ok=True)
 
 
 def close_run(client: SyncPrefectClient, run: FlowRun, state: State[object]) -> str:

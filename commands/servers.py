@@ -107,7 +107,7 @@ def sync() -> None:
 @servers.command(rich_help_panel=Panel.SERVERS)
 def relocate(
     folder: Annotated[
-        Path | None, typer.Argument(metavar="[FOLDER]", help="The folder that the project had.", show_default=False)
+        Path | None, typer.Argument(metavar="FOLDER", help="The folder that the project had.", show_default=False)
     ] = None,
 ) -> None:
     """Make MLflow's records follow the project folder, after it was moved or copied."""

@@ -28,7 +28,7 @@ def print_summary(params: Params, workspace: Workspace, *, title: str | None = N
     """Print the summary of the last run, in lines that fit the terminal and 100 columns; only URLs may be longer."""
     from rich.console import Console
 
-    lines = summary(params, workspace)
+    lines, registration = summary(params, workspace), Registration.load(workspace)
     width, columns = max(map(len, lines)), min(_COLUMNS, columns_of(sys.stdout) or _COLUMNS)
     console = Console(highlight=False, soft_wrap=True)
     console.print()
@@ -39,7 +39,7 @@ def print_summary(params: Params, workspace: Workspace, *, title: str | None = N
         parts = textwrap.wrap(text, columns - width - 4, break_long_words=False, break_on_hyphens=False)
         console.print(f"\n{'':{width + 4}}".join(parts), markup=False)
     console.print()
-    verdict = Registration.load(workspace).verdict
+    verdict = registration.verdict
     console.print(verdict_table(verdict, columns=columns), markup=False)
     console.print()
     steps = steps_of(params, workspace, verdict)
@@ -80,17 +80,21 @@ def model_line(params: Params, workspace: Workspace, name: str, number: str) -> 
     ledger = Ledger.of(workspace, params)
     try:
         ledger.require_intact()
-        state = replay(ledger.entries(model=name), name)
+        entries = list(ledger.entries(model=name))
+        state = replay(entries, name)
     except RegistryError as error:
         return f"{version} (its aliases are unknown: {error})"
     aliases = sorted(alias for alias, holder in state.aliases.items() if holder == number)
     line = f"{version} ({', '.join(aliases) or 'no alias'})"
     if number in state.rejected:
-        line += f"; rejected (see `ratchet ledger {name}`)"
+        entry = next(entry for entry in reversed(entries) if (entry.what, entry.version) == ("reject", number))
+        line += f"; rejected by {entry.who} at {entry.at[:16]}Z: {entry.why}"
     if "challenger" in aliases:
         line += f"; to approve: `ratchet approve {name}/{number} --promote --why ...`, or approve-flow/local"
     if state.champion and state.champion != number:
         line += f"; champion is version {state.champion}"
+        if number in state.ever_champion:
+            line += f". To go back: `ratchet rollback {name} --to {number} --why ...`"
     return line
 
 

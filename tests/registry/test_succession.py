@@ -77,6 +77,33 @@ def test_a_rejected_version_cannot_become_champion(line: Line) -> None:
     assert line.promotions.promote(second, why="better").champion == "2"
 
 
+def test_the_model_card_shows_a_rejection(line: Line, tmp_path: Path) -> None:
+    """The note is no part of the evidence, but another text in its place is a change of the card."""
+    line.champion()
+    second = line.version()
+    contents = {"card.html": "<header>\n<h1>x</h1>\n<p>Good.</p>\n", "card.md": "# x\n\nGood.\n"}
+    for name, text in contents.items():
+        (tmp_path / name).write_text(text)
+        line.promotions.registry.log_files(second.run_id, {tmp_path / name: "card"})
+    line.promotions.register(second, why="good", over="1")
+    for why in ("too slow", "confuses <1> and 7"):  # the later one replaces the note
+        line.promotions.reject(second, why=why)
+    page, text = (line.artifact(second, name) for name in contents)
+    assert page.read_text().startswith(f'<header>\n<h1>x</h1>\n<p class="summary"><strong>Rejected</strong> by {user()}')
+    assert page.read_text().endswith(": confuses &lt;1&gt; and 7</p>\n<p>Good.</p>\n")
+    assert text.read_text().startswith(f"# x\n\n**Rejected** by {user()} at ")
+    assert "too slow" not in page.read_text() + text.read_text()
+    assert line.faults() == []
+    kept = page.read_bytes()
+    page.write_bytes(kept.replace(b"Rejected", b"Approved"))
+    assert line.faults() == [f"{line.name} version 2: card/card.html was replaced"]
+    page.write_bytes(kept)
+    line.promotions.approve(second, why="fine")
+    assert {name: line.artifact(second, name).read_text() for name in contents} == contents
+    assert line.promotions.promote(second, why="better").champion == "2"
+    assert line.faults() == []
+
+
 def test_a_champion_cannot_be_rejected(line: Line) -> None:
     version = line.champion()
     with pytest.raises(RegistryError, match=r"version 1 is champion and cannot be rejected\. Fix: `ratchet rollback"):

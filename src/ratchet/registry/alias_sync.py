@@ -172,6 +172,14 @@ class AliasSync:
         content = entry.content if entry.what in _JUDGED else entry.held(self.name).get(version.number)
         return dict((content or {}).get("evidence", {}))
 
+    def evidence(self, version: Version) -> dict[str, str]:
+        """Return the version's present evidence, as `collect_evidence` does."""
+        return collect_evidence(self.registry, version, self.rejections(version))
+
+    def rejections(self, version: Version) -> list[Entry]:
+        """Return every entry that rejected the version, oldest first."""
+        return [entry for entry in self.entries() if entry.what == "reject" and _is_about(entry, version)]
+
     def last_judgement(self, version: Version) -> Mapping[str, Any] | None:
         """Return the content of the version's last judgement, with `over` (the champion then) and `passed`."""
         entry = self._last(version, *_JUDGED)
@@ -215,10 +223,7 @@ class AliasSync:
             "adopt",
             model=self.name,
             why=why,
-            held={
-                version.number: {"run": version.run_id, "evidence": collect_evidence(self.registry, version)}
-                for version in versions
-            },
+            held={version.number: {"run": version.run_id, "evidence": self.evidence(version)} for version in versions},
             lost=lost,
             champion=aliases.get("champion"),
             challenger=aliases.get("challenger"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ratchet.errors import LedgerBroken, RegistryError
 from ratchet.registry.alias_sync import AliasSync
-from ratchet.registry.fingerprints import collect_evidence, evidence_changes
+from ratchet.registry.fingerprints import evidence_changes
 from ratchet.registry.ledger import RECOVER, Chain, Ledger
 from ratchet.registry.mlflow_store import active, address, all_pages, connect, reachable
 from ratchet.registry.pickles import find_pickles
@@ -201,7 +201,7 @@ def _version_faults(sync: AliasSync, *, deleted: bool) -> Iterator[str]:
                 yield f"{name} has an alias, and the ledger does not know it"
             continue
         try:
-            evidence = collect_evidence(sync.registry, version)
+            evidence = sync.evidence(version)
         except RegistryError as error:
             yield str(error)
             continue

@@ -10,10 +10,11 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from ratchet.errors import ChampionMoved, NotAllowed, RegistryError
+from ratchet.registry import card_note
 from ratchet.registry.access import Role, require, user
 from ratchet.registry.alias_state import AliasState, replay
 from ratchet.registry.alias_sync import AliasSync
-from ratchet.registry.fingerprints import collect_evidence, evidence_changes, listed, unexpected_changes
+from ratchet.registry.fingerprints import evidence_changes, listed, unexpected_changes
 from ratchet.registry.ledger import Entry
 from ratchet.registry.shadow_rule import judge_shadow
 from ratchet.registry.versions import Version
@@ -85,7 +86,7 @@ class Promotions(AliasSync):
         who = user()
         require(self.params.access, "runners", who, f"register {self.name}")
         with self._exclusive():
-            evidence = collect_evidence(self.registry, version)
+            evidence = self.evidence(version)
             before, recorded = self.last_judgement(version), self.recorded_evidence(version)
             if recorded is not None and (changed := unexpected_changes(recorded, evidence)):
                 raise RegistryError(
@@ -99,6 +100,7 @@ class Promotions(AliasSync):
             if is_changed or is_registered != (what == "register"):
                 act = "renew" if what == "register" and is_registered else what
                 self.ledger.append(act, model=self.name, version=version.number, who=who, why=why, **content)
+            self._show_rejection(version)  # the card may have been written again
             return self._update_mlflow()
 
     def promote_automatically(self, version: Version, *, over: str | None) -> AliasState:
@@ -132,6 +134,7 @@ class Promotions(AliasSync):
             entry = self._append("approve", version, who=who, why=why, via=via, evidence=evidence)
             self.ledger.publish()
             self._update_mlflow()
+            self._show_rejection(version)
             return entry
 
     def reject(self, version: Version, *, why: str, who: str = "", via: str = "command line") -> Entry:
@@ -151,6 +154,7 @@ class Promotions(AliasSync):
             entry = self._append("reject", version, who=who, why=why, via=via)
             self.ledger.publish()
             self._update_mlflow()
+            self._show_rejection(version)
             return entry
 
     def promote(self, version: Version, *, why: str, who: str = "", via: str = "command line") -> AliasState:
@@ -222,6 +226,13 @@ class Promotions(AliasSync):
     def _append(self, what: str, version: Version, *, who: str, why: str, **content: Any) -> Entry:
         run = version.run_id
         return self.ledger.append(what, model=self.name, version=version.number, who=who, why=why, run=run, **content)
+
+    def _show_rejection(self, version: Version) -> None:
+        """Let the model card say that the version is rejected, or no longer."""
+        rejections = self.rejections(version)
+        if rejections and set(card_note.CARDS) <= (self.recorded_evidence(version) or {}).keys():
+            current = rejections[-1] if version.number in self.state().rejected else None
+            card_note.show(self.registry, version, rejections, current)
 
     def _label(self, version: Version) -> str:
         return f"{self.name} version {version.number}"
@@ -296,7 +307,7 @@ class Promotions(AliasSync):
                 f"{self._label(version)}: the ledger does not know it: the gate did not let it in, or it was "
                 "registered by other means; `ratchet train` registers what may become champion"
             )
-        evidence = collect_evidence(self.registry, version)
+        evidence = self.evidence(version)
         changed = evidence_changes(recorded, evidence)
         if changed:
             raise RegistryError(

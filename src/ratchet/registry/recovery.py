@@ -13,7 +13,7 @@ from ratchet.registry.access import require, user
 from ratchet.registry.alias_state import replay
 from ratchet.registry.alias_sync import AliasSync
 from ratchet.registry.chain import digest_rows
-from ratchet.registry.fingerprints import collect_evidence, evidence_changes, listed
+from ratchet.registry.fingerprints import evidence_changes, listed
 from ratchet.registry.heads import Head, head_faults, lost_heads
 from ratchet.registry.ledger import Chain, Entry, Ledger
 from ratchet.settings.model import Params
@@ -155,7 +155,7 @@ def _confirmed(model: AliasSync, aliases: Mapping[str, str | None], intact: int)
     held = {}
     for number in filter(None, aliases.values()):
         version = model.registry.find(f"{model.name}/{number}")
-        evidence = collect_evidence(model.registry, version)
+        evidence = model.evidence(version)
         recorded = model.recorded_evidence(version, up_to=intact)
         if recorded is not None and (changed := evidence_changes(recorded, evidence)):
             raise RegistryError(
@@ -184,6 +184,6 @@ def _former(model: AliasSync, intact: int, confirmed: set[str]) -> Iterator[tupl
     for version in model.registry.versions(model.name):
         recorded = model.recorded_evidence(version) if version.number in named else None
         if recorded is not None:
-            evidence = collect_evidence(model.registry, version)
+            evidence = model.evidence(version)
             if not evidence_changes(recorded, evidence):
                 yield version.number, {"run": version.run_id, "evidence": evidence}

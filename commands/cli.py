@@ -24,8 +24,8 @@ Assignments = Annotated[
 ]
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(show: bool) -> None:
+    if show:
         echo(f"ratchet {__version__}")
         raise typer.Exit
 

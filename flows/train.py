@@ -20,6 +20,7 @@ from ratchet.settings.model import Overrides
 from ratchet.settings.run_settings import overridden
 from ratchet.workspace import disk_errors
 from tasks.register import Registration
+from tasks.summary import earlier_version
 
 __all__ = ["train_flow"]
 
@@ -63,7 +64,8 @@ def train_flow(
                 registration = register_stage(params, workspace, exported)
                 run.keep()
                 publish(params, workspace)
-                return Completed(message=registration.summary, data=registration)
+                note = earlier_version(params, workspace, registration)
+                return Completed(message=" ".join(filter(None, [note, registration.summary])), data=registration)
     except RatchetError as error:
         state = ended_by(error)
         if state.is_cancelled():

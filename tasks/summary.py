@@ -19,7 +19,7 @@ from tasks.ingest import Dataset
 from tasks.register import Registration
 from tasks.trained_model import TrainedModel
 
-__all__ = ["card_place", "model_line", "newest_checkpoint", "print_summary", "summary"]
+__all__ = ["card_place", "earlier_version", "model_line", "newest_checkpoint", "print_summary", "summary"]
 
 _COLUMNS = 100
 
@@ -39,6 +39,8 @@ def print_summary(params: Params, workspace: Workspace, *, title: str | None = N
         parts = textwrap.wrap(text, columns - width - 4, break_long_words=False, break_on_hyphens=False)
         console.print(f"\n{'':{width + 4}}".join(parts), markup=False)
     console.print()
+    if note := earlier_version(params, workspace, registration):
+        console.print(fitted(note, sys.stdout), style="bold", markup=False)
     verdict = registration.verdict
     console.print(verdict_table(verdict, columns=columns), markup=False)
     console.print()
@@ -96,6 +98,20 @@ def model_line(params: Params, workspace: Workspace, name: str, number: str) -> 
         if number in state.ever_champion:
             line += f". To go back: `ratchet rollback {name} --to {number} --why ...`"
     return line
+
+
+def earlier_version(params: Params, workspace: Workspace, registration: Registration) -> str:
+    """Return a sentence if the run's version was registered before and is not in use; its verdict is of that time."""
+    name, number = registration.model, registration.version
+    try:
+        state = replay(Ledger.of(workspace, params).entries(model=name), name)
+    except RegistryError:
+        return ""  # `model_line` says what is wrong with the ledger
+    if number is None or number not in state.rejected | state.ever_champion - {state.champion}:
+        return ""
+    kind = "was rejected" if number in state.rejected else "was champion before"
+    champion = f"version {state.champion}" if state.champion else "none"
+    return f"Nothing new: these are the results of {name} version {number}, which {kind}. Champion is {champion}."
 
 
 def card_place(workspace: Workspace, run_id: str) -> str:

@@ -457,7 +457,7 @@ def test_an_override_changes_no_other_byte(tmp_path: Path) -> None:
         ("cifar", " Did you mean CIFAR10 or CIFAR100?"),
     ],
 )
-def test_a_source_that_does_not_exist_is_refused_with_the_nearest(file: Path, name: str, near: str) -> None:
+def test_an_unknown_source_is_refused_with_the_nearest(file: Path, name: str, near: str) -> None:
     """The message lists no set that cannot be used, and imports no torch, which takes seconds."""
     with pytest.raises(SettingsError) as refused:
         settings.override(file, {"data.source": name})

@@ -89,7 +89,9 @@ def test_the_model_card_shows_a_rejection(line: Line, tmp_path: Path) -> None:
     for why in ("too slow", "confuses <1> and 7"):  # the later one replaces the note
         line.promotions.reject(second, why=why)
     page, text = (line.artifact(second, name) for name in contents)
-    assert page.read_text().startswith(f'<header>\n<h1>x</h1>\n<p class="summary"><strong>Rejected</strong> by {user()}')
+    assert page.read_text().startswith(
+        f'<header>\n<h1>x</h1>\n<p class="summary"><strong>Rejected</strong> by {user()}'
+    )
     assert page.read_text().endswith(": confuses &lt;1&gt; and 7</p>\n<p>Good.</p>\n")
     assert text.read_text().startswith(f"# x\n\n**Rejected** by {user()} at ")
     assert "too slow" not in page.read_text() + text.read_text()

@@ -6,11 +6,12 @@ import pytest
 
 from ratchet.evaluation.intervals import Interval
 from ratchet.gate.verdict import AccuracyResult, Verdict
+from ratchet.registry.ledger import Ledger
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 from tasks import summary
 from tasks.register import Registration
-from tasks.summary import card_place, newest_checkpoint, print_summary
+from tasks.summary import card_place, earlier_version, model_line, newest_checkpoint, print_summary
 
 RULE = AccuracyResult(True, Interval(0.97, 0.99, 1.0), confidence=0.95, minimum=0.5, images=287)
 LINES = {
@@ -23,7 +24,9 @@ LINES = {
 }
 
 
-def test_summary_fits_one_screen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_summary_fits_one_screen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Only URLs may be longer than 100 columns; they must not be broken."""
     monkeypatch.setattr(summary, "summary", lambda params, workspace: LINES)
     registration = Registration(
@@ -32,13 +35,42 @@ def test_summary_fits_one_screen(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     )  # fmt: skip
     monkeypatch.setattr(summary.Registration, "load", lambda workspace: registration)
     monkeypatch.setattr(summary, "steps_of", lambda params, workspace, verdict: [("ratchet up", "start")] * 3)
-    print_summary(Params(), Workspace(Path("project")), title="Nothing to do.")
+    print_summary(Params(), Workspace(tmp_path), title="Nothing to do.")
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 24
     assert [line for line in lines if len(line) > 100] == [f"  report      {LINES['report']}"]
     printed = " ".join(" ".join(lines).split())
     assert all(f"{caption} {text}" in printed for caption, text in LINES.items())
     assert "Next: ratchet up" in printed
+
+
+def test_end_of_a_run_with_an_earlier_version_says_so(tmp_path: Path) -> None:
+    workspace, params = Workspace(tmp_path), Params()
+    ledger = Ledger.of(workspace, params)
+
+    def act(what: str, version: str) -> None:
+        ledger.append(what, model="digits", version=version, who="ann", why="confuses 1 and 7", run="1", over=None)
+
+    def note(version: str | None) -> str:
+        registration = Registration(
+            passed=True, summary="", verdict=Verdict(True, (RULE,)), model="digits", version=version, aliases=(),
+            run_id="8e95", provenance="0011",
+        )  # fmt: skip
+        return earlier_version(params, workspace, registration)
+
+    for number in ("1", "2"):
+        act("register", number)
+        assert note(number) == ""
+        act("promote", number)
+    act("register", "3")
+    assert (note(None), note("2"), note("3")) == ("", "", "")
+    start = "Nothing new: these are the results of digits version"
+    assert note("1") == f"{start} 1, which was champion before. Champion is version 2."
+    assert "version 2. To go back: `ratchet rollback digits --to 1" in model_line(params, workspace, "digits", "1")
+    act("reject", "3")
+    assert note("3") == f"{start} 3, which was rejected. Champion is version 2."
+    assert "; rejected by ann at 20" in model_line(params, workspace, "digits", "3")
+    assert "Z: confuses 1 and 7; champion is version 2" in model_line(params, workspace, "digits", "3")
 
 
 def test_model_card_on_this_machine_is_a_url(tmp_path: Path) -> None:

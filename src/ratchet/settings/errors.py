@@ -75,7 +75,7 @@ def missing(key: str, default: object) -> str:
 
 def unknown(model: type[BaseModel], key: str, value: object = ...) -> str:
     """Return the message for an unknown key, with its value if there is one, and the nearest key or all keys."""
-    found = "" if value is ... else f" (value {_shown(value)})"
+    shown = "" if value is ... else f" (value {_shown(value)})"
     known = list(dotted_keys(model))
     group, _, last = key.rpartition(".")
     if _begins(known, key):
@@ -84,10 +84,10 @@ def unknown(model: type[BaseModel], key: str, value: object = ...) -> str:
             f"{key}: it is a section and has no value (found {_shown(value)}). Fix: name a setting, such as {example}"
         )
     if group in known:
-        return f"{key}: unknown key{found}. Did you mean {group}?"
+        return f"{key}: unknown key{shown}. Did you mean {group}?"
     section = _group(model.model_fields[group]) if group in model.model_fields else None
     if now := getattr(section, "renamed", {}).get(last):
-        return f"{key}: renamed{found}. Fix: write it as {group}.{now}"
+        return f"{key}: renamed{shown}. Fix: write it as {group}.{now}"
     inside = [name for name in known if name.rpartition(".")[0] == group] if group else list(model.model_fields)
     elsewhere = None if inside else _nearest_whole(key, known)
     hint = _nearest(last, inside) or elsewhere or _nearest(last, known)
@@ -97,7 +97,7 @@ def unknown(model: type[BaseModel], key: str, value: object = ...) -> str:
         fix = f"Allowed in {group}: {', '.join(name.rpartition('.')[2] for name in inside)}"
     else:
         fix = f"Allowed: {', '.join(model.model_fields)}"
-    return f"{key}: unknown key{found}. {fix}"
+    return f"{key}: unknown key{shown}. {fix}"
 
 
 def _refusal(model: type[BaseModel], key: str, value: object) -> str:
@@ -227,8 +227,8 @@ def _choices(annotation: Any, metadata: Iterable[Any] = ()) -> list[str]:
     if origin is Literal:
         return [spell(choice) for choice in arguments]
     patterns = [mark.pattern for mark in metadata if getattr(mark, "pattern", None)]
-    words = [word for pattern in patterns for word in re.findall(r"[a-z]{2,}", pattern) if re.search(pattern, word)]
-    return words + [word for argument in arguments for word in _choices(argument)]
+    literal = [word for pattern in patterns for word in re.findall(r"[a-z]{2,}", pattern) if re.search(pattern, word)]
+    return literal + [word for argument in arguments for word in _choices(argument)]
 
 
 def _either(choices: list[str]) -> str:

@@ -58,7 +58,7 @@ def weights_(
     """Put pretrained weights into data/pretrained: from the caches of torch and timm, or fetched and checked."""
     exit_on_sigterm()
     with project_folder() as workspace, interruptible("nothing was kept"):
-        from commands.weights import get
+        from commands.weight_files import get
 
         get(workspace, model, source=source, sha256=sha256)
 

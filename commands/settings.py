@@ -22,7 +22,7 @@ def use(
     force: Annotated[bool, typer.Option("--force", help="Replace uncommitted settings, too.")] = False,
 ) -> None:
     """Copy an example's settings into params.yaml. Without a name, list the examples."""
-    from commands.weights import find_named
+    from commands.weight_files import find_named
     from ratchet import settings
     from ratchet.settings import examples
 
@@ -35,8 +35,8 @@ def use(
     _print_changes(examples.use(workspace.root, name, force=force))
     find_named(workspace, settings.load(workspace.params))
     _note_running(workspace)
-    _warn(settings.load(workspace.params), workspace)
-    echo("next: ratchet train")
+    is_complete = not _warn(settings.load(workspace.params), workspace)
+    echo("next: ratchet train" if is_complete else "next: what the warnings say, then ratchet train")
 
 
 @settings_commands.command("set", rich_help_panel=Panel.SETTINGS)
@@ -99,12 +99,17 @@ def _print_changes(changes: Mapping[str, tuple[object, object]]) -> None:
         echo(f"{key}: {old} -> {new}" if old != new else f"{key}: {new} (unchanged)")
 
 
-def _warn(params: "Params", workspace: Workspace) -> None:
-    """Print a warning for each setting that names what does not exist: the next command may make it true."""
+def _warn(params: "Params", workspace: Workspace) -> int:
+    """Print a warning for each setting that names what does not exist; return their number.
+
+    The next command may make it true.
+    """
     from ratchet.references import broken_references
 
-    for fault in broken_references(params, workspace):
+    faults = list(broken_references(params, workspace))
+    for fault in faults:
         echo(f"warning: {fault}", err=True)
+    return len(faults)
 
 
 def _restore_settings(workspace: Workspace) -> None:

@@ -62,6 +62,16 @@ def test_data_that_do_not_exist_are_named(workspace: Workspace, kind: str) -> No
     assert list(broken_references(changed, workspace)) == []
 
 
+def test_an_empty_folder_of_data_is_named(workspace: Workspace) -> None:
+    changed = params(workspace, data__source="image-folder", data__path="data/raw/photos")
+    folder = workspace.root / "data" / "raw" / "photos"
+    folder.mkdir(parents=True)
+    [fault] = broken_references(changed, workspace)
+    assert fault.startswith(f"data.path: {folder} is empty. Fix: put the data there")
+    (folder / "cats").mkdir()
+    assert list(broken_references(changed, workspace)) == []
+
+
 def test_a_deleted_experiment_is_named_without_mlflow(workspace: Workspace) -> None:
     shipped = Params()
     client = connect(workspace, shipped.tracking)

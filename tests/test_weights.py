@@ -89,6 +89,7 @@ class Project:
         self.workspace.root.mkdir()
         self.workspace.params.write_text(settings.template())
         (self.workspace.root / "examples").symlink_to(REPOSITORY / "examples")
+        (self.workspace.root / "data" / "raw" / "photos" / "cats").mkdir(parents=True)
         self.environment = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
         self.environment |= {"XDG_CACHE_HOME": str(root / "cache"), "PYTHONPATH": str(REPOSITORY)}
         for name in ("TORCH_HOME", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "RATCHET_ROOT"):
@@ -112,7 +113,7 @@ class Project:
             output, errors = process.communicate()
         assert process.returncode == code, output + errors
         assert "Traceback" not in errors
-        return output + errors
+        return errors + output
 
     @property
     def files(self) -> list[str]:
@@ -223,6 +224,7 @@ def test_use_photos_without_weights_names_both_ways(project: Project) -> None:
     output = project.run("use", "photos")
     assert "warning: model.pretrained: there is no file resnet18-f37072fd.pth" in output
     assert "`ratchet weights resnet18` fetches weights; `ratchet use photos-from-scratch` trains without" in output
+    assert output.endswith("next: what the warnings say, then ratchet train\n")
     assert "warning" not in project.run("use", "photos-from-scratch")
     assert settings.load(project.workspace.params).model.pretrained == "none"
 

@@ -114,11 +114,15 @@ def _missing_data(params: Params, root: Path) -> str | None:
     if data.kind == "image" and (data.source in ("digits", "factory") or is_downloaded):
         return None
     path = root / data.path
-    if path.exists() or any(
-        place.with_name(f"{place.name}.dvc").exists() for place in (path, *path.parents) if place.name
-    ):
+    if any(place.with_name(f"{place.name}.dvc").exists() for place in (path, *path.parents) if place.name):
         return None  # `dvc pull` fetches it
-    return f"data.path: {root / data.path} does not exist. Fix: put the data there, or set data.path to where they are"
+    is_empty = path.is_dir() and not any(path.iterdir())
+    if path.exists() and not is_empty:
+        return None
+    return (
+        f"data.path: {path} {'is empty' if is_empty else 'does not exist'}. Fix: put the data there, or set data.path "
+        "to where they are"
+    )
 
 
 def _deleted_experiment(tracking: TrackingSettings, workspace: Workspace) -> str | None:

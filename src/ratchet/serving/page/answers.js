@@ -52,6 +52,9 @@ function showAnswer(answer, { prompt, ms }) {
     const { description } = schema("Prediction").properties.values?.properties[name] || {};
     if (description) parts.push(make("p", { className: "hint", textContent: description }));
   }
+  const warnings = answer.warnings?.[0] || [];  // about values of the row that no training sample has
+  if (warnings.length) parts.push(make("ul", { className: "warnings" },
+    ...warnings.map(text => make("li", { textContent: text, dir: "auto" }))));
   if (answer.instead) note(`The server is overloaded: this answer is from the ${answer.instead}.`);
   parts.push(make("p", { className: "ids", textContent: `Answered in ${duration(ms)}. Answer ${answer.id} of `
     + `${answer.model}/${answer.version}, provenance ${answer.provenance ?? "not recorded"}` }));

@@ -39,7 +39,7 @@ def predict(
     params = settings.load(workspace.params)
     registry = ModelRegistry(workspace, params)
     version = registry.find(model or configured(workspace, params))
-    rows = refused = 0
+    rows = refused = unlike = 0
     faults = list[str]()
 
     def note_fault(error: DataError) -> None:
@@ -58,12 +58,14 @@ def predict(
                 frame = score(loaded, batch)
                 answers.write(frame)
                 rows, refused = rows + frame.height, refused + int(frame["refused"].count())
+                unlike += int(frame["warnings"].count())
             if not rows:
                 raise DataError(f"{', '.join(map(str, paths))}: no row could be read")
         for note in reader.notes:
             echo(f"warning: {note}", err=True)
         unread = f"; {len(faults):,} of the files could not be read, see above" if faults else ""
-        echo(f"{rows - refused:,} of {rows:,} rows answered by {loaded.identity}{unread}", err=True)
+        warned = f"; {unlike:,} unlike the training samples, see the column warnings" if unlike else ""
+        echo(f"{rows - refused:,} of {rows:,} rows answered by {loaded.identity}{warned}{unread}", err=True)
     return refused < rows and not faults
 
 

@@ -84,7 +84,7 @@ def make_plan(settings: TrainingSettings, target: Target, *, seed: int, kind: st
 
 def _deciding(spec: "ModelSpec") -> dict[str, Any]:
     """Return what decides the model. A factory replaces the name."""
-    content = spec.to_json()
+    content = spec.identity
     return content if spec.factory == "none" else {**content, "name": "none"}
 
 

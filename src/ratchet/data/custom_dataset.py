@@ -161,8 +161,9 @@ class _Measured:
 
     @property
     def input(self) -> ImageInput:
+        usual = (float(self.low.min()), float(self.high.max())) if self.shape["dtype"] != "uint8" else ()
         return ImageInput(
-            **self.shape, mean=tuple(self.mean.tolist()), std=tuple(self.std.tolist()), limits=self.limits
+            **self.shape, mean=tuple(self.mean.tolist()), std=tuple(self.std.tolist()), limits=self.limits, range=usual
         )
 
     @property

@@ -226,7 +226,11 @@ class _Ingest:
         }  # fmt: skip
         manifest = Manifest.sealed(
             notes, format=FORMAT, name=self.source.name, splits=splits,
-            input=ImageInput(size, size, channels, mean, std, depth=pixels.depth if has_depth else None),
+            input=ImageInput(
+                size, size, channels, mean, std, depth=pixels.depth if has_depth else None,
+                min_side=self.settings.min_side, max_aspect=self.settings.max_aspect,
+                max_pixels=self.settings.max_pixels,
+            ),
             target=self._target(index),
         )  # fmt: skip
         manifest.write(draft)

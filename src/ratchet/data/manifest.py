@@ -8,7 +8,7 @@ from typing import Any
 
 from ratchet import files, typed_json
 from ratchet.errors import DataError
-from ratchet.kinds import Input, Target, to_json
+from ratchet.kinds import Input, Target, to_json, without_facts
 
 __all__ = ["FORMAT", "CustomDataset", "CustomRows", "Manifest", "PackedFile", "Shard", "SplitFiles", "split_ids"]
 
@@ -108,6 +108,7 @@ class Manifest:
         """Return a manifest with its digest: `identity` are the fields above `digest`, `notes` those below."""
         draft = cls(digest="", **notes, **identity)
         covered = {name: value for name, value in asdict(draft).items() if name in identity}
+        covered["input"] = without_facts(covered["input"])
         return cls(digest=files.digest_json(covered), **notes, **identity)
 
     @classmethod

@@ -288,8 +288,10 @@ def _described(reading: _Reading, index: pl.DataFrame) -> list[Array]:
     """Return the description of each array, with mean and standard deviation of the training values."""
     rows, described = index.filter(pl.col("split") == "train")["row"], []
     for name, dtype, shape in layout_of(reading.arrays[index["row"][0]]):
-        scale = moments(reading.stacked(name, rows))
-        described.append(Array(name, dtype, shape, scale.mean, scale.std, scale.limits))
+        values = reading.stacked(name, rows)
+        scale = moments(values)
+        usual = scale.range or (float(values.min()), float(values.max()))
+        described.append(Array(name, dtype, shape, scale.mean, scale.std, scale.limits, usual))
     return described
 
 

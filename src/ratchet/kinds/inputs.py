@@ -1,11 +1,32 @@
-"""Inputs of a model: what one sample is, with all that is needed to turn a raw value into the model's arrays."""
+"""Inputs of a model: what one sample is, with all that is needed to turn a raw value into the model's arrays.
+
+Some fields are facts of the training samples: they decide no weight, and are no part of equality. A server needs them
+to recognise samples that are unlike those (`unusual.py`). A model of an earlier release has none.
+"""
 
 import math
 import re
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import ClassVar, Literal
 
-__all__ = ["Array", "ArraysInput", "Column", "ImageInput", "Input", "TableInput", "TextInput", "TokensInput"]
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "MAX_CATEGORIES",
+    "Array",
+    "ArraysInput",
+    "Column",
+    "ImageInput",
+    "Input",
+    "TableInput",
+    "TextInput",
+    "TokensInput",
+]
+
+MAX_CATEGORIES = 1000
+"""Categories of a column that a model knows: the commonest."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +41,10 @@ class ImageInput:
     dtype: str = "uint8"  # of the pixels; float32 is possible for a user's own Dataset
     depth: int | None = None  # bits of the raw value that became 255; None: images have 8 bits
     limits: tuple[float, ...] = ()  # lowest and highest pixel for a network, if training pixels are far; else empty
+    range: tuple[float, ...] = field(default=(), compare=False)  # fact: smallest and largest usual pixel, of float32
+    min_side: int = field(default=4, compare=False)  # fact: pixels of the shorter side of an image file
+    max_aspect: float = field(default=10.0, compare=False)  # fact: ratio of its long side to its short side
+    max_pixels: int = field(default=50_000_000, compare=False)  # fact: its pixels
     kind: Literal["image"] = "image"
     explanation: ClassVar[str] = "pixels"  # what explanations of answers are about; "": there are none
 
@@ -62,6 +87,12 @@ class Column:
     form: str = ""  # how texts write its numbers or dates (`ratchet.data.tables.forms`); "": plain numbers, ISO dates
     offset: float = 0.0  # a training value in the middle, for dates and for large numbers that are close together
     limits: tuple[float, ...] = ()  # lowest and highest number for a network, if training values are far; else empty
+    complete: bool = field(default=False, compare=False)  # fact: no training row lacks a value
+
+    @property
+    def range(self) -> tuple[float, ...]:
+        """Smallest and largest packed number of the training rows that is not far from the others; empty: unknown."""
+        return _without_margin(self.limits) or (self.quantiles and (self.quantiles[0], self.quantiles[-1]))
 
 
 @dataclass(frozen=True)
@@ -91,6 +122,21 @@ class TableInput:
     def categorical(self) -> tuple[Column, ...]:
         return tuple(column for column in self.columns if column.type == "categorical")
 
+    @cached_property
+    def usual(self) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+        """What the cells are compared with.
+
+        Smallest and largest usual numbers, (2, numeric); whether numeric and categorical columns are complete; whether
+        the categories of a column are all of those in the training rows.
+        """
+        bounds = [with_margin(column.range) or (-math.inf, math.inf) for column in self.numeric]
+        return (
+            np.array(bounds, np.float64).reshape(-1, 2).T,
+            np.array([column.complete for column in self.numeric], bool),
+            np.array([column.complete for column in self.categorical], bool),
+            np.array([0 < len(column.categories) < MAX_CATEGORIES for column in self.categorical], bool),
+        )
+
     @property
     def unscaled(self) -> "TableInput":
         """The same rows for a model that takes numbers as they are packed."""
@@ -118,6 +164,7 @@ class TextInput:
     buckets: int = 0  # ids of the tokenizer hashed
     vocabulary: tuple[str, ...] = ()  # words of the training texts; the first has id 2, id 1 is any other word
     longest: int = 0  # tokens of a text that are used; the rest is cut off; 0: all
+    characters: str = field(default="", compare=False)  # fact: those of the words of the training texts, each once
     kind: Literal["text"] = "text"
     explanation: ClassVar[str] = "words"
 
@@ -164,6 +211,7 @@ class Array:
     mean: float = 0.0  # of all training values that are not far from the others
     std: float = 1.0  # of the same values; never 0
     limits: tuple[float, ...] = ()  # lowest and highest value for a network, if training values are far; else empty
+    range: tuple[float, ...] = field(default=(), compare=False)  # fact: smallest and largest value that is not far
 
     @property
     def is_scaled(self) -> bool:
@@ -192,7 +240,7 @@ class ArraysInput:
     reader: str  # package.module:Class of the user's code, which makes the arrays of a raw value
     code: str  # file or folder with that code, relative to `root`
     code_digest: str  # of its files at ingest
-    root: str = field(default=".", compare=False)  # folder of `code` on this machine; not part of the identity
+    root: str = field(default=".", compare=False, metadata={"stored": False})  # folder of `code` on this machine
     kind: Literal["arrays"] = "arrays"
     explanation: ClassVar[str] = ""
 
@@ -227,3 +275,20 @@ class ArraysInput:
 
 
 Input = ImageInput | TableInput | TextInput | TokensInput | ArraysInput
+
+
+def with_margin(range: tuple[float, ...]) -> tuple[float, ...]:
+    """Return smallest and largest value of a range with its width added on each side (1 if it is 0)."""
+    if not range:
+        return ()
+    low, high = range
+    width = high - low if high > low else 1.0
+    return low - width, high + width
+
+
+def _without_margin(limits: tuple[float, ...]) -> tuple[float, ...]:
+    """Return the range of `with_margin`."""
+    if not limits:
+        return ()
+    width = (limits[1] - limits[0]) / 3
+    return limits[0] + width, limits[1] - width

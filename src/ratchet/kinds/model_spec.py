@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ratchet.kinds.inputs import ImageInput, Input, TableInput, TokensInput
-from ratchet.kinds.spec_json import input_from_json, target_from_json, to_json
+from ratchet.kinds.spec_json import input_from_json, target_from_json, to_json, without_facts
 from ratchet.kinds.targets import Classes, Target
 
 __all__ = ["ModelSpec", "Width", "image_spec"]
@@ -60,7 +60,7 @@ class ModelSpec:
         return self.target.classes
 
     def to_json(self) -> dict[str, Any]:
-        """Return the identity of the model: the spec without the place of its code."""
+        """Return the spec without the place of its code."""
         content: dict[str, Any] = {
             "name": self.name,
             "input": to_json(self.input),
@@ -71,6 +71,12 @@ class ModelSpec:
         if self.widths:
             content["widths"] = {width.layer: [width.outputs, width.inputs] for width in self.widths}
         return content | ({"flip_average": True} if self.flip_average else {})
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What makes this model another one: `to_json` without facts of the training samples."""
+        content = self.to_json()
+        return content | {"input": without_facts(content["input"])}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "ModelSpec":

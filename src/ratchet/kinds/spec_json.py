@@ -6,12 +6,13 @@ from typing import Any
 from ratchet.kinds.inputs import Array, ArraysInput, Column, ImageInput, Input, TableInput, TextInput, TokensInput
 from ratchet.kinds.targets import Classes, Labels, NextToken, Numbers, Target
 
-__all__ = ["input_from_json", "target_from_json", "to_json"]
+__all__ = ["input_from_json", "target_from_json", "to_json", "without_facts"]
 
 _INPUTS: dict[str, Any] = {
     "image": ImageInput, "table": TableInput, "text": TextInput, "tokens": TokensInput, "arrays": ArraysInput,
 }  # fmt: skip
 _PARTS: dict[str, Any] = {"columns": Column, "arrays": Array}
+_FACTS = {field.name for part in (*_INPUTS.values(), *_PARTS.values()) for field in fields(part) if not field.compare}
 _TARGETS: dict[str, Any] = {
     "classification": Classes, "multi-label": Labels, "regression": Numbers, "next-token": NextToken,
 }  # fmt: skip
@@ -23,9 +24,19 @@ def to_json(described: Input | Target) -> dict[str, Any]:
     left_out = {
         field.name
         for field in fields(described)
-        if not field.compare or (field.name not in ("kind", "problem") and content[field.name] == field.default)
+        if not field.metadata.get("stored", True)
+        or (field.name not in ("kind", "problem") and content[field.name] == field.default)
     }
     return {key: value for key, value in content.items() if key not in left_out}
+
+
+def without_facts(content: Any) -> Any:
+    """Return the plain data of an input without facts of the training samples, which decide no weight."""
+    if isinstance(content, list | tuple):
+        return type(content)(map(without_facts, content))
+    if isinstance(content, dict):
+        return {key: without_facts(value) for key, value in content.items() if key not in _FACTS}
+    return content
 
 
 def input_from_json(content: dict[str, Any]) -> Input:

@@ -3,6 +3,7 @@
 No pickle is used. All files are compared with their checksums before one is read or run.
 """
 
+import logging
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from ratchet.checksums import CHECKSUMS, verify
 from ratchet.errors import RatchetError, TrainingError
 from ratchet.kinds import ArraysInput, ImageInput, ModelSpec, TokensInput
+from ratchet.serving.formats.input_warnings import input_warnings
 from ratchet.serving.formats.raw_inputs import texts_of, to_arrays, to_tensors
 from ratchet.training.generate import Generator, Sampling
 from ratchet.training.models import Model, load_model, predictions
@@ -23,6 +25,7 @@ from ratchet.training.own_kind import OwnKind
 
 __all__ = ["ServedModel"]
 
+_LOG = logging.getLogger(__name__)
 _BATCH = 512
 
 
@@ -38,7 +41,8 @@ class ServedModel:
     def predict(self, raw: Any, params: dict[str, Any] | None = None) -> NDArray[Any]:
         """Return the answers: float32 (n, outputs), or the generated texts of a language model, object (n,).
 
-        Answers are probabilities of classes or labels, or numbers in their own units.
+        Answers are probabilities of classes or labels, or numbers in their own units. A warning is logged if rows are
+        unlike the training samples.
 
         Args:
             raw: images (n, height, width, channels) of the model's `raw_dtype`; rows of a table as a frame; texts;
@@ -64,7 +68,13 @@ class ServedModel:
         if isinstance(self.spec.input, TokensInput):
             sampling = Sampling(**params)
             return np.array(self._generator.texts(texts_of(raw), sampling), dtype=object)
-        return self._predicted(to_tensors(to_arrays(raw, self.spec.input, own=self.own), self.spec.input))
+        arrays = to_arrays(raw, self.spec.input, own=self.own)
+        warnings = input_warnings(arrays, self.spec.input, raw)
+        if warnings:
+            rows = len({warning.row for warning in warnings})
+            first = f"row {warnings[0].row}: {warnings[0].text}"
+            _LOG.warning("%d of %d rows are unlike the training samples; %s", rows, len(arrays[0]), first)
+        return self._predicted(to_tensors(arrays, self.spec.input))
 
     def pieces(self, prompt: str, params: dict[str, Any]) -> Iterator[str]:
         """Yield the text that follows a prompt, in pieces as they are generated.

@@ -241,7 +241,7 @@ class Answering:
                     yield event({"text": piece})
                 answer = Answer(new_id(), loaded.identity, loaded.spec, stream.text.result())
                 self.observe(question, answer, loaded, call, time.monotonic() - began)
-                yield event(own_content(answer, 1), "end")
+                yield event(own_content(answer, 1, question), "end")
             except TimeoutError:
                 yield event({"error": _LATE}, "error")
             except Exception:  # of PyTorch: the status was sent before

@@ -70,6 +70,7 @@ class ModelServer:
         self.metrics = Metrics(follower, self.batcher, deadline=settings.deadline)
         self.fallback = Fallback(fallback, queue_rows=settings.queue) if fallback else None
         self.answering = Answering(follower, self.batcher, settings, self.fallback)
+        self.answering.observers.append(self.metrics.count_warnings)
         self.canary = self.answering.canary = canary
         if canary:
             self.answering.observers.append(canary.answered)

@@ -103,7 +103,7 @@ class Explaining:
                 pixels = partial(_pixels, loaded, question.arrays[0][0], predictions[0])
                 explanation = await self._in_torch(pixels, lifetime)
         answer = Answer(new_id(), loaded.identity, loaded.spec, predictions)
-        content, headers = as_json(own_content(answer, _TOP) | {"explanation": explanation})
+        content, headers = as_json(own_content(answer, _TOP, question) | {"explanation": explanation})
         self.answering.observe(question, answer, loaded, call, seconds)
         return Reply(content, headers)
 

@@ -1,6 +1,7 @@
 """Metrics of the model server for Prometheus."""
 
 import time
+from collections import Counter as Tally
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from ratchet.serving.versions.following import Fixed, Follower
 from ratchet.serving.versions.loaded import SIZES
 
 if TYPE_CHECKING:
+    from ratchet.serving.answered import Answered
     from ratchet.serving.versions.loaded import LoadedVersion
 
 __all__ = ["Meter", "Metrics"]
@@ -42,6 +44,9 @@ class Metrics:
                                   buckets=sorted({*_BUCKETS, deadline}))  # fmt: skip
         self.in_flight = Gauge("ratchet_requests_in_flight", "Requests without an answer yet", registry=self.registry)
         self._children: dict[tuple[str, int, str, str], tuple[Counter, Histogram]] = {}
+        labels = ["reason", "model", "version"]
+        unlike = "Warnings about rows unlike the training samples, by reason"
+        self._warnings = Counter("ratchet_input_warnings", unlike, labels, registry=self.registry)
         sizes = Histogram("ratchet_batch_rows", "Rows of a batch", registry=self.registry, buckets=SIZES)
         batcher.computed = sizes.observe
         self.registry.register(_State(follower, batcher, self.totals))
@@ -60,6 +65,12 @@ class Metrics:
         requests, duration = self._children[key]
         requests.inc()
         duration.observe(seconds)
+
+    def count_warnings(self, answered: "Answered") -> None:
+        """Count the warnings of an answer."""
+        identity = answered.loaded.identity
+        for reason, number in Tally(warning.reason for warning in answered.question.warnings).items():
+            self._warnings.labels(reason, identity.model, identity.version).inc(number)
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus's text format."""

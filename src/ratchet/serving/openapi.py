@@ -62,16 +62,21 @@ def document(loaded: LoadedVersion) -> dict[str, Any]:
             "model": {"const": identity.model}, "input": _ref("Input"), "options": _options(spec),
         }, "input"),
         "Invocation": _object({"inputs": _ref("Input"), "params": {"type": "object"}}, "inputs"),
-        "Tensors": {"type": "object"},
+        "Tensors": _object({"parameters": _object({
+            "warnings": {"type": "string", "description": "Of an answer: Warnings, as JSON in a text"},
+        })}),
         "Labels": _object({"labels": _list(_label(spec.target))}, "labels"),
         "Stored": _object({name: {"type": "integer"} for name in ("new", "corrected", "known")}),
         "Prediction": _prediction(spec),
         "Answer": _object({
             "id": {"type": "string"}, "model": {"type": "string"}, "version": {"type": "string"},
             "provenance": {"type": ["string", "null"]}, "variant": {"type": "string"},
-            "predictions": _list(_ref("Prediction")),
+            "predictions": _list(_ref("Prediction")), "warnings": _ref("Warnings"),
         }),
-        "Predictions": _object({"predictions": {"type": "array"}}),
+        "Predictions": _object({"predictions": {"type": "array"}, "warnings": _ref("Warnings")}),
+        "Warnings": _list(_list({"type": "string"})) | {
+            "description": "About each row: values unlike those of the training samples. Left out if there are none"
+        },
         "Error": _object({"error": {"type": "string"}}, "error"),
     }  # fmt: skip
     return {

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from ratchet.errors import DataError
 from ratchet.kinds import Classes, Labels, Numbers, TableInput
 from ratchet.serving.batch.reading import Batch
+from ratchet.serving.formats.input_warnings import by_row, input_warnings
 from ratchet.serving.formats.raw_inputs import Arrays, to_arrays
 from ratchet.serving.formats.request_values import given_arrays
 from ratchet.serving.versions.loaded import LoadedVersion
@@ -19,22 +20,27 @@ if TYPE_CHECKING:
 
 __all__ = ["score"]
 
-_OWN = frozenset({"file", "row", "refused", "model", "version", "provenance"})  # columns beside the answer
+_OWN = frozenset({"file", "row", "refused", "warnings", "model", "version", "provenance"})  # columns beside the answer
 _FIELD = re.compile(r"^input(\[0\])?[.:] ?")  # the beginning of messages about a request
 
 
 def score(loaded: LoadedVersion, batch: Batch) -> "polars.DataFrame":
-    """Return one row for each of the batch: its place, the answer, and the reason if it is refused.
+    """Return one row for each of the batch: its place, the answer, warnings, and the reason if it is refused.
 
-    Columns: file and row; class and probability, or one for each label or number; refused; model, version, provenance.
+    Columns: file and row; class and probability, or one for each label or number; refused; warnings; model, version,
+    provenance.
     """
     import polars
 
     identity, faults = loaded.identity, list(batch.faults)
     predictions = np.zeros((len(batch), loaded.spec.target.outputs), np.float32)
+    texts: list[str | None] = [None] * len(batch)
     readable = [row for row, fault in enumerate(faults) if not fault]
     for rows, arrays in _readable(loaded, batch.values, readable, faults):
         predictions[rows] = loaded.predict(arrays)
+        if warnings := input_warnings(arrays, loaded.spec.input, _chosen(batch.values, rows), most=None):
+            for row, found in zip(rows, by_row(warnings, len(rows)), strict=True):
+                texts[row] = "; ".join(found) or None
     refused = polars.Series("refused", [fault or None for fault in faults], polars.String)
     answers = polars.DataFrame(_answers(loaded, predictions))
     return polars.DataFrame(
@@ -43,6 +49,7 @@ def score(loaded: LoadedVersion, batch: Batch) -> "polars.DataFrame":
             polars.Series("row", batch.rows, polars.Int64),
             *answers.select(polars.when(refused.is_null()).then(polars.all())),
             refused,
+            polars.Series("warnings", texts, polars.String),
         ]
     ).with_columns(
         model=polars.lit(identity.model),

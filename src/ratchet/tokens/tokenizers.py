@@ -111,11 +111,12 @@ def fit_tokenizer(texts: Iterable[str], kind: str, *, longest: int = 0) -> TextI
         counts.update(split)
         most = max(most, len(split))
     longest = longest or min(most, _LONGEST[kind])
+    characters = "".join(sorted(set(chain.from_iterable(counts))))
     if kind == "hashed":
-        return TextInput(kind, buckets=_BUCKETS, longest=longest)
+        return TextInput(kind, buckets=_BUCKETS, longest=longest, characters=characters)
     common = [word for word, count in counts.items() if count > 1] or list(counts)
     common.sort(key=lambda word: (-counts[word], word))
-    return TextInput(kind, vocabulary=tuple(common[:_MAX_VOCABULARY]), longest=longest)
+    return TextInput(kind, vocabulary=tuple(common[:_MAX_VOCABULARY]), longest=longest, characters=characters)
 
 
 def id_count(described: TextInput) -> int:

@@ -12,7 +12,7 @@ from ratchet.data.checks.far_values import inner, is_compact, moments
 from ratchet.data.profile import sorted_bins, target_leaks
 from ratchet.data.split import SPLITS
 from ratchet.data.tables.columns import CONSTANT, TypedColumn
-from ratchet.kinds import Column
+from ratchet.kinds import MAX_CATEGORIES, Column
 
 if TYPE_CHECKING:
     from ratchet.data.tables.packing import Packing
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["MAX_CATEGORIES", "QUANTILES", "Described", "feature", "profile_of"]
 
 QUANTILES = 129
-MAX_CATEGORIES = 1000
 _TOP = 20
 _MAX_LISTED = 100
 _LEAK_ROWS = 20_000  # rows of each split that the search for leaks takes
@@ -43,12 +42,15 @@ def feature(column: TypedColumn, train: slice) -> Described | None:
     known = column.values[train].drop_nulls()
     if not len(known):
         return None
+    complete = len(known) == len(column.values[train])
     if column.type == "categorical":
         counts = known.alias("value").value_counts().sort(["count", "value"], descending=[True, False])
         top = dict(counts.head(_TOP).rows())
         others = {"other": len(known) - sum(top.values())} if counts.height > _TOP else {}
         names = tuple(counts["value"].head(MAX_CATEGORIES))
-        return Described(Column(column.name, "categorical", categories=names), {"values": top | others}, top)
+        return Described(
+            Column(column.name, "categorical", categories=names, complete=complete), {"values": top | others}, top
+        )
     values = known.to_numpy()
     offset = _offset(column.type, values)
     numbers = np.sort((values - offset).astype(np.float32)).astype(np.float64)  # as they are packed
@@ -60,7 +62,7 @@ def feature(column: TypedColumn, train: slice) -> Described | None:
     kind: Literal["datetime", "numeric"] = "datetime" if column.type == "datetime" else "numeric"
     described = Column(
         column.name, kind, scale.mean, scale.std, tuple(quantiles.tolist()), form=column.form, offset=offset,
-        limits=scale.limits,
+        limits=scale.limits, complete=complete,
     )  # fmt: skip
     return Described(described, sorted_bins(numbers + offset))
 

@@ -1,6 +1,7 @@
 """Raw rows to the arrays of a model. Ingest and a served model use this one function."""
 
-from collections.abc import Mapping, Sequence
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ from ratchet.errors import DataError
 from ratchet.kinds import Column, TableInput
 
 __all__ = [
-    "MISSING_TEXTS", "PlainRows", "arrays_of", "cleaned", "encode", "known_texts", "plain_values", "texts_of",
-    "without",
+    "MISSING_TEXTS", "PlainRows", "arrays_of", "cleaned", "encode", "known_texts", "other_spellings", "plain_values",
+    "texts_of", "without",
 ]  # fmt: skip
 
 MISSING_TEXTS = (*MISSING, "?")
@@ -32,11 +33,12 @@ def encode(frame: pl.DataFrame, input: TableInput) -> tuple[NDArray[np.float32],
 
     Further columns are ignored. A text is read as in the file that the model learned from. A typed value is taken as it
     is. A date may also be a text in ISO 8601, or a number as the file has it, else of seconds since 1970-01-01 UTC. A
-    typed number means the category that is the same number, so 7 is "007".
+    typed number means the category that is the same number, so 7 is "007". A boolean is no number.
 
     Raises:
         DataError: a column is missing, or a value is no number, no date or infinite.
     """
+    frame = frame.rename(other_spellings(frame.columns, input))
     missing = [column.name for column in input.columns if column.name not in frame.columns]
     if missing:
         raise DataError(
@@ -46,6 +48,17 @@ def encode(frame: pl.DataFrame, input: TableInput) -> tuple[NDArray[np.float32],
     values = [_numbers(frame[column.name], column, input.missing) for column in input.numeric]
     texts = [_categories(frame[column.name], column, input.missing) for column in input.categorical]
     return arrays_of(values, texts, input, rows=frame.height)
+
+
+def other_spellings(names: Iterable[str], input: TableInput) -> dict[str, str]:
+    """Return the columns of the model that `names` write with other code points of the same characters (NFC)."""
+    known = {column.name for column in input.columns}
+    given = set(names)
+    if known >= given:
+        return {}
+    forms = {unicodedata.normalize("NFC", name): name for name in known - given}
+    found = {name: forms.get(unicodedata.normalize("NFC", name)) for name in given - known}
+    return {name: other for name, other in found.items() if other}
 
 
 class PlainRows:
@@ -155,7 +168,7 @@ def plain_values(values: pl.Series, name: str) -> pl.Series | None:
 
 
 def texts_of(values: pl.Series, name: str) -> pl.Series:
-    """Return values as texts. A whole number has no decimal point.
+    """Return values as texts in the Unicode form NFC. A whole number has no decimal point.
 
     Raises:
         DataError: the values are lists, records or bytes.
@@ -168,7 +181,9 @@ def texts_of(values: pl.Series, name: str) -> pl.Series:
         return pl.select(text).to_series().alias(values.name)
     if isinstance(values.dtype, pl.Duration):
         values = values.dt.total_microseconds()
-    return values.cast(pl.String)
+    texts = values.cast(pl.String)
+    is_ascii = texts.str.len_bytes().sum() == texts.str.len_chars().sum()
+    return texts if is_ascii else texts.str.normalize("NFC")
 
 
 def without(values: pl.Series, missing: tuple[str, ...], cells: pl.Series) -> pl.Series:
@@ -197,6 +212,9 @@ def known_texts(texts: pl.Series, read: pl.Series, missing: tuple[str, ...]) -> 
 
 def _numbers(values: pl.Series, column: Column, missing: tuple[str, ...]) -> pl.Series:
     """Return a column of raw rows as Float64; null: missing. Dates are seconds since 1970-01-01 UTC."""
+    if values.dtype == pl.Boolean and values.null_count() < len(values):
+        kind = "date" if column.type == "datetime" else "number"
+        raise DataError(f"column {column.name!r}: found a boolean; allowed: a {kind}, or an empty value")
     read = plain_values(values, column.name)
     is_date = column.type == "datetime"
     if read is not None and not (is_date and values.dtype.is_numeric() and are_numbers(column.form)):
@@ -221,6 +239,9 @@ def _numbers(values: pl.Series, column: Column, missing: tuple[str, ...]) -> pl.
 def _categories(values: pl.Series, column: Column, missing: tuple[str, ...]) -> pl.Series:
     """Return a column of raw rows as texts; null: missing."""
     texts = cleaned(texts_of(values, column.name), missing)
+    forms = {unicodedata.normalize("NFC", name): name for name in column.categories if not name.isascii()}
+    if forms:  # a model of an earlier release can have categories in another form
+        texts = texts.replace({form: name for form, name in forms.items() if form not in column.categories})
     if values.dtype == pl.Boolean:  # a CSV file may have True, TRUE or true
         return texts.replace({name.lower(): name for name in column.categories if name.lower() in ("true", "false")})
     if not values.dtype.is_numeric():

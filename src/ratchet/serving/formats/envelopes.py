@@ -18,7 +18,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from ratchet.kinds import Classes, Labels, ModelSpec, Numbers, TokensInput
+from ratchet.kinds import Classes, Input, Labels, ModelSpec, Numbers, TokensInput
+from ratchet.serving.formats.input_warnings import InputWarning, by_row, input_warnings
 from ratchet.serving.formats.raw_inputs import Arrays
 from ratchet.serving.formats.request_values import BadRequest, check_rows, go_on, texts_in
 from ratchet.serving.formats.together import Unencoded
@@ -41,6 +42,7 @@ __all__ = [
     "own_content",
     "prompts_of",
     "read_object",
+    "warnings_field",
 ]
 
 SLOW = 1 << 18
@@ -61,11 +63,20 @@ class Question(NamedTuple):
     id: str = ""  # given by the client
     timeout: float = math.inf  # seconds from its first byte, given by the client in the body
     unencoded: Unencoded | None = None
+    warnings: tuple[InputWarning, ...] = ()  # about rows unlike the training samples; after the encoding
 
     @classmethod
-    def of(cls, given: Arrays | Unencoded, **fields: Any) -> "Question":
-        """Return the question with these rows."""
-        return cls(unencoded=given, **fields) if isinstance(given, Unencoded) else cls(given, **fields)
+    def of(cls, given: Arrays | Unencoded, described: Input, **fields: Any) -> "Question":
+        """Return the question with these rows for a model with this input."""
+        if isinstance(given, Unencoded):
+            return cls(unencoded=given, **fields)
+        return cls(given, warnings=input_warnings(given, described, None), **fields)
+
+    def encoded(self, arrays: Arrays) -> "Question":
+        """Return the question with the arrays of its values."""
+        assert self.unencoded, "callers check it"
+        warnings = input_warnings(arrays, self.unencoded.described, self.unencoded.values)
+        return self._replace(arrays=arrays, unencoded=None, warnings=warnings)
 
     @property
     def rows(self) -> int:
@@ -83,10 +94,7 @@ def encode_together(questions: Sequence[Question]) -> list[Question]:
     """
     waiting = [question.unencoded for question in questions if question.unencoded]
     encoded = iter(waiting[0].encode(waiting) if waiting else ())
-    return [
-        question._replace(arrays=next(encoded), unencoded=None) if question.unencoded else question
-        for question in questions
-    ]
+    return [question.encoded(next(encoded)) if question.unencoded else question for question in questions]
 
 
 class Answer(NamedTuple):
@@ -157,16 +165,14 @@ class Own(Envelope):
         top = options.get("top_k", 1)
         if not isinstance(top, int) or isinstance(top, bool) or top < 1:
             raise BadRequest(f"options.top_k: found {top!r}; allowed: a whole number of 1 or more")
-        return Question.of(
-            loaded.given(content["input"], "input", most=self.rows, check=check),
-            options={"top_k": top},
-        )
+        given = loaded.given(content["input"], "input", most=self.rows, check=check)
+        return Question.of(given, described, options={"top_k": top})
 
     def write(self, answer: Answer, question: Question) -> tuple[bytes, tuple[Header, ...]]:
-        return as_json(own_content(answer, question.options.get("top_k", 1)))
+        return as_json(own_content(answer, question.options.get("top_k", 1), question))
 
 
-def own_content(answer: Answer, top: int) -> dict[str, Any]:
+def own_content(answer: Answer, top: int, question: Question) -> dict[str, Any]:
     """Return an answer in our own format; `top` classes are listed for each row."""
     identity = answer.identity
     return {
@@ -177,7 +183,13 @@ def own_content(answer: Answer, top: int) -> dict[str, Any]:
         "variant": identity.variant,
         **({"instead": answer.instead} if answer.instead else {}),
         "predictions": _named(answer, top),
+        **warnings_field(question),
     }
+
+
+def warnings_field(question: Question) -> dict[str, list[list[str]]]:
+    """Return the field with the warnings about each row; it is left out if there are none."""
+    return {"warnings": by_row(question.warnings, question.rows)} if question.warnings else {}
 
 
 class Invocations(Envelope):
@@ -202,10 +214,10 @@ class Invocations(Envelope):
         if isinstance(loaded.spec.input, TokensInput):
             return prompts_of(values, params, form, "params", most=self.rows)
         known_fields(params, set(), "params.")
-        return Question.of(loaded.given(values, form, most=self.rows, check=check))
+        return Question.of(loaded.given(values, form, most=self.rows, check=check), loaded.spec.input)
 
     def write(self, answer: Answer, question: Question) -> tuple[bytes, tuple[Header, ...]]:
-        body, headers = as_json({"predictions": answer.predictions})
+        body, headers = as_json({"predictions": answer.predictions, **warnings_field(question)})
         return body, (*headers, *identity_headers(answer))
 
 

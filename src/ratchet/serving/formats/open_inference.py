@@ -24,6 +24,7 @@ from ratchet.serving.formats.envelopes import (
     known_fields,
     prompts_of,
     read_object,
+    warnings_field,
 )
 from ratchet.serving.formats.request_values import BadRequest, as_type, go_on
 from ratchet.serving.requests import Header
@@ -76,7 +77,7 @@ class Infer(Envelope):
         else:
             values = _only(tensors, spec)
         given = loaded.given(values, "inputs", most=self.rows, check=check)
-        return Question.of(given, options=options, id=head.id, timeout=head.timeout)
+        return Question.of(given, spec.input, options=options, id=head.id, timeout=head.timeout)
 
     def is_slow(self, body: bytes, headers: Mapping[str, str], loaded: LoadedVersion) -> bool:
         # The bytes of a tensor are no JSON, and no tensor is an image file.
@@ -97,7 +98,12 @@ class Infer(Envelope):
             "model_name": answer.identity.model,
             "model_version": answer.identity.version,
             "id": question.id or answer.id,
-            "parameters": {"provenance": answer.identity.provenance or "", "answer": answer.id},
+            "parameters": {
+                "provenance": answer.identity.provenance or "",
+                "answer": answer.id,
+                # The protocol allows no lists here.
+                **{name: orjson.dumps(value).decode() for name, value in warnings_field(question).items()},
+            },
             "outputs": [output],
         }
         if not question.options.get("binary"):

@@ -182,7 +182,12 @@ def _named_arrays(raw: Mapping[str, Any], described: ArraysInput) -> Arrays:
 def _converted(values: Any, array: Array) -> NDArray[Any]:
     """Return values in the type of the array, which must be able to hold them."""
     given = np.asarray(values, None if isinstance(values, np.ndarray) else object)
+    kinds = (
+        set(map(type, given.ravel().tolist())) if given.dtype == object else {bool} if given.dtype == bool else set()
+    )
     try:
+        if kinds & {str, bytes} or (bool in kinds and array.dtype != "bool"):
+            raise TypeError("no numbers")
         with np.errstate(all="ignore"):
             result = given.astype(array.dtype)
         wrong = not np.isfinite(result).all() if array.dtype == "float32" else bool((result != given).any())
@@ -226,11 +231,21 @@ def _frame(raw: Any) -> "polars.DataFrame":
     if isinstance(raw, polars.DataFrame):
         return raw
     try:
+        if _has_booleans(raw):
+            raise TypeError("libraries take True for 1 in a column that has a number, too")
         return polars.from_pandas(raw) if hasattr(raw, "iloc") else polars.DataFrame(raw)
     except (*_NO_COLUMN, polars.exceptions.PolarsError):
         names = list(dict.fromkeys(name for row in raw for name in row)) if isinstance(raw, list) else list(raw)
         columns = {name: [row.get(name) for row in raw] if isinstance(raw, list) else raw[name] for name in names}
         return polars.DataFrame([_column(str(name), list(cells)) for name, cells in columns.items()])
+
+
+def _has_booleans(raw: Any) -> bool:
+    """Return whether Python objects among the cells are booleans."""
+    if isinstance(raw, list):
+        return any(bool in map(type, row.values()) for row in raw if isinstance(row, Mapping))
+    columns = [raw[name] for name in raw] if isinstance(raw, Mapping) or hasattr(raw, "iloc") else []
+    return any(bool in map(type, cells) for cells in columns if getattr(cells, "dtype", object) == object)
 
 
 _NO_COLUMN = (TypeError, ValueError, OverflowError, NotImplementedError)  # of polars and of Arrow
@@ -241,10 +256,12 @@ def _column(name: str, cells: list[Any]) -> "polars.Series":
     import polars
 
     values = [None if cell is None or (isinstance(cell, float) and cell != cell) else cell for cell in cells]
+    kinds: set[type] = {type(value) for value in values if value is not None}
     try:
-        return polars.Series(name, values)
+        if bool not in kinds or len(kinds) == 1:
+            return polars.Series(name, values)
     except (*_NO_COLUMN, polars.exceptions.PolarsError):
-        kinds: set[type] = {type(value) for value in values if value is not None}
+        pass
     if not all(issubclass(kind, str | Number) for kind in kinds) or kinds & {bool, complex}:
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise DataError(

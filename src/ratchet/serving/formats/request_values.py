@@ -36,6 +36,9 @@ __all__ = [
 ]
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")  # of image files in a request
+_FIRST_FRAME = ("GIF", "MPO")  # formats of which ingest takes the first frame
+_CELLS = frozenset({str, int, float, bool, type(None)})  # types of the cells of a table
+_BOOLEANS = frozenset({bool, np.bool_})
 _MOST_PIXELS = 40_000_000  # of an image file, before it is scaled
 _MOST_PIXELS_IN_ALL = 100_000_000  # of the files of one request; decoding so many takes about a second
 
@@ -84,10 +87,10 @@ def given(
         case TableInput():
             columns = _columns(rows_of(values, field), described, field)
             rows = len(next(iter(columns.values()), ()))
-            return Unencoded(columns, field, rows, partial(encode_tables, described, plain))
+            return Unencoded(columns, field, rows, partial(encode_tables, described, plain), described)
         case TextInput():
             texts = texts_in(values, field)
-            return Unencoded(texts, field, len(texts), partial(encode_texts, described))
+            return Unencoded(texts, field, len(texts), partial(encode_texts, described), described)
         case ArraysInput():
             return _own_arrays(values, described, field, own)
         case _:
@@ -164,12 +167,19 @@ def rows_of(values: Any, field: str) -> dict[str, list[Any]]:
 
 def _columns(columns: dict[str, list[Any]], described: TableInput, field: str) -> dict[str, list[Any]]:
     """Return the columns of a table, whose names and types are allowed."""
-    known = {column.name for column in described.columns}
+    from ratchet.data.tables.encode import other_spellings
+
+    spelled = other_spellings(columns, described)
+    columns = {spelled.get(name, name): column for name, column in columns.items()}
+    known = {column.name: column for column in described.columns}
     for name, column in columns.items():
         if name not in known:
             raise BadRequest(f"{field}: unknown column {name!r}; allowed: {', '.join(sorted(known))}")
+        allowed = _CELLS if known[name].type == "categorical" else _CELLS - {bool}
+        if set(map(type, column)) <= allowed:
+            continue
         for row, value in enumerate(column):
-            if not isinstance(value, str | int | float | bool | None) and not np.isscalar(value):
+            if type(value) not in allowed and not (np.isscalar(value) and type(value) not in _BOOLEANS):
                 raise BadRequest(f"{field}[{row}].{name}: found {_kind(value)}; allowed: a text, number or null")
     return columns if next(iter(columns.values()), []) else {name: [] for name in known}
 
@@ -204,7 +214,10 @@ def _bytes(values: Any, described: ImageInput) -> NDArray[np.uint8] | None:
             if set(map(len, level)) != {size} or set(map(type, level)) != {list}:
                 return None
             level = list(chain.from_iterable(level))
-        return np.frombuffer(bytes(level), np.uint8).reshape(len(values), *described.shape)
+        images = np.frombuffer(bytes(level), np.uint8)
+        if any(type(level[at]) is bool for at in np.flatnonzero(images <= 1).tolist()):
+            return None
+        return images.reshape(len(values), *described.shape)
     except (TypeError, ValueError, LookupError):  # a value that is no list, or no whole number from 0 to 255
         return None
 
@@ -217,7 +230,10 @@ def as_type(values: NDArray[Any], dtype: "np.dtype[Any]") -> NDArray[Any]:
     """
     if values.dtype == dtype and dtype.kind in "biu":
         return values
-    if values.dtype == object and not set(map(type, values.ravel().tolist())) <= {int, float, bool}:
+    kinds = (
+        set(map(type, values.ravel().tolist())) if values.dtype == object else {bool if values.dtype == bool else int}
+    )
+    if not kinds <= ({int, float} if dtype.kind != "b" else {int, float, bool}):
         raise ValueError("values that are no numbers")
     with np.errstate(all="ignore"):
         result = values.astype(dtype)
@@ -245,6 +261,7 @@ def _files(values: list[Any], described: ImageInput, field: str, check: Callable
     for row, content in enumerate(contents):
         check()
         with _opened(content, f"{field}[{row}]") as image:
+            _check_limits(image, described, f"{field}[{row}]")
             pixels += image.width * image.height
         if pixels > _MOST_PIXELS_IN_ALL:
             raise TooManyRows(
@@ -256,6 +273,29 @@ def _files(values: list[Any], described: ImageInput, field: str, check: Callable
         check()
         images.append(_decoded(content, described, f"{field}[{row}]"))
     return np.stack(images)
+
+
+def _check_limits(image: "Image", described: ImageInput, field: str) -> None:
+    """Refuse an image file that ingest refuses."""
+    width, height = image.size
+    found = f"{field}: found {width} x {height} pixels; allowed, as in the training data: "
+    if min(width, height) < described.min_side:
+        raise BadRequest(f"{found}sides of {described.min_side} or more. Fix: send the image in a larger size")
+    if max(width, height) > described.max_aspect * min(width, height):
+        raise BadRequest(f"{found}a long side of {described.max_aspect:g} short sides at most. Fix: crop the image")
+    if width * height > described.max_pixels:
+        raise BadRequest(f"{found}{described.max_pixels:,} pixels. Fix: scale the image down")
+    if image.format not in _FIRST_FRAME and _has_frames(image):
+        raise BadRequest(f"{field}: has several frames; allowed, as in the training data: one. Fix: keep one")
+
+
+def _has_frames(image: "Image") -> bool:
+    """Return whether there is a second frame. To count them all would read a TIFF file to its end."""
+    try:
+        image.seek(1)
+    except EOFError:
+        return False
+    return True
 
 
 def _content(value: Any, field: str) -> bytes:

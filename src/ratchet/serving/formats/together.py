@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ratchet.errors import DataError
-from ratchet.kinds import TableInput, TextInput
+from ratchet.kinds import Input, TableInput, TextInput
 from ratchet.serving.formats.raw_inputs import Arrays, to_arrays
 from ratchet.serving.formats.refusals import BadRequest
 
@@ -31,12 +31,14 @@ class Unencoded(NamedTuple):
         field: of the request, for messages.
         rows: number of them.
         encode: returns the arrays of each of several requests to one version.
+        described: input of the model.
     """
 
     values: Any
     field: str
     rows: int
     encode: Callable[[Sequence["Unencoded"]], list[Arrays]]
+    described: Input
 
 
 def encode_texts(described: TextInput, given: Sequence[Unencoded]) -> list[Arrays]:

@@ -1,0 +1,109 @@
+"""Warnings about rows that a model answers, although no training sample is like them."""
+
+import unicodedata
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ratchet.kinds import Column, Input, Unusual, unusual
+from ratchet.serving.formats.raw_inputs import Arrays
+
+__all__ = ["InputWarning", "by_row", "input_warnings"]
+
+_MOST, _MOST_IN_ALL = 20, 10_000  # warnings of one row, and of one request
+_LONGEST = 60  # characters of a value
+_BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class InputWarning(NamedTuple):
+    """One warning. `reason`: range, category, missing or text."""
+
+    row: int
+    reason: str
+    text: str
+
+
+def input_warnings(
+    arrays: Arrays, described: Input, values: Any, *, most: int | None = _MOST_IN_ALL
+) -> tuple[InputWarning, ...]:
+    """Return warnings about rows.
+
+    Args:
+        arrays: of the rows, as `to_arrays` returned them.
+        described: the model's input.
+        values: the rows as the client sent them: a list, a mapping of columns, or a frame.
+        most: warnings; None: all.
+    """
+    found = unusual(arrays, described, lambda row, name: _cell(values, row, name))
+    spellings: dict[str, dict[str, str]] = {}
+    return tuple(InputWarning(each.row, each.reason, _text(each, spellings)) for each in islice(found, most))
+
+
+def by_row(warnings: Iterable[InputWarning], rows: int) -> list[list[str]]:
+    """Return the texts of the warnings for each row."""
+    texts: list[list[str]] = [[] for _ in range(rows)]
+    for warning in warnings:
+        texts[warning.row].append(warning.text)
+    return [each if len(each) <= _MOST else [*each[:_MOST], f"{len(each) - _MOST} more"] for each in texts]
+
+
+def _text(found: Unusual, spellings: dict[str, dict[str, str]]) -> str:
+    """Return a warning. `spellings` has the categories of each column so far by their lower case."""
+    value, known = _shown(found.value), found.known
+    if found.reason == "text":
+        return f"the text has {known}"
+    if found.reason == "missing":
+        return f"{found.field}: is missing; every training row has a value"
+    if found.reason == "category":
+        names = spellings.setdefault(found.field, {})
+        if not names:
+            names |= {name.casefold(): name for name in known.categories}
+        alike = names.get(str(found.value).strip().casefold())
+        fix = f". Fix: write {_shown(alike)}" if alike else ""
+        return f"{found.field}: found {value}, which no training row has{fix}"
+    low, high = (_number(end, known) for end in (known.range if isinstance(known, Column) else known))
+    return f"{found.field}: found {value}, far from the training values {low} to {high}"
+
+
+def _number(value: float, column: Any) -> str:
+    """Return an end of a range in the units of the client."""
+    if not isinstance(column, Column):
+        return f"{value:g}"
+    if column.type == "numeric":
+        return f"{value + column.offset:.6g}"
+    try:
+        return (_BEGINNING + timedelta(seconds=round(value + column.offset))).strftime("%Y-%m-%dT%H:%M:%S")
+    except OverflowError:
+        return f"{value + column.offset:g} s after 1970"
+
+
+def _shown(value: Any) -> str:
+    value = value.item() if isinstance(value, np.generic) else value
+    text = repr(value) if isinstance(value, str | int | float) else str(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def _cell(values: Any, row: int, name: str) -> Any:
+    """Return the value of a row in a column; without a name, in the only one."""
+    if isinstance(values, str):
+        return values
+    if isinstance(values, list | tuple | np.ndarray):
+        cell = values[row]
+        if isinstance(cell, Mapping):
+            cell = cell[_key(cell, name)]
+        return cell[0] if isinstance(cell, list | np.ndarray) else cell
+    column = values
+    if isinstance(values, Mapping) or hasattr(values, "columns"):
+        column = values[_key(values if isinstance(values, Mapping) else values.columns, name)]
+    return column.iloc[row] if hasattr(column, "iloc") else column[row]
+
+
+def _key(names: Iterable[Any], name: str) -> Any:
+    """Return the column with this name, which a client may write with other code points."""
+    form = unicodedata.normalize("NFC", name)
+    return next(
+        each for each in names if not name or str(each) == name or unicodedata.normalize("NFC", str(each)) == form
+    )

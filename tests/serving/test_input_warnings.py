@@ -1,0 +1,307 @@
+"""Requests unlike the training samples: refused by the limits of ingest, or answered with warnings, in every format.
+
+The facts come from a real ingest of a small table, images, texts and an own kind; the models are not trained.
+"""
+
+import asyncio
+import io
+import json
+import logging
+import unicodedata
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+import torch
+from mlflow.exceptions import MlflowException
+from PIL import Image
+
+from ratchet.data.ingest import ingest
+from ratchet.data.manifest import Manifest
+from ratchet.kinds import ImageInput, Input, ModelSpec, TextInput, input_from_json, to_json
+from ratchet.kinds.targets import Classes
+from ratchet.registry.pyfunc import ServedModel
+from ratchet.serving.app import ModelServer
+from ratchet.serving.batch.reading import Batch
+from ratchet.serving.openapi import document
+from ratchet.serving.scoring import score
+from ratchet.serving.versions.following import Fixed
+from ratchet.serving.versions.loaded import Identity, LoadedVersion
+from ratchet.settings.model import DataSettings, ServingSettings
+from ratchet.tokens.tokenizers import fit_tokenizer
+from ratchet.training import build, save_model
+from ratchet.training.models import load_model
+
+DEFAULTS = {name: field.default for name, field in DataSettings.model_fields.items()}
+GOOD = {"age": 30, "fare": 12.5, "sex": "male", "town": "Orléans", "born": "1990-05-01"}
+FAR_AGE = "far from the training values 20 to 59"
+OWN_KIND = """
+import numpy as np
+
+
+class Windows:
+    def __init__(self, path):
+        pass
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, place):
+        return {"value": [place, place + 1], "label": "ab"[place % 2]}
+
+    @staticmethod
+    def arrays(value):
+        return {"load": np.asarray(value, np.float32)}
+"""
+
+
+def ingested(root: Path, **changes: Any) -> Manifest:
+    return ingest(
+        DataSettings(**{**DEFAULTS, **changes}),
+        packed=root / "packed",
+        quarantine=root / "quarantine.parquet",
+        root=root,
+        report=lambda done, total: None,
+    )
+
+
+def served(root: Path, described: Input, target: Any, name: str) -> LoadedVersion:
+    """Store an untrained model, and load it for the server."""
+    spec = ModelSpec(name, described, target)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        save_model(root / "model", build(spec).state_dict(), spec, about={"training": {}})
+    return LoadedVersion(Identity("model", "1", "run", None), root / "model")
+
+
+def ask(server: ModelServer, path: str, content: Any, *, method: str = "POST") -> tuple[int, Any]:
+    """Return status and answer of a server in this process; content: JSON, or an image file."""
+    is_file = isinstance(content, bytes)
+    body, sent = content if is_file else json.dumps(content).encode(), list[dict[str, Any]]()
+    kind = b"image/png" if is_file else b"application/json"
+    scope = {
+        "type": "http", "method": method, "path": path, "query_string": b"", "root_path": "", "scheme": "http",
+        "headers": [(b"content-type", kind), (b"content-length", b"%d" % len(body))],
+    }  # fmt: skip
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    asyncio.run(server(scope, receive, send))  # type: ignore[arg-type]
+    text = b"".join(message.get("body", b"") for message in sent)
+    return sent[0]["status"], text.decode() if method == "GET" else json.loads(text)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> LoadedVersion:
+    """A model of a table: 40 ages from 20 to 59, fares, two sexes, three towns, dates, some fares missing."""
+    root = tmp_path_factory.mktemp("table")
+    towns = ("Orléans", "Köln", "Oslo")
+    rows = [
+        f"{20 + place % 40},{'' if place % 9 == 0 else place / 2},{('male', 'female')[place % 2]},"
+        f"{unicodedata.normalize('NFD', towns[place % 3]) if place % 2 else towns[place % 3]},"
+        f"19{60 + place % 40}-05-01,{'yes' if place % 3 else 'no'}"
+        for place in range(400)
+    ]
+    (root / "rows.csv").write_text("\n".join(["age,fare,sex,town,born,label", *rows]), encoding="utf-8")
+    manifest = ingested(root, kind="table", path="rows.csv")
+    return served(root, manifest.input, manifest.target, "mlp")
+
+
+@pytest.fixture
+def server(table: LoadedVersion) -> ModelServer:
+    return ModelServer(Fixed(table), ServingSettings())
+
+
+def test_both_unicode_forms_of_a_category_are_one(table: LoadedVersion) -> None:
+    town = next(column for column in table.spec.table.columns if column.name == "town")
+    assert sorted(town.categories) == ["Köln", "Orléans", "Oslo"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, []),
+        ({"fare": None}, []),
+        ({"age": 5}, []),  # younger than in training, but by less than the width of the training ages
+        ({"town": unicodedata.normalize("NFD", "Orléans")}, []),
+        ({"age": "33", "born": "1931-01-01"}, []),
+        ({"age": -1e38}, [f"age: found -1e+38, {FAR_AGE}"]),
+        ({"age": 2**64 - 1}, [f"age: found {2**64 - 1}, {FAR_AGE}"]),
+        ({"age": 2**70}, [f"age: found {float(2**70)}, {FAR_AGE}"]),
+        ({"age": None}, ["age: is missing; every training row has a value"]),
+        ({"sex": "MALE"}, ["sex: found 'MALE', which no training row has. Fix: write 'male'"]),
+        ({"sex": False}, ["sex: found False, which no training row has"]),
+        (
+            {"born": "2525-01-01"},
+            ["born: found '2525-01-01', far from the training values 1960-05-01T00:00:00 to 1999-05-01T00:00:00"],
+        ),
+    ],
+)
+def test_three_formats_name_what_no_training_row_is_like(
+    server: ModelServer, changed: dict[str, Any], expected: list[str]
+) -> None:
+    row = GOOD | changed
+    warnings = [expected] if expected else None
+    status, answer = ask(server, "/v1/predict", {"input": [row]})
+    assert (status, answer.get("warnings"), len(answer["predictions"])) == (200, warnings, 1)
+    status, answer = ask(server, "/invocations", {"dataframe_records": [row]})
+    assert (status, answer.get("warnings")) == (200, warnings)
+    kinds = {int: "UINT64", float: "FP64", bool: "BOOL", str: "BYTES", type(None): "FP64"}
+    kind = {name: "FP64" if value == -1e38 or value == 2**70 else kinds[type(value)] for name, value in row.items()}
+    tensors = [{"name": name, "shape": [1], "datatype": kind[name], "data": [row[name]]} for name in row]
+    status, answer = ask(server, "/v2/models/model/infer", {"inputs": tensors})
+    text = answer["parameters"].get("warnings")
+    assert (status, text and json.loads(text)) == (200, warnings)
+
+
+def test_warnings_are_counted_by_reason(server: ModelServer) -> None:
+    ask(server, "/v1/predict", {"input": [GOOD | {"age": -1e38, "sex": "MALE"}, GOOD | {"age": 1e9}, GOOD]})
+    _, metrics = ask(server, "/metrics", {}, method="GET")
+    assert 'ratchet_input_warnings_total{model="model",reason="range",version="1"} 2.0' in metrics
+    assert 'ratchet_input_warnings_total{model="model",reason="category",version="1"} 1.0' in metrics
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"fare": False}, "input[1].fare: found a boolean; allowed: a text, number or null"),
+        ({"born": True}, "input[1].born: found a boolean; allowed: a text, number or null"),
+        ({"age": "old"}, "input: column 'age': 'old' is no number. Fix: correct it, or leave it empty"),
+        ({"age": 1e39}, "input: column 'age' has an infinite number. Fix: correct it, or leave it empty"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(server: ModelServer, changed: dict[str, Any], message: str) -> None:
+    rows = [GOOD if "old" not in changed.values() else GOOD | {"age": "30"}, GOOD | changed]
+    assert ask(server, "/v1/predict", {"input": rows}) == (400, {"error": message})
+
+
+def test_loader_refuses_booleans_and_logs_warnings(table: LoadedVersion, caplog: pytest.LogCaptureFixture) -> None:
+    model = ServedModel(*load_model(table._folder))
+    with caplog.at_level(logging.WARNING):
+        model.predict(pd.DataFrame([GOOD]))
+        assert not caplog.records
+        model.predict(pd.DataFrame([GOOD, GOOD | {"sex": "MALE"}]))
+    assert [record.message for record in caplog.records] == [
+        "1 of 2 rows are unlike the training samples; row 1: sex: found 'MALE', which no training row has. "
+        "Fix: write 'male'"
+    ]
+    for fares in ([1.0, True], [True, 1.0], [True, None]):
+        rows = [GOOD | {"fare": fare} for fare in fares]
+        for raw in (pd.DataFrame(rows), rows, {name: [row[name] for row in rows] for name in GOOD}):
+            with pytest.raises(MlflowException, match=r"fare.*bool"):
+                model.predict(raw)
+
+
+def test_files_have_warnings_beside_their_answers(table: LoadedVersion) -> None:
+    rows = pl.DataFrame([GOOD | {"age": -1e38, "sex": "MALE"}, GOOD, GOOD | {"born": "x"}], strict=False)
+    frame = score(table, Batch(["rows.csv"] * 3, [1, 2, 3], rows, [""] * 3, 0))
+    assert frame["warnings"].to_list() == [
+        f"age: found -1e+38, {FAR_AGE}; sex: found 'MALE', which no training row has. Fix: write 'male'", None, None,
+    ]  # fmt: skip
+    assert frame["refused"].to_list()[:2] == [None, None]
+    assert "'x' is no date" in frame["refused"][2]
+
+
+def test_a_model_without_the_facts_is_served(table: LoadedVersion, tmp_path: Path) -> None:
+    """An earlier release wrote columns without `complete`, and categories in the form of the file."""
+    content = to_json(table.spec.input)
+    for column in content["columns"]:
+        del column["complete"]
+        column["categories"] = [unicodedata.normalize("NFD", name) for name in column["categories"]]
+    older = served(tmp_path, input_from_json(content), table.spec.target, "mlp")
+    server = ModelServer(Fixed(older), ServingSettings())
+    status, answer = ask(server, "/v1/predict", {"input": [GOOD | {"age": None}, GOOD | {"sex": "MALE"}]})
+    assert (status, [len(row) for row in answer["warnings"]]) == (200, [0, 1])
+
+
+def test_facts_are_no_part_of_a_models_identity(table: LoadedVersion) -> None:
+    other = replace(table.spec.table, columns=tuple(replace(each, complete=False) for each in table.spec.table.columns))
+    spec = replace(table.spec, input=other)
+    assert spec.to_json() != table.spec.to_json()
+    assert (spec.identity, spec.input) == (table.spec.identity, table.spec.input)
+
+
+def png(width: int, height: int, *, frames: int = 1) -> bytes:
+    file = io.BytesIO()
+    images = [Image.new("RGB", (width, height), (place, 0, 0)) for place in range(frames)]
+    images[0].save(file, "PNG", save_all=frames > 1, append_images=images[1:])
+    return file.getvalue()
+
+
+def test_image_files_have_the_limits_of_ingest(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    for place in range(40):
+        path = tmp_path / "images" / "ab"[place % 2] / f"{place}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (16, 16, 3), np.uint8)).save(path)
+    manifest = ingested(tmp_path, source="image-folder", path="images", min_side=6, max_aspect=3.0, max_pixels=5000)
+    server = ModelServer(Fixed(served(tmp_path, manifest.input, manifest.target, "convnet")), ServingSettings())
+    for file, message in (
+        (png(1, 1), "found 1 x 1 pixels; allowed, as in the training data: sides of 6 or more"),
+        (png(5, 8), "found 5 x 8 pixels; allowed, as in the training data: sides of 6 or more"),
+        (png(40, 10), "found 40 x 10 pixels; allowed, as in the training data: a long side of 3 short sides"),
+        (png(80, 80), "found 80 x 80 pixels; allowed, as in the training data: 5,000 pixels"),
+        (png(16, 16, frames=2), "has several frames; allowed, as in the training data: one. Fix: keep one"),
+    ):
+        status, answer = ask(server, "/v1/predict", file)
+        assert (status, message in answer["error"]) == (400, True), answer
+    assert ask(server, "/v1/predict", png(16, 16))[0] == 200
+    pixels = np.zeros((1, 16, 16, 3), int).tolist()
+    assert ask(server, "/v1/predict", {"input": pixels})[0] == 200
+    pixels[0][3][3][1] = False
+    assert ask(server, "/v1/predict", {"input": pixels})[0] == 400
+
+
+def test_limits_of_images_have_the_defaults_of_ingest() -> None:
+    described = ImageInput(8, 8, 3, (0.0,) * 3, (1.0,) * 3)
+    for name in ("min_side", "max_aspect", "max_pixels"):
+        assert getattr(described, name) == DEFAULTS[name]
+
+
+@pytest.mark.parametrize("kind", ["hashed", "words"])
+def test_texts_unlike_the_training_texts_have_warnings(tmp_path: Path, kind: str) -> None:
+    texts = ["a good film, though long", "a bad film with a plot", "the café scene is good, the film is long"] * 2
+    described = fit_tokenizer(texts, kind)
+    model = {"hashed": "bag", "words": "transformer"}[kind]
+    server = ModelServer(Fixed(served(tmp_path, described, Classes(("bad", "good")), model)), ServingSettings())
+    asked = ["A GOOD café!", "", "  ", "очень хороший фильм", "映画はとても良い", "good фильм 7 film"]
+    status, answer = ask(server, "/v1/predict", {"input": asked})
+    assert status == 200
+    none = {"hashed": [], "words": ["the text has no word that the model knows"]}[kind]
+    strange = [*none, "the text has mostly characters that no training text has"]
+    assert answer["warnings"] == [[], ["the text has no words"], ["the text has no words"], strange, strange, []]
+    assert ask(server, "/v1/predict", {"input": [5]})[0] == 400
+    older = replace(described, characters="")
+    assert isinstance(input_from_json(to_json(older)), TextInput)
+
+
+def test_own_arrays_far_from_training_have_warnings(tmp_path: Path) -> None:
+    (tmp_path / "windows.py").write_text(OWN_KIND)
+    (tmp_path / "data").mkdir()
+    manifest = ingested(tmp_path, kind="windows:Windows", code="windows.py", path="data")
+    described = replace(manifest.input, root=str(tmp_path))
+    server = ModelServer(Fixed(served(tmp_path, described, manifest.target, "mlp")), ServingSettings())
+    status, answer = ask(server, "/v1/predict", {"input": [[30, 31], [-1e30, 31]]})
+    assert status == 200
+    assert answer["warnings"][0] == []
+    assert answer["warnings"][1][0].startswith("load: found -1e+30, far from the training values ")
+    assert ask(server, "/v1/predict", {"input": {"load": [[30, 31]]}})[0] == 200
+    for wrong in (["30", 31], [True, 31], [None, 31]):
+        status, answer = ask(server, "/v1/predict", {"input": {"load": [wrong]}})
+        assert (status, "load has values that are no finite float32" in answer["error"]) == (400, True)
+
+
+def test_openapi_describes_the_warnings(table: LoadedVersion) -> None:
+    schemas = document(table)["components"]["schemas"]
+    for name in ("Answer", "Predictions"):
+        assert schemas[name]["properties"]["warnings"] == {"$ref": "#/components/schemas/Warnings"}
+    assert schemas["Warnings"]["items"] == {"type": "array", "items": {"type": "string"}}
+    assert schemas["Tensors"]["properties"]["parameters"]["properties"]["warnings"]["type"] == "string"

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -213,6 +214,17 @@ def test_geometries_are_named_as_what_they_are() -> None:
     table = pa.table({"a": [1, 2], "shape": [b"\x01", b"\x02"]}).replace_schema_metadata({"geo": geo})
     with pytest.raises(DataError, match=r"is GeoParquet: column 'shape' has geometries.*drop\(columns='shape'\)"):
         read_table(parquet(table), where="FILE", needed=())
+
+
+def test_a_dropped_column_may_have_geometries(table: Any) -> None:
+    geo = '{"version": "1.0.0", "primary_column": "shape", "columns": {"shape": {"encoding": "WKB"}}}'
+    kinds = pa.array([["a"], ["b"]] * 200, pa.list_(pa.dictionary(pa.int8(), pa.string())))
+    columns = {"a": range(400), "shape": [b"\x01"] * 400, "kinds": kinds, "label": ["x", "y", "y", "x"] * 100}
+    pq.write_table(pa.table(columns).replace_schema_metadata({"geo": geo}), table.root / "rows.parquet")
+    with pytest.raises(DataError, match=r"column 'shape' has geometries, not single values. Fix: list it in data.drop"):
+        table.ingest("rows.parquet", drop=["kinds"])
+    manifest = table.ingest("rows.parquet", drop=["kinds", "shape"], columns={"a": "numeric"})
+    assert [column.name for column in manifest.input.columns] == ["a"]
 
 
 def test_types_that_polars_lacks_are_converted() -> None:

@@ -239,3 +239,12 @@ def test_json_lines_train_on_their_texts(place: Place) -> None:
     place.write("part3.jsonl", '{"body": "no text"}\n')
     place.ingest(max_bad_fraction=0.5)
     assert place.refused() == [("part3.jsonl", "not-text", "line 1 is no JSON object with a text 'text'")]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "part/b.JSON", "c.tsv", "d.parquet"])
+def test_a_table_among_texts_stops_with_the_fix(place: Place, name: str) -> None:
+    place.write("all.txt", LINES)
+    place.write(name, '[{"text": "a"}]\n')
+    for path in ("text", f"text/{name}"):
+        with pytest.raises(DataError, match=r"would learn its syntax.*JSON Lines .*rename it to .txt"):
+            place.ingest(path)

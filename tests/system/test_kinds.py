@@ -147,7 +147,8 @@ assert np.array_equal(model.predict(pd.DataFrame({"value": values})), answers)
 arrays = [read.BikeWindows.arrays(value) for value in values]
 named = {name: np.stack([array[name] for array in arrays]) for name in arrays[0]}
 assert np.array_equal(model.predict(named), answers)
-for wrong in (values + [{**values[0], "hour": 99}], {"hour": named["hour"]}, {**named, "hour": named["hour"][:1]}):
+changed = [[*values, {**values[0], "hour": hour}] for hour in (-1, 99)]
+for wrong in (*changed, {"hour": named["hour"]}, {**named, "hour": named["hour"][:1]}):
     try:
         model.predict(wrong)
     except mlflow.exceptions.MlflowException as error:
@@ -167,9 +168,10 @@ def own_kind_is_served(project: Any, elsewhere: Path) -> None:
     written = project.good(
         sys.executable, "-c", SERVE, uri, str(elsewhere), str(reader), str(table), PYTHONPATH=str(elsewhere / "src")
     )
-    *refused, code, name, answer = written.splitlines()[-6:]
+    *refused, code, name, answer = written.splitlines()[-7:]
     assert refused == [
-        "refused: value 2: IndexError: index 99 is out of bounds for axis 0 with size 24 (line 38 of bike_windows.py)",
+        "refused: value 2: ValueError: hour: found -1; allowed: 0 to 23 (line 36 of bike_windows.py)",
+        "refused: value 2: ValueError: hour: found 99; allowed: 0 to 23 (line 36 of bike_windows.py)",
         "refused: found hour; allowed: arrays hour, float32 (24); rentals, float32 (48); weather, float32 (48, 3)",
         "refused: hour has shape (1, 24); allowed: (n, 24), with one n for all arrays",
     ]

@@ -41,6 +41,7 @@ Report = Callable[[int, int], None]
 _FEWEST_WHOLE = 10  # files that are assigned whole; fewer are cut
 _SAMPLE_FILES, _SAMPLE_BYTES = 20, 1 << 16  # of a preflight
 _FOLDERS: dict[str, SplitName] = {**SPLIT_FOLDERS, "training": "train", "dev": "validation"}
+_TABLES = (".csv", ".tsv", ".json", ".parquet")
 _LINE_END = b"\n"
 _AT_ONCE = 1 << 23  # bytes that are decoded at a time
 _MOST_FREQUENT = 20  # characters that the profile lists
@@ -112,6 +113,7 @@ def _source(settings: DataSettings, root: Path) -> tuple[Storage, list[str], Ign
     is_file = bool(PurePosixPath(path).suffix) if is_url(path) else os.path.isfile(root / expanded(path))
     if is_file:
         folder, _, name = path.rpartition("/")
+        _refuse_tables([name])
         return open_storage(folder or ".", root=root), [name], Ignored()
     storage = open_storage(path, root=root)
     if not storage.can_list:
@@ -120,7 +122,24 @@ def _source(settings: DataSettings, root: Path) -> tuple[Storage, list[str], Ign
     names = sorted(tree.names)
     if not names:
         raise DataError(f"data.path: {storage.where} has no files. Fix: put text files (UTF-8) into it")
+    _refuse_tables(names)
     return storage, names, tree.ignored
+
+
+def _refuse_tables(names: Sequence[str]) -> None:
+    """Refuse files whose syntax a model would learn beside their texts. JSON Lines are read: `_field`.
+
+    Raises:
+        DataError: naming one.
+    """
+    tables = [name for name in names if name.casefold().endswith(_TABLES)]
+    if tables:
+        others = f" and {len(tables) - 1:,} others" if len(tables) > 1 else ""
+        raise DataError(
+            f"data.path: {tables[0]}{others}: a model of kind tokens would learn its syntax beside its texts. "
+            "Allowed: texts, or JSON Lines (.jsonl) whose objects have the key that data.text_column names. Fix: "
+            "convert it, move it out of the folder, or rename it to .txt if the model is to write this syntax"
+        )
 
 
 def _read(

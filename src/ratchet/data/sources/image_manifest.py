@@ -139,7 +139,7 @@ class ImageManifest:
                 f"data.manifest: {self._where}: {error.strerror or error}. Fix: set it to a file in data.path"
             ) from None
         needed = (self._settings.path_column, *self._settings.label_columns)
-        return read_table(content, where=f"data.manifest: {self._where}", needed=needed)
+        return read_table(content, where=f"data.manifest: {self._where}", needed=needed, drop=self._settings.drop)
 
     def _other_form(self, storage: Storage) -> str:
         """Return the file of this name in another Unicode form; the name itself if there is none."""

@@ -3,7 +3,7 @@
 import codecs
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -90,7 +90,9 @@ def column_names(header: Sequence[str], where: str) -> list[str]:
     return names
 
 
-def read_table(content: bytes, *, where: str, needed: Sequence[str], has_header: bool = True) -> TableFile:
+def read_table(
+    content: bytes, *, where: str, needed: Sequence[str], has_header: bool = True, drop: Collection[str] = ()
+) -> TableFile:
     """Read a table; the cells of CSV become texts.
 
     Args:
@@ -98,12 +100,13 @@ def read_table(content: bytes, *, where: str, needed: Sequence[str], has_header:
         where: beginning of messages: setting and name of the file.
         needed: columns that it should have; they decide between several possible separators.
         has_header: whether the first line of a CSV file is the header.
+        drop: columns of Parquet whose cells are not read.
 
     Raises:
         DataError: the file has another format, or is damaged.
     """
     if content[:4] == b"PAR1":
-        table, row_labels = read_parquet(content, where)
+        table, row_labels = read_parquet(content, where, drop)
         return replace(_whole(table), row_labels=row_labels)
     require_text(content, where=where)
     content = _utf8(content, where)

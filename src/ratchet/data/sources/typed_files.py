@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import polars as pl
@@ -19,8 +19,10 @@ _SHOWN = 5  # numbers of damaged lines
 _PLAIN = "save the table as CSV, or convert the column to text, number or date"
 
 
-def read_parquet(content: bytes, where: str) -> tuple[pl.DataFrame, tuple[str, ...]]:
+def read_parquet(content: bytes, where: str, drop: Collection[str] = ()) -> tuple[pl.DataFrame, tuple[str, ...]]:
     """Return the rows of a Parquet file, and the columns that its metadata names as the index of a pandas data frame.
+
+    The cells of the columns in `drop` are not read, because they may have any type: these columns are empty.
 
     Raises:
         DataError: it is damaged, or a column has a type that is not read.
@@ -38,7 +40,13 @@ def read_parquet(content: bytes, where: str) -> tuple[pl.DataFrame, tuple[str, .
     doubled = next((name for name in table.column_names if table.column_names.count(name) > 1), None)
     if doubled is not None:
         raise DataError(f"{where}: column {doubled!r} is in the file twice. Fix: rename one")
-    frame = pl.DataFrame([_series(name, table[name], geometries, where) for name in table.column_names])
+    empty = pl.Series([None]).new_from_index(0, table.num_rows)
+    frame = pl.DataFrame(
+        [
+            empty.alias(name) if name in drop else _series(name, table[name], geometries, where)
+            for name in table.column_names
+        ]
+    )
     return frame, _described_columns(metadata, b"pandas", "index_columns")
 
 
@@ -68,14 +76,15 @@ def _series(name: str, values: "pa.ChunkedArray", geometries: tuple[str, ...], w
     kind = values.type
     if name in geometries or "geoarrow" in str(kind):
         raise DataError(
-            f"{where} is GeoParquet: column {name!r} has geometries, not single values. Fix: save it without this "
-            f"column, such as with pandas: read_parquet(FILE).drop(columns={name!r}).to_parquet('table.parquet')"
+            f"{where} is GeoParquet: column {name!r} has geometries, not single values. Fix: list it in data.drop, or "
+            f"save it without this column: pandas.read_parquet(FILE).drop(columns={name!r}).to_parquet('table.parquet')"
         )
     try:
         return pl.Series(name, pl.from_arrow(_plain(values)))
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, pa.ArrowException, ValueError, TypeError) as error:
         raise DataError(
-            f"{where}: column {name!r} has the type {kind}, which is not read ({first_line(error)}). Fix: {_PLAIN}"
+            f"{where}: column {name!r} has the type {kind}, which is not read ({first_line(error)}). Fix: list it in "
+            f"data.drop, or {_PLAIN}"
         ) from None
 
 

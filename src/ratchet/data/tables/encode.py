@@ -33,7 +33,7 @@ def encode(frame: pl.DataFrame, input: TableInput) -> tuple[NDArray[np.float32],
 
     Further columns are ignored. A text is read as in the file that the model learned from. A typed value is taken as it
     is. A date may also be a text in ISO 8601, or a number as the file has it, else of seconds since 1970-01-01 UTC. A
-    typed number means the category that is the same number, so 7 is "007". A boolean is no number.
+    typed number means the category that is the same number, so 7 is "007".
 
     Raises:
         DataError: a column is missing, or a value is no number, no date or infinite.
@@ -212,9 +212,6 @@ def known_texts(texts: pl.Series, read: pl.Series, missing: tuple[str, ...]) -> 
 
 def _numbers(values: pl.Series, column: Column, missing: tuple[str, ...]) -> pl.Series:
     """Return a column of raw rows as Float64; null: missing. Dates are seconds since 1970-01-01 UTC."""
-    if values.dtype == pl.Boolean and values.null_count() < len(values):
-        kind = "date" if column.type == "datetime" else "number"
-        raise DataError(f"column {column.name!r}: found a boolean; allowed: a {kind}, or an empty value")
     read = plain_values(values, column.name)
     is_date = column.type == "datetime"
     if read is not None and not (is_date and values.dtype.is_numeric() and are_numbers(column.form)):

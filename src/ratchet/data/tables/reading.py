@@ -65,7 +65,7 @@ def open_table(settings: DataSettings, *, root: Path) -> RawTable:
     content = _content(path, root)
     shown = path if is_url(path) else str(root / expanded(path))
     where, needed = f"data.path: {shown}", settings.label_columns
-    file = read_table(content, where=where, needed=needed)
+    file = read_table(content, where=where, needed=needed, drop=settings.drop)
     _check_layout(file.first_lines, where)
     names = list(file.header)
     has_header = not _looks_like_data([name.strip() for name in names], file.table, wanted=needed)

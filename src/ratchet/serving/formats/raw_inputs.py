@@ -52,7 +52,9 @@ def to_arrays(raw: Any, described: Input, *, own: "OwnKind | None" = None) -> Ar
         case TableInput():
             from ratchet.data.tables.encode import encode
 
-            arrays: Arrays = encode(_frame(raw), described)
+            frame = _frame(raw)
+            _refuse_booleans(frame, described)
+            arrays: Arrays = encode(frame, described)
             return arrays
         case TextInput():
             from ratchet.tokens.tokenizers import encode as ids_of
@@ -240,12 +242,27 @@ def _frame(raw: Any) -> "polars.DataFrame":
         return polars.DataFrame([_column(str(name), list(cells)) for name, cells in columns.items()])
 
 
+def _refuse_booleans(frame: "polars.DataFrame", described: TableInput) -> None:
+    """Refuse booleans for numbers and dates: ingest reads them as texts.
+
+    Raises:
+        DataError: naming the column.
+    """
+    import polars
+
+    for column in described.numeric:
+        values = frame[column.name] if column.name in frame.columns else None
+        if values is not None and values.dtype == polars.Boolean and values.null_count() < len(values):
+            kind = "date" if column.type == "datetime" else "number"
+            raise DataError(f"column {column.name!r}: found a boolean; allowed: a {kind}, or an empty value")
+
+
 def _has_booleans(raw: Any) -> bool:
     """Return whether Python objects among the cells are booleans."""
     if isinstance(raw, list):
         return any(bool in map(type, row.values()) for row in raw if isinstance(row, Mapping))
     columns = [raw[name] for name in raw] if isinstance(raw, Mapping) or hasattr(raw, "iloc") else []
-    return any(bool in map(type, cells) for cells in columns if getattr(cells, "dtype", object) == object)
+    return any(bool in map(type, cells) for cells in columns if str(getattr(cells, "dtype", "object")) == "object")
 
 
 _NO_COLUMN = (TypeError, ValueError, OverflowError, NotImplementedError)  # of polars and of Arrow

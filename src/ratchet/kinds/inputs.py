@@ -124,7 +124,7 @@ class TableInput:
 
     @cached_property
     def usual(self) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
-        """What the cells are compared with.
+        """Values with which cells are compared.
 
         Smallest and largest usual numbers, (2, numeric); whether numeric and categorical columns are complete; whether
         the categories of a column are all of those in the training rows.

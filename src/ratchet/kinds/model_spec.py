@@ -74,7 +74,7 @@ class ModelSpec:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What makes this model another one: `to_json` without facts of the training samples."""
+        """Plain data that decide the model: `to_json` without facts of the training samples."""
         content = self.to_json()
         return content | {"input": without_facts(content["input"])}
 

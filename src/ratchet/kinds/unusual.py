@@ -16,7 +16,7 @@ from ratchet.kinds.inputs import ArraysInput, ImageInput, Input, TableInput, Tex
 __all__ = ["Unusual", "unusual"]
 
 _UNKNOWN = 1  # id of a word outside the vocabulary, and code of a category outside the training rows
-Found = Callable[[int, str], Any]
+RawValue = Callable[[int, str], Any]
 """Returns the value of a row in a column, as the client sent it."""
 
 
@@ -38,13 +38,13 @@ class Unusual(NamedTuple):
     known: Any
 
 
-def unusual(arrays: tuple[NDArray[Any], ...], described: Input, found: Found) -> Iterator[Unusual]:
+def unusual(arrays: tuple[NDArray[Any], ...], described: Input, raw_value: RawValue) -> Iterator[Unusual]:
     """Yield what is unlike the training samples in the arrays of a model."""
     match described:
         case TableInput():
-            yield from _cells(arrays, described, found)
+            yield from _cells(arrays, described, raw_value)
         case TextInput():
-            yield from _texts(arrays[0], described, found)
+            yield from _texts(arrays[0], described, raw_value)
         case ImageInput(range=range) if range:
             yield from _far(arrays[0], "pixels", range)
         case ArraysInput():
@@ -52,7 +52,7 @@ def unusual(arrays: tuple[NDArray[Any], ...], described: Input, found: Found) ->
                 yield from _far(values, array.name, array.range)
 
 
-def _cells(arrays: tuple[NDArray[Any], ...], table: TableInput, found: Found) -> Iterator[Unusual]:
+def _cells(arrays: tuple[NDArray[Any], ...], table: TableInput, raw_value: RawValue) -> Iterator[Unusual]:
     numbers, codes = arrays
     (low, high), complete_numbers, complete_codes, has_all = table.usual
     is_far = (numbers < low) | (numbers > high)
@@ -66,7 +66,7 @@ def _cells(arrays: tuple[NDArray[Any], ...], table: TableInput, found: Found) ->
     ):
         if cells.any():
             for row, place in np.argwhere(cells).tolist():
-                yield Unusual(row, columns[place].name, reason, found(row, columns[place].name), columns[place])
+                yield Unusual(row, columns[place].name, reason, raw_value(row, columns[place].name), columns[place])
 
 
 def _far(values: NDArray[Any], field: str, range: tuple[float, ...]) -> Iterator[Unusual]:
@@ -80,18 +80,18 @@ def _far(values: NDArray[Any], field: str, range: tuple[float, ...]) -> Iterator
         yield Unusual(row, field, "range", float(f"{value:.6g}"), range)
 
 
-def _texts(ids: NDArray[np.int64], described: TextInput, found: Found) -> Iterator[Unusual]:
+def _texts(ids: NDArray[np.int64], described: TextInput, raw_value: RawValue) -> Iterator[Unusual]:
     for row in np.flatnonzero(~(ids > _UNKNOWN).any(axis=1)).tolist():
-        text = _plain(found(row, ""))
+        text = _plain(raw_value(row, ""))
         yield Unusual(row, "", "text", text, "no word that the model knows" if text.strip() else "no words")
     if described.characters:
         known = frozenset(described.characters)
-        texts = [_plain(found(row, "")) for row in range(len(ids))]
+        texts = [_plain(raw_value(row, "")) for row in range(len(ids))]
         if _strange("".join(texts), known):
             for row, text in enumerate(texts):
                 letters = [character for character in text if character.isalnum()]
                 if 2 * sum(letter not in known for letter in letters) > len(letters):
-                    yield Unusual(row, "", "text", found(row, ""), "mostly characters that no training text has")
+                    yield Unusual(row, "", "text", raw_value(row, ""), "mostly characters that no training text has")
 
 
 def _plain(text: Any) -> str:

@@ -39,8 +39,8 @@ def score(loaded: LoadedVersion, batch: Batch) -> "polars.DataFrame":
     for rows, arrays in _readable(loaded, batch.values, readable, faults):
         predictions[rows] = loaded.predict(arrays)
         if warnings := input_warnings(arrays, loaded.spec.input, _chosen(batch.values, rows), most=None):
-            for row, found in zip(rows, by_row(warnings, len(rows)), strict=True):
-                texts[row] = "; ".join(found) or None
+            for row, row_warnings in zip(rows, by_row(warnings, len(rows)), strict=True):
+                texts[row] = "; ".join(row_warnings) or None
     refused = polars.Series("refused", [fault or None for fault in faults], polars.String)
     answers = polars.DataFrame(_answers(loaded, predictions))
     return polars.DataFrame(

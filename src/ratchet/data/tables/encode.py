@@ -57,8 +57,8 @@ def other_spellings(names: Iterable[str], input: TableInput) -> dict[str, str]:
     if known >= given:
         return {}
     forms = {unicodedata.normalize("NFC", name): name for name in known - given}
-    found = {name: forms.get(unicodedata.normalize("NFC", name)) for name in given - known}
-    return {name: other for name, other in found.items() if other}
+    others = {name: forms.get(unicodedata.normalize("NFC", name)) for name in given - known}
+    return {name: other for name, other in others.items() if other}
 
 
 class PlainRows:

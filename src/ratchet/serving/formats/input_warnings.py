@@ -37,9 +37,9 @@ def input_warnings(
         values: the rows as the client sent them: a list, a mapping of columns, or a frame.
         most: warnings; None: all.
     """
-    found = unusual(arrays, described, lambda row, name: _cell(values, row, name))
+    findings = unusual(arrays, described, lambda row, name: _cell(values, row, name))
     spellings: dict[str, dict[str, str]] = {}
-    return tuple(InputWarning(each.row, each.reason, _text(each, spellings)) for each in islice(found, most))
+    return tuple(InputWarning(each.row, each.reason, _text(each, spellings)) for each in islice(findings, most))
 
 
 def by_row(warnings: Iterable[InputWarning], rows: int) -> list[list[str]]:
@@ -50,22 +50,22 @@ def by_row(warnings: Iterable[InputWarning], rows: int) -> list[list[str]]:
     return [each if len(each) <= _MOST else [*each[:_MOST], f"{len(each) - _MOST} more"] for each in texts]
 
 
-def _text(found: Unusual, spellings: dict[str, dict[str, str]]) -> str:
+def _text(finding: Unusual, spellings: dict[str, dict[str, str]]) -> str:
     """Return a warning. `spellings` has the categories of each column so far by their lower case."""
-    value, known = _shown(found.value), found.known
-    if found.reason == "text":
+    value, known = _shown(finding.value), finding.known
+    if finding.reason == "text":
         return f"the text has {known}"
-    if found.reason == "missing":
-        return f"{found.field}: is missing; every training row has a value"
-    if found.reason == "category":
-        names = spellings.setdefault(found.field, {})
+    if finding.reason == "missing":
+        return f"{finding.field}: is missing; every training row has a value"
+    if finding.reason == "category":
+        names = spellings.setdefault(finding.field, {})
         if not names:
             names |= {name.casefold(): name for name in known.categories}
-        alike = names.get(str(found.value).strip().casefold())
+        alike = names.get(str(finding.value).strip().casefold())
         fix = f". Fix: write {_shown(alike)}" if alike else ""
-        return f"{found.field}: found {value}, which no training row has{fix}"
+        return f"{finding.field}: found {value}, which no training row has{fix}"
     low, high = (_number(end, known) for end in (known.range if isinstance(known, Column) else known))
-    return f"{found.field}: found {value}, far from the training values {low} to {high}"
+    return f"{finding.field}: found {value}, far from the training values {low} to {high}"
 
 
 def _number(value: float, column: Any) -> str:

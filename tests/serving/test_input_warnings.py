@@ -172,15 +172,17 @@ def test_warnings_are_counted_by_reason(server: ModelServer) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"fare": False}, "input[1].fare: found a boolean; allowed: a text, number or null"),
-        ({"born": True}, "input[1].born: found a boolean; allowed: a text, number or null"),
+        ({"fare": False}, "input: column 'fare': found a boolean; allowed: a number, or an empty value"),
+        ({"born": True}, "input: column 'born': found a boolean; allowed: a date, or an empty value"),
         ({"age": "old"}, "input: column 'age': 'old' is no number. Fix: correct it, or leave it empty"),
+        ({"fare": 3, "age": True}, "input: column 'age': found a boolean; allowed: a number, or an empty value"),
         ({"age": 1e39}, "input: column 'age' has an infinite number. Fix: correct it, or leave it empty"),
     ],
 )
 def test_a_value_of_another_type_is_refused(server: ModelServer, changed: dict[str, Any], message: str) -> None:
-    rows = [GOOD if "old" not in changed.values() else GOOD | {"age": "30"}, GOOD | changed]
-    assert ask(server, "/v1/predict", {"input": rows}) == (400, {"error": message})
+    assert ask(server, "/v1/predict", {"input": [GOOD | changed]}) == (400, {"error": message})
+    status, answer = ask(server, "/v1/predict", {"input": [GOOD, GOOD | changed]})
+    assert (status, answer["error"].startswith("input: column ")) == (400, True)
 
 
 def test_loader_refuses_booleans_and_logs_warnings(table: LoadedVersion, caplog: pytest.LogCaptureFixture) -> None:

@@ -38,7 +38,6 @@ __all__ = [
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")  # of image files in a request
 _FIRST_FRAME = ("GIF", "MPO")  # formats of which ingest takes the first frame
 _CELLS = frozenset({str, int, float, bool, type(None)})  # types of the cells of a table
-_BOOLEANS = frozenset({bool, np.bool_})
 _MOST_PIXELS = 40_000_000  # of an image file, before it is scaled
 _MOST_PIXELS_IN_ALL = 100_000_000  # of the files of one request; decoding so many takes about a second
 
@@ -171,15 +170,14 @@ def _columns(columns: dict[str, list[Any]], described: TableInput, field: str) -
 
     spelled = other_spellings(columns, described)
     columns = {spelled.get(name, name): column for name, column in columns.items()}
-    known = {column.name: column for column in described.columns}
+    known = {column.name for column in described.columns}
     for name, column in columns.items():
         if name not in known:
             raise BadRequest(f"{field}: unknown column {name!r}; allowed: {', '.join(sorted(known))}")
-        allowed = _CELLS if known[name].type == "categorical" else _CELLS - {bool}
-        if set(map(type, column)) <= allowed:
+        if set(map(type, column)) <= _CELLS:
             continue
         for row, value in enumerate(column):
-            if type(value) not in allowed and not (np.isscalar(value) and type(value) not in _BOOLEANS):
+            if type(value) not in _CELLS and not np.isscalar(value):
                 raise BadRequest(f"{field}[{row}].{name}: found {_kind(value)}; allowed: a text, number or null")
     return columns if next(iter(columns.values()), []) else {name: [] for name in known}
 
@@ -278,13 +276,13 @@ def _files(values: list[Any], described: ImageInput, field: str, check: Callable
 def _check_limits(image: "Image", described: ImageInput, field: str) -> None:
     """Refuse an image file that ingest refuses."""
     width, height = image.size
-    found = f"{field}: found {width} x {height} pixels; allowed, as in the training data: "
+    size = f"{field}: found {width} x {height} pixels; allowed, as in the training data: "
     if min(width, height) < described.min_side:
-        raise BadRequest(f"{found}sides of {described.min_side} or more. Fix: send the image in a larger size")
+        raise BadRequest(f"{size}sides of {described.min_side} or more. Fix: send the image in a larger size")
     if max(width, height) > described.max_aspect * min(width, height):
-        raise BadRequest(f"{found}a long side of {described.max_aspect:g} short sides at most. Fix: crop the image")
+        raise BadRequest(f"{size}a long side of {described.max_aspect:g} short sides at most. Fix: crop the image")
     if width * height > described.max_pixels:
-        raise BadRequest(f"{found}{described.max_pixels:,} pixels. Fix: scale the image down")
+        raise BadRequest(f"{size}{described.max_pixels:,} pixels. Fix: scale the image down")
     if image.format not in _FIRST_FRAME and _has_frames(image):
         raise BadRequest(f"{field}: has several frames; allowed, as in the training data: one. Fix: keep one")
 

@@ -65,14 +65,12 @@ def given(
     """Return the arrays of `LoadedVersion.predict` for raw values, or texts and rows that may be encoded with others.
 
     Args:
-        values: images as an array or as nested lists, or image files as bytes or as {"b64": text}; rows of a table as
-            a list of objects or an object of columns; texts as a list; raw values of a user's own kind as a list, or
-            its arrays by name.
+        values: images as arrays, nested lists, or files: bytes or {"b64": text}; rows of a table as a list of objects
+            or an object of columns; texts as a list; values of a user's own kind as a list, or its arrays by name.
         described: the model's input.
         field: of the request, for messages.
         most: rows that are allowed. They are counted before a file is decoded or a text is split into tokens.
-        own: the user's own kind.
-        plain: of a table, encodes rows that need no reading.
+        own, plain: the user's own kind; of a table, what encodes rows that need no reading.
         check: is called between two image files, and raises an exception when no client waits any more.
 
     Raises:

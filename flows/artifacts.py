@@ -11,6 +11,7 @@ from prefect.artifacts import (
     create_table_artifact,
 )
 
+from flows.server.runs_page import TRAINING
 from flows.server.status import status
 from ratchet import settings, urls
 from ratchet.errors import TrackingUnavailable
@@ -29,7 +30,6 @@ from tasks.summary import summary
 __all__ = ["publish"]
 
 _DECIDE = {"seed", "data", "model", "training", "evaluation", "gate", "registry"}  # the other sections only name places
-_TRAINING = "?workflowType=machine_learning"  # else MLflow opens its pages for language-model traces
 
 
 def publish(params: Params, workspace: Workspace) -> None:
@@ -50,7 +50,7 @@ def publish(params: Params, workspace: Workspace) -> None:
     )
     if page:
         create_link_artifact(
-            f"{page}/artifacts/report/report.html{_TRAINING}",
+            f"{page}/artifacts/report/report.html{TRAINING}",
             key="report-page",
             link_text="Open the whole report",
             description="The whole report, among the MLflow run's artifacts",
@@ -70,8 +70,8 @@ def _report(
     lines += ["", "## Results", "", "| what | which |", "|---|---|"]
     results = {caption: escaped(text) for caption, text in summary(params, workspace).items()}
     if page:
-        results["MLflow run"] = f"[{registration.run_id}]({page}{_TRAINING})"
-        runs = f"{page.rpartition('/')[0]}{_TRAINING}&viewStateShareKey={VIEW}"
+        results["MLflow run"] = f"[{registration.run_id}]({page}{TRAINING})"
+        runs = f"{page.rpartition('/')[0]}{TRAINING}&viewStateShareKey={VIEW}"
         results["All runs"] = f"[MLflow's table, results first]({runs})"
     lines += [f"| {caption} | {text} |" for caption, text in results.items()]
     changed = settings.changed(params, _DECIDE)

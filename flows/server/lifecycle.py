@@ -16,6 +16,8 @@ import psutil
 from filelock import FileLock, Timeout
 
 from flows.server.client_file import remove_client_file, write_client_file
+from flows.server.runs_page import runs_page
+from flows.server.start_progress import StartProgress
 from flows.server.status import service_state
 from ratchet import files
 from ratchet.errors import PlatformError, WorkspaceError
@@ -210,6 +212,7 @@ class _Startup:
         )
         if self.prefect_host is not None:
             require_secrets(self.params.alerts, os.environ)
+        self.say(f"starting {', '.join(TITLES[name] for name in names)}; runs can begin after the last line")
         launches = [self._launch(name) for name in names]
         process = start_supervisor(self.workspace, launches)
         process.returncode = 0  # it outlives this process, which must neither wait for it nor warn
@@ -245,7 +248,8 @@ class _Startup:
         failures = {}
         for name, service in services.items():
             if service_state(self.workspace, self.record, service) == "up":
-                self.say(f"{TITLES[name]}: already up, {service.shown}")
+                shown = runs_page(service, self.params.tracking.experiment) if name == "mlflow" else service.shown
+                self.say(f"{TITLES[name]}: already up, {shown}")
                 continue
             failures[name] = service.restarts
             if service.pid:  # else the supervisor is about to restart it
@@ -284,14 +288,14 @@ class _Startup:
         from flows.server.client import prefect_client
 
         self._wait({name: limit for name, limit in failures.items() if name != "worker"})
+        if not write_client_file(self.workspace, self.api):
+            self.say(f"keeping your own prefect.toml; for Prefect's commands `export PREFECT_API_URL={self.api}`")
         with prefect_client(self.api) as client:
             if self.prefect_host is not None and (
                 receivers := flows.server.alerts.set_alerts(client, self.params.alerts)
             ):
                 self.say(f"alerts: to {', '.join(receivers)}")
             deployments = self._deploy(client, failures)
-        if not write_client_file(self.workspace, self.api):
-            self.say(f"keeping your own prefect.toml; for Prefect's commands `export PREFECT_API_URL={self.api}`")
         mlflow = Record.read(self.workspace).services.get("mlflow")
         tracking = mlflow.address if mlflow else self.tracking
         return Addresses(self.api.removesuffix("/api"), self.api, tracking, tuple(deployments))
@@ -323,7 +327,7 @@ class _Startup:
 
     def _wait(self, failures: Mapping[str, int]) -> None:
         """Wait until services are up; `failures` as `_start` returns them."""
-        began, pending = time.monotonic(), dict(failures)
+        pending, progress = dict(failures), StartProgress(start.START_TIMEOUT)
         while pending:
             record = Record.read(self.workspace)
             for name, limit in list(pending.items()):
@@ -333,11 +337,15 @@ class _Startup:
                 if service_state(self.workspace, record, service) == "up":
                     self._report(service)
                     del pending[name]
-                elif time.monotonic() - began > start.START_TIMEOUT:
-                    raise failure(service, f"was not ready after {start.START_TIMEOUT:.0f} s")
+                elif progress.has_ended(service):
+                    raise failure(
+                        service, f"was not ready after {time.time() - service.began:.0f} s, and computes nothing"
+                    )
             time.sleep(0.05)
 
     def _report(self, service: Service) -> None:
         runs = "one run" if self.platform.worker_runs == 1 else f"{self.platform.worker_runs} runs"
         where = f"work pool {start.POOL!r}, {runs} at a time" if service.name == "worker" else service.shown
+        if service.name == "mlflow":
+            where = runs_page(service, self.params.tracking.experiment)
         self.say(f"{TITLES[service.name]}: {where} ({time.time() - service.began:.1f} s)")

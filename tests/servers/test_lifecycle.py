@@ -82,7 +82,7 @@ def make_project(root: Path) -> Workspace:
     (root / "tasks" / "place.py").write_text("import os\n\n\ndef here() -> str:\n    return os.getcwd()\n")
     for name in ("params.yaml", "prefect.yaml", "tasks/dvc_store.py", "tasks/progress.py"):
         shutil.copy(REPOSITORY / name, root / name)
-    for name in ("approve", "dvc_stage", "revisions", "run_records", "score", "search"):
+    for name in ("approve", "dvc_stage", "revisions", "run_names", "run_records", "score", "search"):
         shutil.copy(REPOSITORY / "flows" / f"{name}.py", root / "flows" / f"{name}.py")
     shutil.copytree(REPOSITORY / "flows" / "server", root / "flows" / "server")
     return Workspace(root)

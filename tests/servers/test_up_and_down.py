@@ -48,6 +48,11 @@ def test_up_status_and_down_from_the_shell(new_project: Any) -> None:
     try:
         dead = "http://127.0.0.1:9"  # a proxy that does not answer: no server here may be reached through one
         output = copy.good("ratchet", "up", PREFECT_API_URL=f"{dead}/api", HTTP_PROXY=dead, http_proxy=dead)
+        first, *rest = [line for line in output.splitlines() if not line.startswith("warning")]
+        assert first.startswith("starting Prefect server, MLflow server, worker, model server; runs can begin after")
+        assert any(
+            line.startswith(f"MLflow server: http://{HOST}:{ports[1]}/#/experiments?workflowType=") for line in rest
+        )
         trains = "train-flow/local, train-flow/nightly, train-flow/on-drift"
         assert (
             f"deployments: approve-flow/local, score-flow/local, search-flow/local, search-worker-flow/local, {trains}"

@@ -48,7 +48,7 @@ _SILENT = (
 )  # MLflow's error codes for a server or database that does not answer; the others are answers
 _LATER = (408, 429)  # HTTP statuses of a client error that a later attempt may not get
 _SQLITE = "sqlite:///"
-VIEW = "results"
+VIEW = "gate"
 """Id of the saved view of the runs page with result and verdict first: `viewStateShareKey` in the page's address.
 
 MLflow has no other way to choose columns: without it, every experiment begins with Source, Models and Dataset.
@@ -321,7 +321,7 @@ def _refuse_deleted_experiment(experiment: Any, uri: str) -> None:
 def _view() -> str:
     """Return a saved view of MLflow's runs page in the page's own format."""
     state = {"orderByKey": "attributes.`Created`", "orderByAsc": False, "selectedColumns": _VIEW_COLUMNS}
-    return json.dumps({"name": VIEW.capitalize(), "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)})
+    return json.dumps({"name": "Results", "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)})
 
 
 def _shorten_timeouts() -> None:

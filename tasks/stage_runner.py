@@ -28,10 +28,6 @@ def run(stage: Callable[..., Any], *, unit: str) -> None:
         workspace = Workspace.find()
         params = settings.load(workspace.params)
         require_references(params, workspace)
-        if name == "train":  # it may take hours, and the model would be refused after them
-            from ratchet.registry.alias_sync import require_agreement
-
-            require_agreement(workspace, params)
         with (
             disk_errors(workspace.root),
             workspace.hold(f"the stage {name}", wait=_LEFT_SECONDS) as restored,

@@ -167,10 +167,7 @@ class Answering:
                     answer = await self._generated(loaded, question, lifetime)
                     seconds = time.monotonic() - began
                 assert answer
-                write = partial(envelope.write, answer, question)
-                is_large = question.rows * loaded.spec.target.outputs > _LARGE
-                compress = partial(_compressed, write, accepted_encoding(call.headers))
-                content, headers = await self.worker.run(compress, lifetime) if is_large else write()
+                content, headers = await self._written(envelope, question, answer, call, lifetime)
         except TimeoutError:
             if body is None:
                 raise Refused(408, f"the body did not arrive within {self.settings.deadline:g} s") from None
@@ -185,6 +182,16 @@ class Answering:
             raise Busy(str(error), error.retry_after) from None
         self.observe(question, answer, loaded, call, seconds)
         return Reply(content, headers)
+
+    async def _written(
+        self, envelope: Envelope, question: Question, answer: Answer, call: Call, lifetime: Lifetime
+    ) -> tuple[bytes, tuple[Header, ...]]:
+        """Return body and headers of the response. A large one is written beside the event loop, and compressed."""
+        if question.rows * answer.spec.target.outputs <= _LARGE:
+            return envelope.write(answer, question)
+        write = partial(_compressed, envelope, answer, question, accepted_encoding(call.headers))
+        written: tuple[bytes, tuple[Header, ...]] = await self.worker.run(write, lifetime)
+        return written
 
     async def _check(self, loaded: LoadedVersion, call: Call, lifetime: Lifetime) -> None:
         """Refuse a request before its body is read, unless a cached answer or the fallback may be given.
@@ -340,10 +347,10 @@ def _reader(
 
 
 def _compressed(
-    write: Callable[[], tuple[bytes, tuple[Header, ...]]], encoding: str
+    envelope: Envelope, answer: Answer, question: Question, encoding: str
 ) -> tuple[bytes, tuple[Header, ...]]:
-    """Return what `write` returns, in an encoding unless that is empty."""
-    content, headers = write()
+    """Return body and headers of the response, in an encoding unless that is empty."""
+    content, headers = envelope.write(answer, question)
     if not encoding:
         return content, headers
     return encoded(content, encoding), (*headers, (b"content-encoding", encoding.encode()))

@@ -13,7 +13,7 @@ import orjson
 from numpy.typing import NDArray
 
 from ratchet.exports.program import OUTPUT, input_names
-from ratchet.kinds import ArraysInput, Classes, ImageInput, Labels, ModelSpec, TableInput, TokensInput
+from ratchet.kinds import ArraysInput, ImageInput, ModelSpec, TableInput, TokensInput
 from ratchet.serving.formats.envelopes import (
     SLOW,
     Answer,
@@ -268,8 +268,8 @@ def _output_options(head: _Head, spec: ModelSpec) -> dict[str, Any]:
     parameters = _parameters(outputs[0], where)
     known_fields(parameters, {"binary_data", "classification"}, f"{where}.")
     classes = _whole_number(parameters, "classification", where, " of classes")
-    if classes and not isinstance(spec.target, Classes | Labels):
-        raise BadRequest(f"{where}.classification: the model has no classes; allowed: 0")
+    if classes and not hasattr(spec.target, "names"):
+        raise BadRequest(f"{where}.classification: found {classes}, and the model writes texts; allowed: 0")
     return {"binary": _boolean(parameters, "binary_data", where, default=head.is_binary), "classes": classes}
 
 

@@ -76,29 +76,23 @@ def comparisons(requests: Path, *, by: str = "") -> list[Comparison]:
     pairs = pairs.with_columns(
         served=pl.format("{}/{}", "model", "version"), shadow=pl.format("{}/{}", "model_shadow", "version_shadow")
     )
-    result = []
     keys = ("served", "shadow", "part")
-    for (first, second, part), group in pairs.sort(keys).group_by(keys, maintain_order=True):
-        given, other = (_stacked(group[name].to_list()) for name in ("prediction", "prediction_shadow"))
-        answers = group.unique("answer")
-        failed = group["answer"].filter(pl.Series(~np.isfinite(other).all(axis=1))).n_unique()
-        shadow_time, time = (float(np.median(answers[name].to_numpy())) for name in ("seconds_shadow", "seconds"))
-        agreement, difference = _agreement(group["target"][0].partition(" ")[0], given, other)
-        result.append(
-            Comparison(
-                str(first),
-                str(second),
-                len(answers) - failed,
-                failed,
-                len(group),
-                agreement,
-                difference,
-                shadow_time,
-                time,
-                str(part),
-            )
-        )
-    return result
+    groups = pairs.sort(keys).group_by(keys, maintain_order=True)
+    return [_compared(group, *map(str, names)) for names, group in groups]
+
+
+def _compared(rows: "polars.DataFrame", served: str, shadow: str, part: str) -> Comparison:
+    """Return the comparison of the rows that two versions answered."""
+    import polars as pl
+
+    given, other = (_stacked(rows[name].to_list()) for name in ("prediction", "prediction_shadow"))
+    answers = rows.unique("answer")
+    failed = rows["answer"].filter(pl.Series(~np.isfinite(other).all(axis=1))).n_unique()
+    seconds, served_seconds = (float(np.median(answers[name].to_numpy())) for name in ("seconds_shadow", "seconds"))
+    agreement, difference = _agreement(rows["target"][0].partition(" ")[0], given, other)
+    return Comparison(
+        served, shadow, len(answers) - failed, failed, len(rows), agreement, difference, seconds, served_seconds, part
+    )
 
 
 def _parts(rows: "polars.DataFrame", by: str) -> "polars.Series":

@@ -273,8 +273,11 @@ def test_a_refused_file_is_not_called_an_outage(server: Any, tmp_path: Path, s3:
     for store, reason in ((of_server, "400 Client Error"), (of_s3, "NoSuchBucket")):
         with pytest.raises(TrackingRefused, match=f"refuses this: .*{reason}"), reachable(server.uri):
             store.log_artifact(str(tmp_path / "file"))
-    with pytest.raises(RegistryError, match="x: its files cannot be read"), file_errors("x", server.uri):
-        get_artifact_repository("mlflow-artifacts:/none", tracking_uri=server.uri).download_artifacts("file")
+    missing = get_artifact_repository("mlflow-artifacts:/none", tracking_uri=server.uri)
+    for store, reason in ((missing, "404 Client Error"), (of_s3, "bucket does not exist")):
+        match = rf"x: its files cannot be read \(.*{reason}.*\)\. Fix: restore"
+        with pytest.raises(RegistryError, match=match), file_errors("x", DEAD):
+            store.download_artifacts("file")
     of_none = get_artifact_repository(f"{DEAD}/api/2.0/mlflow-artifacts/artifacts/a")
     with pytest.raises(TrackingUnavailable) as silent, reachable(DEAD):
         of_none.log_artifact(str(tmp_path / "file"))

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,6 +47,8 @@ _SILENT = (
     "UNKNOWN",
     "REQUEST_LIMIT_EXCEEDED",
 )  # MLflow's error codes for a server or database that does not answer; the others are answers
+_FROM_SERVER = re.compile(r"^(?P<status>\d{3}) (?:Client|Server) Error: .*", re.M)
+_FROM_S3 = re.compile(r"^An error occurred \((?P<status>\d{3})?\w*\) when calling .*", re.M)
 _LATER = (408, 429)  # HTTP statuses of a client error that a later attempt may not get
 _SQLITE = "sqlite:///"
 VIEW = "gate"
@@ -168,13 +171,13 @@ def _answer(error: Exception) -> str | None:
     """Return MLflow's reason, and the fix, if it has answered and refused; None if it is silent or asks for a login."""
     from mlflow.exceptions import MlflowException
 
-    if isinstance(error, MlflowException):
-        has_answered = error.error_code not in _SILENT
-    else:  # of the server's files, or of S3
-        has_answered = 400 <= _status(error) < 500 and _status(error) not in _LATER
+    if status := _status(error):  # of the server's files, or of S3
+        has_answered = 400 <= status < 500 and status not in _LATER
+    else:
+        has_answered = isinstance(error, MlflowException) and error.error_code not in _SILENT
     if not has_answered or _refusal(error) is not None:
         return None
-    reason, fix = first_line(error)[:300].rstrip("."), "correct the setting or name in this message"
+    reason, fix = _reason(error)[:300].rstrip("."), "correct the setting or name in this message"
     if "deleted" in reason:
         noun = "experiments" if "experiment" in reason.lower() else "runs"
         fix = f"`mlflow {noun} restore` (see its --help) with MLFLOW_TRACKING_URI set to that address"
@@ -183,8 +186,8 @@ def _answer(error: Exception) -> str | None:
 
 def _refusal(error: Exception) -> tuple[str, str] | None:
     """Return the problem and the fix if a server with users refuses this one; None for another error."""
-    answer = getattr(error, "response", None)  # of an error of requests, which reads the server's files
-    code = getattr(error, "error_code", None) or getattr(answer, "status_code", None)
+    status = 0 if _FROM_S3.search(str(error)) else _status(error)  # S3 has keys, not users
+    code = status or getattr(error, "error_code", None)
     user = os.environ.get("MLFLOW_TRACKING_USERNAME")
     names = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
     if code in ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", 401):
@@ -205,7 +208,18 @@ def _status(error: Exception) -> int:
         answer = getattr(error.__context__, "response", None)
     if isinstance(answer, dict):  # of S3
         return int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    return int(getattr(answer, "status_code", 0))
+    if answer is not None:
+        return int(getattr(answer, "status_code", 0))
+    wrapped = _FROM_SERVER.search(str(error)) or _FROM_S3.search(
+        str(error)
+    )  # MLflow keeps the text of a failed download
+    return int(wrapped["status"] or 0) if wrapped else 0
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line of an error, or that of the failed download in it."""
+    wrapped = _FROM_SERVER.search(str(error)) or _FROM_S3.search(str(error))
+    return wrapped[0] if wrapped else first_line(error)
 
 
 def _of_s3(error: Exception) -> bool:
@@ -230,7 +244,7 @@ def file_errors(name: str, uri: str, fix: str = "restore them") -> Iterator[None
         if not gone:
             with reachable(uri):
                 raise
-        raise RegistryError(f"{name}: its files cannot be read ({error}). Fix: {fix}") from error
+        raise RegistryError(f"{name}: its files cannot be read ({_reason(error)}). Fix: {fix}") from error
 
 
 def _gone(error: Exception) -> bool | None:
@@ -239,10 +253,8 @@ def _gone(error: Exception) -> bool | None:
     from requests import RequestException
 
     if isinstance(error, MlflowException):
-        return error.error_code in GONE
-    if _of_s3(error):
-        return getattr(error, "response", {}).get("Error", {}).get("Code") in ("404", "NoSuchKey", "NoSuchBucket")
-    if isinstance(error, RequestException):
+        return error.error_code in GONE or _status(error) == 404
+    if _of_s3(error) or isinstance(error, RequestException):
         return _status(error) == 404
     return True if isinstance(error, OSError) else None
 

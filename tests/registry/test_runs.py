@@ -268,6 +268,7 @@ def test_a_refused_file_is_not_called_an_outage(server: Any, tmp_path: Path, s3:
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     (tmp_path / "file").touch()
+    connect(Workspace(tmp_path), TrackingSettings(uri=server.uri))  # shortens MLflow's timeouts
     of_server = get_artifact_repository(f"{server.uri}/api/2.0/mlflow-artifacts/artifacts/a/..%2F..%2Fb")
     of_s3 = get_artifact_repository("s3://no-such-bucket/files")
     for store, reason in ((of_server, "400 Client Error"), (of_s3, "NoSuchBucket")):

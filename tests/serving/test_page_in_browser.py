@@ -70,13 +70,20 @@ def test_page_predicts_and_explains_in_a_browser(
     if name == "image":
         choose_image(browser)
     else:
-        browser.run("const text = document.querySelector('#fields textarea'); if (text) text.value = 'a';")
+        browser.run(
+            "const text = document.querySelector('#fields textarea'); if (text) text.value = 'a';"
+            "const age = document.querySelector('[data-name=age]'); if (age) age.value = 1e6;"
+        )
         click(browser, "predict")
     browser.run(ANSWERED)
+    warnings = browser.run("return [...document.querySelectorAll('.warnings li')].map(each => each.textContent)")
+    assert [each.partition(":")[0] for each in warnings] == (["age"] if name == "table" else [])
     assert f"{name}/1, provenance record-1" in browser.run(TEXT, "answer")
     if name != "tokens":
         click(browser, "explain")
         browser.run(UNTIL % "return document.querySelector('#explanation *')")
+        unit = {"image": "support", "table": "In the unit of \u2068price\u2069.", "text": "In logits (log-odds)."}[name]
+        assert unit in browser.run(TEXT, "explanation")
     assert browser.run(TEXT, "error") == ""
     for width in (390, 1280):
         assert browser.screenshot(tmp_path / f"{name}-{width}.png", width) <= width, "wider than the window"
@@ -220,6 +227,7 @@ def test_hostile_names_are_shown_as_text(
     ]
     click(browser, "explain")
     browser.run(UNTIL % "return document.querySelector('#explanation *')")
+    assert (" points" in browser.run(TEXT, "explanation")) == (target is not Numbers)
     assert browser.run("return [document.querySelectorAll('main script, main img').length, window.hacked]") == [0, None]
     for width in (390, 1280):
         assert browser.screenshot(tmp_path / f"{name}-{width}.png", width) <= width, "wider than the window"

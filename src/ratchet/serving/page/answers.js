@@ -61,7 +61,7 @@ function showAnswer(answer, { prompt, ms }) {
   $("answer").replaceChildren(...parts);
 }
 
-function showExplanation({ explanation, model, version }) {
+function showExplanation({ explanation, model, version, predictions }) {
   const parts = [make("h3", { textContent: `Explanation by ${model}/${version}` })];
   const note = text => parts.push(make("p", { className: "none", textContent: text }));
   if (explanation.kind === "pixels") {
@@ -74,8 +74,10 @@ function showExplanation({ explanation, model, version }) {
     note(explanation.kind === "columns"
       ? `How much the value of each column changes the output for ${isolated(explanation.of)}, compared with other training values.`
       : `How much each word changes the output for ${isolated(explanation.of)}, compared with the text without it.`);
-    const values = explanation.contributions.map(({ name, value }) => [name, value]);
-    parts.push(bars(values, signed, { largest: Math.max(...values.map(([, value]) => Math.abs(value))), signed: true }));
+    const isNumber = "values" in predictions[0], isShare = !isNumber && explanation.kind === "columns";
+    note(isNumber ? `In the unit of ${isolated(explanation.of)}.` : isShare ? "In percentage points." : "In logits (log-odds).");
+    const values = explanation.contributions.map(({ name, value }) => [name, isShare ? 100 * value : value]);
+    parts.push(bars(values, isShare ? value => `${signed(value)} points` : signed, { largest: Math.max(...values.map(([, value]) => Math.abs(value))), signed: true }));
   }
   if (answered !== `${model}/${version}`) note(`${answered} gave the answer above.`);
   $("explanation").replaceChildren(...parts);

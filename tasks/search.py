@@ -166,6 +166,12 @@ def require_success(study: Study) -> None:
             f"{study.name}: all {len(failed)} trials failed. The first one: {failed[0].reason}. Fix: correct the cause "
             "or the space, then begin another study: `ratchet set search.study=NAME`"
         )
+    if study.state == "ended" and study.ranked() and winner(study) is None:
+        raise StudyError(
+            f"{study.name}: every trial gives one answer to nearly all validation samples, such as "
+            f"{study.ranked()[0].constant}, so none wins and the settings stay. Fix: look at data and labels (`ratchet "
+            "preflight`), or begin another study with another search.objective: `ratchet set search.study=NAME`"
+        )
 
 
 def publish(study: Study, params: Params, workspace: Workspace, *, watch: Watch) -> None:

@@ -27,7 +27,7 @@ from tasks.training_job import TrainingJob
 if TYPE_CHECKING:
     from ratchet import training
 
-__all__ = ["TrialTraining", "key_of"]
+__all__ = ["TrialTraining", "constant_answer", "key_of"]
 
 T = TypeVar("T")
 Reason = Decision | Literal["lost"]
@@ -74,6 +74,7 @@ class TrialTraining:
     stop: Callable[[], bool]
     say: Callable[[str], None]
     reason: Reason = "continue"
+    constant: str = ""
     meter: CostMeter = field(default_factory=CostMeter)
 
     def __post_init__(self) -> None:
@@ -152,7 +153,8 @@ class TrialTraining:
         if self.reason == "lost":
             raise LeaseLost
         if objectives is not None:
-            self._patiently(lambda: scheduler.finish(number, progress, objectives))
+            constant = self.constant
+            self._patiently(lambda: scheduler.finish(number, progress, objectives, constant=constant))
             self._discard()
         elif self.reason == "pause":
             return self._patiently(lambda: scheduler.pause(number, progress))
@@ -184,20 +186,28 @@ class TrialTraining:
                 values.append(objectives)
                 if len(self.data) > 1:
                     self._add_to_curve(fold, objectives[0])
-                    files.write_json(self.folder / f"fold-{fold}.json", {"objectives": objectives})
+                    result = {"objectives": objectives, "constant": self.constant}
+                    files.write_json(self.folder / f"fold-{fold}.json", result)
                     if fold < len(self.data) and self._decide() != "continue":
                         run.status("FINISHED")
                         return None
             run.status("FINISHED")
         if len(self.data) > 1:
-            values = [self._objectives_of(fold) for fold in range(1, len(self.data) + 1)]
+            folds = range(1, len(self.data) + 1)
+            values = [self._objectives_of(fold) for fold in folds]
+            answers = [str(self._result_of(fold).get("constant", "")) for fold in folds]
+            self.constant = answers[0] if all(answers) else ""
         return tuple(sum(column) / len(column) for column in zip(*values, strict=True))
 
     def _is_done(self, fold: int) -> bool:
         return len(self.data) > 1 and (self.folder / f"fold-{fold}.json").exists()
 
     def _objectives_of(self, fold: int) -> tuple[float, ...]:
-        return tuple(map(float, files.read_json(self.folder / f"fold-{fold}.json")["objectives"]))
+        return tuple(map(float, self._result_of(fold)["objectives"]))
+
+    def _result_of(self, fold: int) -> dict[str, Any]:
+        result: dict[str, Any] = files.read_json(self.folder / f"fold-{fold}.json")
+        return result
 
     def _train_fold(self, run: Run, packed: Path, fold: int) -> tuple[float, ...] | None:
         from ratchet import training
@@ -222,10 +232,10 @@ class TrialTraining:
                 identity=job.identity,
             )  # fmt: skip
             events = training.fit(inputs, store=store, stop=self._must_stop)
-            return self._follow(run, events, job, fold)
+            return self._follow(run, events, job, fold, packed)
 
     def _follow(
-        self, run: Run, events: "Iterator[training.Event]", job: TrainingJob, fold: int
+        self, run: Run, events: "Iterator[training.Event]", job: TrainingJob, fold: int, packed: Path
     ) -> tuple[float, ...] | None:
         from ratchet import training
 
@@ -257,6 +267,7 @@ class TrialTraining:
                     return None
                 case training.Finished():
                     row = next(row for row in event.history if row["epoch"] == event.best_epoch)
+                    self.constant = constant_answer(job, packed, event.weights)
                     return tuple(_objective(name, row, parameters) for name in self.study.objectives)
                 case _:
                     pass
@@ -334,6 +345,30 @@ class TrialTraining:
         """Delete the checkpoints of a trial that has ended. What MLflow may not have yet stays."""
         for folder in self._base.glob(f"{self.trial.key}*/checkpoints-*"):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def constant_answer(job: TrainingJob, packed: Path, weights: Mapping[str, Any]) -> str:
+    """Return the answer that the model gives to nearly all validation samples; empty: it gives several.
+
+    Of a language model only losses are known.
+    """
+    import torch
+
+    from ratchet import training
+    from ratchet.evaluation.answers import answers_to
+    from ratchet.evaluation.constant_answer import common_answer
+    from ratchet.kinds import NextToken
+
+    target = job.spec.target
+    if isinstance(target, NextToken):
+        return ""
+    with torch.random.fork_rng(devices=[]):  # building draws initial weights that are discarded
+        model = training.build(job.spec)
+    model.load_state_dict(weights)
+    with contextlib.closing(training.open_split(packed, "validation", job.spec.input)) as split:
+        outputs, targets = training.answers(model, split)
+    common = common_answer(answers_to(target, outputs, targets), getattr(target, "names", ()))
+    return common.text if common is not None and common.to_nearly_all else ""
 
 
 def _copies(folder: Path) -> int:

@@ -4,8 +4,13 @@ bench/coverage.py measures the same for more kinds of data, and docs/evaluation.
 the intervals of shares and of their differences.
 """
 
+import numpy as np
 import pytest
+from scipy.stats import norm
 
+from ratchet.evaluation import headline
+from ratchet.evaluation.answers import ClassAnswers
+from ratchet.settings.model import EvaluationSettings
 from tests.simulations.coverage import POPULATIONS, metric_coverage, paired_coverage
 from tests.simulations.gate import PAIRS, Pair
 
@@ -23,3 +28,25 @@ def test_headline_intervals_have_their_nominal_coverage() -> None:
 def test_interval_of_paired_difference_has_its_nominal_coverage(pair: Pair) -> None:
     most = 0.97 if pair.accuracy < 0.99 else 1.0  # where only 2 of 300 images differ, the difference has few values
     assert 0.93 <= paired_coverage(pair, rows=300, sets=1000, resamples=1000) <= most
+
+
+def roc_auc_coverage(positives: int, *, sets: int = 200, distance: float = 1.2) -> float:
+    """Return the share of intervals that contain the true ROC-AUC, of 300 rows; few of them are of the second class."""
+    generator, settings = np.random.default_rng(0), EvaluationSettings(resamples=200)
+    labels = np.arange(300) < positives
+    held = 0
+    for seed in range(sets):
+        logits = generator.normal(size=300) + distance * labels
+        answers = ClassAnswers(np.stack([np.zeros(300), logits], 1).astype(np.float32), labels.astype(np.int64))
+        area = float((logits[labels][:, None] > logits[~labels]).mean())
+        values = {"roc_auc": area, "log_loss": float(answers.losses.mean())}
+        interval = headline.intervals(answers, values, settings=settings, seed=seed)["roc_auc"]
+        held += interval.low <= norm.cdf(distance / 2**0.5) <= interval.high
+    return held / sets
+
+
+@pytest.mark.system
+def test_interval_of_roc_auc_needs_some_rows_of_each_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(headline, "rare_class", lambda counts: None)  # else there is no interval below FEW_ROWS
+    assert roc_auc_coverage(1) < 0.5
+    assert roc_auc_coverage(headline.FEW_ROWS) >= 0.9

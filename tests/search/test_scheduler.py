@@ -341,7 +341,8 @@ def test_finalists_are_repeated_with_other_seeds(in_memory) -> None:
     ended = finish(in_memory(study), params)
     assert_sound(ended)
     chosen = finalists(ended)
-    assert len(chosen) == 2
+    complete = [trial.number for trial in ended.ranked() if trial.state == "complete"]
+    assert {each.trial.number for each in chosen} == {0, *complete[:2]}
     best = winner(ended)
     assert best is not None
     fresh = [(best.trial.number, seed) for seed in (1000, 1001)]  # which decide nothing
@@ -356,6 +357,37 @@ def test_finalists_are_repeated_with_other_seeds(in_memory) -> None:
     assert best.again == pytest.approx(sum(best.fresh) / 2)
     assert (len(best.scores), len(best.fresh)) == (3, 2)
     assert best.selected == best.scores[0]
+
+
+@pytest.mark.parametrize("pruner", ["none", "successive-halving", "median"])
+def test_present_settings_are_a_finalist_whatever_they_reach(in_memory, pruner: str) -> None:
+    """The first trial is the worst, and it is trained to the end and with the same seeds as the best."""
+    params, study = new_study(trials=12, seeds=3, finalists=2, pruner=pruner, sampler="random")
+
+    def value(values: Any, seed: int | None, epoch: int) -> float:
+        return 0.1 if values == first else quality(values, seed, epoch)
+
+    first = finish(in_memory(study), params).trials[0].values
+    ended = finish(in_memory(study), params, value)
+    [present] = [each for each in finalists(ended) if each.trial.number == 0]
+    assert (present.trial.state, present.trial.epochs, len(present.scores)) == ("complete", study.epochs, 3)
+    assert ended.winner != 0
+
+
+def test_constant_predictor_is_no_finalist_and_does_not_win(in_memory) -> None:
+    params, study = new_study(trials=4, seeds=1, finalists=2, pruner="none", sampler="random")
+    ended = finish(in_memory(study), params)
+    best, second = ended.ranked()[:2]
+
+    def marked(*numbers: int) -> Study:
+        trials = [replace(each, constant="'ants'") if each.number in numbers else each for each in ended.trials]
+        return replace(ended, trials=tuple(trials))
+
+    assert best.number not in {each.trial.number for each in finalists(marked(best.number))}
+    chosen = winner(marked(best.number))
+    assert chosen is not None
+    assert chosen.trial.number == second.number
+    assert winner(marked(*(each.number for each in ended.trials))) is None
 
 
 def test_a_lucky_seed_does_not_win(in_memory) -> None:

@@ -33,8 +33,12 @@ Labels = NDArray[np.int64]
 _ROC_AUC_WORK = 50_000_000
 
 FEW_ROWS = 15
-"""Rows of a class with which the intervals of ROC-AUC and F1 cover. With one row of a class, 3 of 10 intervals of
-ROC-AUC do, with five 7 to 8, with 15 about 9.2 (tests/simulations/coverage.py)."""
+"""Rows of a class with which the intervals of ROC-AUC and F1 cover.
+
+Of 400 sets of 300 rows, with a ROC-AUC of .80, 13 % of the 95 % intervals contain it with one row of the rarer class,
+63 % with two, 92 % with five and 94 % with 15. Of macro F1 it is 79 % with one row, 97 % with five and 98 % with 15.
+tests/evaluation/test_coverage.py repeats the first and the last for ROC-AUC.
+"""
 
 
 def intervals(

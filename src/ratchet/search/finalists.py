@@ -55,11 +55,10 @@ def winner(study: Study) -> Finalist | None:
 
     If seeds are missing, because the budget was used up, only those with the most seeds compete.
     """
-    ranked = finalists(study)
-    if ranked:
+    if ranked := finalists(study):
         most = max(len(each.scores) for each in ranked)
         return next(each for each in ranked if len(each.scores) == most)
-    known = study.ranked()
+    known = [trial for trial in study.ranked() if not trial.constant]
     return _finalist(study, known[0]) if known else None
 
 
@@ -85,11 +84,14 @@ def next_seeds(study: Study) -> Iterator[tuple[Trial, int]]:
 
 
 def _chosen(study: Study) -> list[Trial]:
-    """Return the finalists: the best complete trials, and those that had seeds already when a better one came."""
-    complete = [trial for trial in study.ranked() if trial.state == "complete"]
-    repeated = {trial.seed_of for trial in study.trials if trial.seed_of is not None}
+    """Return the finalists: the best complete trials, the present settings, and those that had seeds already.
+
+    The first trial has the present settings. Compared with the same seeds they are replaced only by better ones.
+    """
+    complete = [trial for trial in study.ranked() if trial.state == "complete" and not trial.constant]
+    others = {0, *(trial.seed_of for trial in study.trials)}
     best = complete[: study.search.finalists]
-    return best + [trial for trial in complete if trial.number in repeated and trial not in best]
+    return best + [trial for trial in complete if trial.number in others and trial not in best]
 
 
 def _finalist(study: Study, trial: Trial) -> Finalist:

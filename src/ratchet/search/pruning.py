@@ -77,6 +77,8 @@ def is_pruned(study: Study, trial: Trial, view: "View") -> bool:
     """Return whether a running trial ends now, by the median or Wilcoxon pruner."""
     if study.pruner not in ("median", "wilcoxon") or trial.seed_of is not None or not trial.curve:
         return False
+    if trial.number == 0 and study.search.seeds > 1:  # the present settings are a finalist whatever they reach
+        return False
     from optuna import pruners
 
     from ratchet.search.sampling import frozen, quiet
@@ -92,7 +94,13 @@ def is_pruned(study: Study, trial: Trial, view: "View") -> bool:
 
 
 def finish_next(study: Study) -> Trial | None:
-    """Return a paused trial that continues although its rung does not let it pass: too few finalists are complete."""
+    """Return a paused trial that continues although its rung does not let it pass.
+
+    Too few finalists are complete, or it has the present settings, which are a finalist whatever they reach.
+    """
+    present = next((trial for trial in study.searched if trial.number == 0), None)
+    if study.search.seeds > 1 and present is not None and present.state == "paused":
+        return present
     needed = min(study.search.finalists, len(study.searched)) if study.search.seeds > 1 else 1
     if sum(trial.state == "complete" for trial in study.searched) >= needed:
         return None

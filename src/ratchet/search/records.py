@@ -34,6 +34,7 @@ class Trial:
         curve: after each epoch, or after each fold.
         folds: number of folds, whose values the curve has; 0: it has the best value so far after each epoch.
         objectives: values at the end, in the order of the study's objectives.
+        constant: the answer that it gives to nearly all validation samples; empty: it gives several.
         reason: why it failed, ended early or was lost.
         owner: the worker that has it.
         expires: when the lease ends, seconds since 1970.
@@ -54,6 +55,7 @@ class Trial:
     folds: int = 0
     curve: Curve = ()
     objectives: tuple[float, ...] = ()
+    constant: str = ""
     reason: str = ""
     owner: str = ""
     expires: float = 0.0

@@ -119,9 +119,9 @@ class Scheduler:
                 return None
             return self._take(change, replace(best, rung=best.rung + 1))
 
-    def finish(self, number: int, progress: Progress, objectives: tuple[float, ...]) -> None:
-        """Record the end of a complete trial."""
-        self._close(number, progress, "complete", objectives=objectives)
+    def finish(self, number: int, progress: Progress, objectives: tuple[float, ...], *, constant: str = "") -> None:
+        """Record the end of a complete trial. `constant` is as in `Trial`."""
+        self._close(number, progress, "complete", objectives=objectives, constant=constant)
 
     def end_early(self, number: int, progress: Progress) -> None:
         """Record that the pruner has ended a trial."""
@@ -142,11 +142,11 @@ class Scheduler:
 
     def _close(
         self, number: int, progress: Progress, state: Literal["complete", "pruned", "failed"], *, reason: str = "",
-        objectives: tuple[float, ...] = (),
+        objectives: tuple[float, ...] = (), constant: str = "",
     ) -> None:  # fmt: skip
         with self.store.change() as change:
-            trial = progress.of(self._own(change, number))
-            change.put(replace(trial, state=state, owner="", reason=reason, objectives=objectives, ended=change.now))
+            trial = replace(progress.of(self._own(change, number)), state=state, owner="", ended=change.now)
+            change.put(replace(trial, reason=reason, objectives=objectives, constant=constant))
 
     def _own(self, change: Change, number: int) -> Trial:
         trial = next(each for each in change.study.trials if each.number == number)

@@ -220,7 +220,7 @@ class ModelRegistry(Versions):
             )
 
     def _damaged(self, model_uri: str, error: TrainingError, copy: Path) -> RegistryError:
-        """Return the error of damaged files. It names the stored files: nobody can restore those of a copy."""
+        """Return the error of damaged files. It names the stored files, which a user can restore, not the copy."""
         return RegistryError(f"{model_uri}: {error}".replace(str(copy), self._stored_folder(model_uri)))
 
     def _stored_folder(self, model_uri: str) -> str:

@@ -96,7 +96,7 @@ class HeadLimits(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Wait for the next request.
 
-        A client that waits for `100 Continue` may send the body or not: what follows cannot be told apart.
+        A client that waits for `100 Continue` may send the body or not. Bytes that follow may be the body or a request.
         """
         super().on_response_complete()
         if self.expect_100_continue and not self._is_in_head:

@@ -132,9 +132,9 @@ class HeldBody:
             decoder = BodyDecoder(headers)
         except LookupError as error:
             await discard(receive, headers)
-            found = f"Content-Encoding: found {str(error)!r}"
             allowed = ", ".join(ENCODINGS)
-            raise Refused(415, f"{found}; allowed: {allowed}, or none", {"Accept-Encoding": allowed}) from None
+            message = f"Content-Encoding: found {str(error)!r}; allowed: {allowed}, or none"
+            raise Refused(415, message, {"Accept-Encoding": allowed}) from None
         if content_length(headers) > self._bodies.most:
             await discard(receive, headers)
             raise self._too_large()

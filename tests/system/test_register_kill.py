@@ -180,7 +180,7 @@ def test_an_alias_moved_by_hand_stops_audit_and_register(struck: Struck) -> None
     assert by_hand in struck.project.refused("ratchet", "audit", "digits")
     assert by_hand in struck.project.refused(*struck.project.stage("register"))
     assert by_hand in struck.project.refused("ratchet", "preflight")
-    assert by_hand in struck.project.refused("ratchet", "train", "training.epochs=2")  # before its first stage
+    assert by_hand in struck.project.refused("ratchet", "train", "--set", "training.epochs=2")  # before its first stage
     assert f"champion is version {number}" in struck.project.good("ratchet", "audit", "digits", "--repair")
     assert struck.faults("digits") == []
 

@@ -22,11 +22,12 @@ from PIL import Image
 
 from ratchet.data.ingest import ingest
 from ratchet.data.manifest import Manifest
-from ratchet.kinds import ImageInput, Input, ModelSpec, TextInput, input_from_json, to_json
+from ratchet.kinds import Column, ImageInput, Input, ModelSpec, TableInput, TextInput, input_from_json, to_json
 from ratchet.kinds.targets import Classes
 from ratchet.registry.pyfunc import ServedModel
 from ratchet.serving.app import ModelServer
 from ratchet.serving.batch.reading import Batch
+from ratchet.serving.formats.raw_inputs import to_arrays
 from ratchet.serving.openapi import document
 from ratchet.serving.scoring import score
 from ratchet.serving.versions.following import Fixed
@@ -200,6 +201,13 @@ def test_loader_refuses_booleans_and_logs_warnings(table: LoadedVersion, caplog:
         for raw in (pd.DataFrame(rows), rows, {name: [row[name] for row in rows] for name in GOOD}):
             with pytest.raises(MlflowException, match=r"fare.*bool"):
                 model.predict(raw)
+
+
+def test_booleans_and_missing_dates_of_pandas_are_read() -> None:
+    columns = (Column("born", "datetime", 0.0, 1e8), Column("member", "categorical", categories=("True", "False")))
+    rows = pd.DataFrame({"born": pd.to_datetime(["1970-01-02", None]), "member": pd.Series([True, None], dtype=object)})
+    numbers, codes = to_arrays(rows, TableInput(columns))
+    assert (numbers[0, 0], bool(np.isnan(numbers[1, 0])), codes.ravel().tolist()) == (86400.0, True, [2, 0])
 
 
 def test_files_have_warnings_beside_their_answers(table: LoadedVersion) -> None:

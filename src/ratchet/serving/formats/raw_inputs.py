@@ -232,9 +232,8 @@ def _frame(raw: Any) -> "polars.DataFrame":
 
     if isinstance(raw, polars.DataFrame):
         return raw
+    _refuse_mixed_booleans(raw)
     try:
-        if _has_booleans(raw):
-            raise TypeError("libraries take True for 1 in a column that has a number, too")
         return polars.from_pandas(raw) if hasattr(raw, "iloc") else polars.DataFrame(raw)
     except (*_NO_COLUMN, polars.exceptions.PolarsError):
         names = list(dict.fromkeys(name for row in raw for name in row)) if isinstance(raw, list) else list(raw)
@@ -257,12 +256,29 @@ def _refuse_booleans(frame: "polars.DataFrame", described: TableInput) -> None:
             raise DataError(f"column {column.name!r}: found a boolean; allowed: a {kind}, or an empty value")
 
 
-def _has_booleans(raw: Any) -> bool:
-    """Return whether Python objects among the cells are booleans."""
+def _refuse_mixed_booleans(raw: Any) -> None:
+    """Refuse a column with booleans and other values: libraries take True for 1 there.
+
+    Raises:
+        DataError: naming the column.
+    """
+    is_frame = hasattr(raw, "iloc")
     if isinstance(raw, list):
-        return any(bool in map(type, row.values()) for row in raw if isinstance(row, Mapping))
-    columns = [raw[name] for name in raw] if isinstance(raw, Mapping) or hasattr(raw, "iloc") else []
-    return any(bool in map(type, cells) for cells in columns if str(getattr(cells, "dtype", "object")) == "object")
+        rows = [row for row in raw if isinstance(row, Mapping)]
+        names = {name for row in rows if bool in map(type, row.values()) for name in row}
+        columns = {name: [row.get(name) for row in rows] for name in names}
+    elif isinstance(raw, Mapping) or is_frame:
+        columns = {name: raw[name] for name in raw if str(getattr(raw[name], "dtype", "object")) == "object"}
+    else:
+        return
+    for name, cells in columns.items():
+        if bool not in map(type, cells):
+            continue
+        values = [cell for cell in cells if isinstance(cell, str | Number)]
+        kinds = {type(value) for value in values if value == value or not is_frame}  # in pandas NaN is a missing value
+        if len(kinds) > 1:
+            shown = ", ".join(sorted(kind.__name__ for kind in kinds))
+            raise DataError(f"column {name!r} has values of the types {shown}. Allowed: one type. Fix: convert them")
 
 
 _NO_COLUMN = (TypeError, ValueError, OverflowError, NotImplementedError)  # of polars and of Arrow
@@ -273,12 +289,10 @@ def _column(name: str, cells: list[Any]) -> "polars.Series":
     import polars
 
     values = [None if cell is None or (isinstance(cell, float) and cell != cell) else cell for cell in cells]
-    kinds: set[type] = {type(value) for value in values if value is not None}
     try:
-        if bool not in kinds or len(kinds) == 1:
-            return polars.Series(name, values)
+        return polars.Series(name, values)
     except (*_NO_COLUMN, polars.exceptions.PolarsError):
-        pass
+        kinds: set[type] = {type(value) for value in values if value is not None}
     if not all(issubclass(kind, str | Number) for kind in kinds) or kinds & {bool, complex}:
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise DataError(

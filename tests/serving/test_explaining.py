@@ -121,7 +121,7 @@ def test_each_version_is_ready_to_explain_without_a_request(
     serve(server, KeyStore(tmp_path / "keys.json"), promote)
 
 
-def test_deleted_files_of_a_version_are_no_fault_of_the_client(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_deleted_files_are_no_fault_of_the_client(folders: dict[str, Path], tmp_path: Path) -> None:
     folder = tmp_path / "version"
     shutil.copytree(folders["1"], folder)
     loaded = LoadedVersion(Identity("model", "1", "run-1", None), folder)

@@ -169,7 +169,7 @@ def test_metrics_have_types_the_deadline_and_the_process(server: ModelServer, ke
         assert families["ratchet_log_lost_requests"].samples[0].value == 3
         seconds = families["ratchet_request_seconds"].samples
         limits = [float(sample.labels["le"]) for sample in seconds if sample.name.endswith("_bucket")]
-        assert {7.5, 10.0, 20.0} <= set(limits)  # answers at the deadline and after it are told apart
+        assert {7.5, 10.0, 20.0} <= set(limits)  # answers at the deadline and after it differ
         assert families["process_resident_memory_bytes"].samples[0].value > 1e6
         assert families["process_cpu_seconds"].type == "counter"
         (version,) = families["ratchet_version_info"].samples

@@ -306,7 +306,7 @@ def test_slow_shadow_drops_requests_and_its_end_does_not_wait() -> None:
     free.set()
 
 
-def test_shadow_drops_what_has_waited_too_long_when_it_is_free_again() -> None:
+def test_shadow_drops_what_has_waited_too_long() -> None:
     taken, free, seen, clock = threading.Event(), threading.Event(), list[Any](), Clock()
 
     class Slow:

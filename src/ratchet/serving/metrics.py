@@ -78,7 +78,7 @@ class Metrics:
 
 
 class _State(Collector):
-    """What is read when Prometheus asks."""
+    """Collects the state of the version and of the queue when Prometheus asks."""
 
     def __init__(
         self, follower: Follower | Fixed, batcher: Batcher, totals: dict[tuple[str, str], Callable[[], int]]

@@ -107,13 +107,13 @@ def _kinds(table: Columns) -> dict[str, str] | None:
     kinds = {}
     for name, values in table.items():
         types = {type(value) for value in values} - {type(None)}
-        found = {_KINDS.get(each, "") for each in types}
-        if len(found) > 1 or "" in found:
+        names = {_KINDS.get(each, "") for each in types}
+        if len(names) > 1 or "" in names:
             return None
         if int in types and any(type(value) is int and not -_EXACT <= value <= _EXACT for value in values):
             return None
-        if found:
-            (kinds[name],) = found
+        if names:
+            (kinds[name],) = names
     return kinds if any(table.values()) else None
 
 

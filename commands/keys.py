@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.app import new_group, project_folder
+from commands.app import echo, new_group, project_folder
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def add_key(
 ) -> None:
     """Make a key and print it, once. From then on the model server refuses requests without a key."""
     with project_folder() as workspace:
-        typer.echo(_store(workspace).add(name, rate=rate))
+        echo(_store(workspace).add(name, rate=rate))
 
 
 @keys.command("list")
@@ -33,7 +33,7 @@ def list_keys() -> None:
     """List the names of the keys, and when they were made."""
     with project_folder() as workspace:
         for key in _store(workspace).read():
-            typer.echo(f"{key.name}: made {key.created}" + (f", {key.rate:g} requests per second" if key.rate else ""))
+            echo(f"{key.name}: made {key.created}" + (f", {key.rate:g} requests per second" if key.rate else ""))
 
 
 @keys.command("remove")
@@ -43,7 +43,7 @@ def remove_key(name: _Name) -> None:
         store = _store(workspace)
         store.remove(name)
         if not store.read():
-            typer.echo(
+            echo(
                 "No key is left: the model server refuses all requests. To answer without keys on this machine: "
                 "`ratchet keys off`",
                 err=True,

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from commands.app import echo
 from ratchet import files, settings
 from ratchet.data.checks.label_errors import Judgement, fold_of, judge
 from ratchet.data.manifest import Manifest
@@ -49,7 +50,7 @@ def print_suspicious_labels(workspace: Workspace, *, folds: int, epochs: int) ->
         checked = check_labels(params, workspace, folds=folds, epochs=epochs, watch=watch)
         path = workspace.reports / "labels.csv"
         files.write_text(path, checked.samples.write_csv(float_precision=4))
-    print("\n".join(summary_lines(checked, path)))
+    echo("\n".join(summary_lines(checked, path)))
 
 
 def check_labels(params: Params, workspace: Workspace, *, folds: int, epochs: int, watch: Watch) -> Checked:

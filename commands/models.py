@@ -49,7 +49,7 @@ def reject(version: Version, why: Why) -> None:
     """Reject a version, also one that was approved. It is no longer challenger."""
     promotions, registered = _find(version)
     promotions.reject(registered, why=why)
-    typer.echo(f"{promotions.name} version {registered.number}: rejected")
+    echo(f"{promotions.name} version {registered.number}: rejected")
 
 
 @models.command(rich_help_panel=Panel.DECISIONS)

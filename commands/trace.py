@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from commands.app import echo
 from ratchet import files, settings
 from ratchet.errors import RegistryError
 from ratchet.provenance.archive import Archive, ArchivedRun
@@ -60,9 +61,9 @@ def print_trace(name: str, workspace: Workspace, html: Path | None) -> None:
     lineage = trace(workspace, name)
     if html:
         files.write_text(html, trace_page(name, lineage.descriptions, lineage.chains))
-    print("\n".join([*lineage.descriptions, *(line for chain in lineage.chains for line in _tree(chain))]))
+    echo("\n".join([*lineage.descriptions, *(line for chain in lineage.chains for line in _tree(chain))]))
     if html:
-        print(f"\npage: {html}")
+        echo(f"\npage: {html}")
 
 
 def trace(workspace: Workspace, name: str) -> Trace:

@@ -1,5 +1,6 @@
 """Behaviour that all commands share: error messages, exit codes, the working folder, speed of the help."""
 
+import ast
 import os
 import signal
 import subprocess
@@ -119,3 +120,13 @@ def test_help_imports_little_and_fits_100_columns() -> None:
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 100
     assert sum(line.startswith("  ") for line in lines) > 20
+
+
+def test_commands_print_by_echo_alone() -> None:
+    """It breaks lines between words. Lines of logs and rows of answers stay as they are."""
+    folder, printed = Path(__file__).parents[2] / "commands", list[str]()
+    for path in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "typer.echo"):
+                printed.append(f"{path.name}: {ast.unparse(node)[:40]}")
+    assert sorted(each.partition(":")[0] for each in printed) == ["app.py", "predict.py", "servers.py"], printed

@@ -95,7 +95,7 @@ def model_line(params: Params, workspace: Workspace, name: str, number: str) -> 
         line += f"; to approve: `ratchet approve {name}/{number} --promote --why ...`, or approve-flow/local"
     if state.champion and state.champion != number:
         line += f"; champion is version {state.champion}"
-        if number in state.ever_champion:
+        if number in state.champions:  # else a rollback took it back
             line += f". To go back: `ratchet rollback {name} --to {number} --why ...`"
     return line
 

@@ -52,7 +52,7 @@ def predict(
         if not listing:
             return False  # every path is named above
         if reader.ignored.files:
-            print(reader.ignored.text, file=sys.stderr)
+            echo(reader.ignored.text, err=True)
         with _answers(out, loaded.identity) as answers:
             for batch in reader.batches(listing, on_fault=note_fault):
                 frame = score(loaded, batch)

@@ -135,14 +135,14 @@ def test_both_unicode_forms_of_a_category_are_one(table: LoadedVersion) -> None:
         ({"town": unicodedata.normalize("NFD", "Orléans")}, []),
         ({"age": "33", "born": "1931-01-01"}, []),
         ({"age": -1e38}, [f"age: found -1e+38, {FAR_AGE}"]),
-        ({"age": 2**64 - 1}, [f"age: found {2**64 - 1}, {FAR_AGE}"]),
-        ({"age": 2**70}, [f"age: found {float(2**70)}, {FAR_AGE}"]),
+        ({"age": 2**64 - 1}, [f"age: found 1.84467e+19, {FAR_AGE}"]),
+        ({"age": 2**70}, [f"age: found 1.18059e+21, {FAR_AGE}"]),
         ({"age": None}, ["age: is missing; every training row has a value"]),
         ({"sex": "MALE"}, ["sex: found 'MALE', which no training row has. Fix: write 'male'"]),
-        ({"sex": False}, ["sex: found False, which no training row has"]),
+        ({"sex": False}, ["sex: found 'false', which no training row has"]),
         (
             {"born": "2525-01-01"},
-            ["born: found '2525-01-01', far from the training values 1960-05-01T00:00:00 to 1999-05-01T00:00:00"],
+            ["born: found 2525-01-01, far from the training values 1960-05-01 to 1999-05-01"],
         ),
     ],
 )

@@ -27,7 +27,7 @@ class Unusual(NamedTuple):
         row: from 0.
         field: column, array or tensor.
         reason: range, category, missing or text.
-        value: as the client sent it, if it has one.
+        value: the packed number, or the value as the client sent it.
         known: description of the training values.
     """
 
@@ -66,7 +66,9 @@ def _cells(arrays: tuple[NDArray[Any], ...], table: TableInput, raw_value: RawVa
     ):
         if cells.any():
             for row, place in np.argwhere(cells).tolist():
-                yield Unusual(row, columns[place].name, reason, raw_value(row, columns[place].name), columns[place])
+                column = columns[place]
+                value = numbers[row, place].item() if reason == "range" else raw_value(row, column.name)
+                yield Unusual(row, column.name, reason, value, column)
 
 
 def _far(values: NDArray[Any], field: str, range: tuple[float, ...]) -> Iterator[Unusual]:

@@ -15,6 +15,7 @@ __all__ = ["InputWarning", "by_row", "input_warnings"]
 
 _MOST, _MOST_IN_ALL = 20, 10_000  # warnings of one row, and of one request
 _LONGEST = 60  # characters of a value
+_DAYS = 3 * 86400  # seconds
 _BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -52,7 +53,7 @@ def by_row(warnings: Iterable[InputWarning], rows: int) -> list[list[str]]:
 
 def _text(finding: Unusual, spellings: dict[str, dict[str, str]]) -> str:
     """Return a warning. `spellings` has the categories of each column so far by their lower case."""
-    value, known = _shown(finding.value), finding.known
+    known = finding.known
     if finding.reason == "text":
         return f"the text has {known}"
     if finding.reason == "missing":
@@ -61,29 +62,37 @@ def _text(finding: Unusual, spellings: dict[str, dict[str, str]]) -> str:
         names = spellings.setdefault(finding.field, {})
         if not names:
             names |= {name.casefold(): name for name in known.categories}
-        alike = names.get(str(finding.value).strip().casefold())
+        text = _as_text(finding.value)
+        alike = names.get(text.casefold())
         fix = f". Fix: write {_shown(alike)}" if alike else ""
-        return f"{finding.field}: found {value}, which no training row has{fix}"
-    low, high = (_number(end, known) for end in (known.range if isinstance(known, Column) else known))
+        return f"{finding.field}: found {_shown(text)}, which no training row has{fix}"
+    ends = known.range if isinstance(known, Column) else known
+    value, low, high = (_number(number, known) for number in (finding.value, *ends))
     return f"{finding.field}: found {value}, far from the training values {low} to {high}"
 
 
 def _number(value: float, column: Any) -> str:
-    """Return an end of a range in the units of the client."""
+    """Return a packed number in the units of the client."""
     if not isinstance(column, Column):
         return f"{value:g}"
     if column.type == "numeric":
         return f"{value + column.offset:.6g}"
     try:
-        return (_BEGINNING + timedelta(seconds=round(value + column.offset))).strftime("%Y-%m-%dT%H:%M:%S")
+        low, high = column.range
+        form = "%Y-%m-%d" if high - low > _DAYS else "%Y-%m-%dT%H:%M:%S"  # float32 has no seconds of far dates
+        return (_BEGINNING + timedelta(seconds=round(value + column.offset))).strftime(form)
     except OverflowError:
         return f"{value + column.offset:g} s after 1970"
 
 
-def _shown(value: Any) -> str:
+def _as_text(value: Any) -> str:
+    """Return a value as a CSV file has it, so that a row has the same warnings in every format."""
     value = value.item() if isinstance(value, np.generic) else value
-    text = repr(value) if isinstance(value, str | int | float) else str(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return str(value).lower() if isinstance(value, bool) else str(value).strip().removesuffix(".0")
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...")
 
 
 def _cell(values: Any, row: int, name: str) -> Any:

@@ -36,6 +36,27 @@ def train_flow() -> None:
 train_flow()
 """
 
+STOPS = """
+import sys
+
+from filelock import FileLock
+from prefect import flow
+
+from flows.cancelled_runs import ended_by
+from tasks.stopping import TrainingStopped
+
+
+@flow(name="train-flow")
+def train_flow():
+    return ended_by(TrainingStopped("stopped at step 4 of 9"))
+
+
+print(train_flow(return_state=True).name)
+with FileLock(sys.argv[1]):
+    state = train_flow(return_state=True)
+print(state.name, state.type.value, state.message)
+"""
+
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
@@ -74,3 +95,18 @@ def test_only_the_run_of_a_killed_process_is_closed(workspace: Workspace, api: s
         working.communicate("\n")
         assert sorted(str(run.state_name) for run in client.read_flow_runs()) == ["Completed", "Crashed"]
     assert list((workspace.state / "runs").iterdir()) == []
+
+
+def test_run_that_ratchet_down_ends_is_stopped(workspace: Workspace, api: str) -> None:
+    """It is not Failed, for which an alert is sent. `ratchet down` holds the lock."""
+    workspace.params.touch()
+    path = f"{REPOSITORY / 'src'}:{REPOSITORY}"
+    variables = {"PYTHONPATH": path, "RATCHET_ROOT": str(workspace.root)}
+    environment = os.environ | client_environment(workspace, api) | variables
+    command = [sys.executable, "-c", STOPS, str(workspace.state / "platform.lock")]
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    by_a_signal, by_down = output.splitlines()
+    assert by_a_signal == "Failed"
+    assert by_down.startswith(
+        "Stopped FAILED stopped at step 4 of 9. To continue: `ratchet up`, then `prefect flow-run"
+    )

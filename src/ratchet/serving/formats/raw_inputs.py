@@ -284,11 +284,16 @@ def _refuse_mixed_booleans(raw: Any) -> None:
 _NO_COLUMN = (TypeError, ValueError, OverflowError, NotImplementedError)  # of polars and of Arrow
 
 
+def _is_missing(cell: Any) -> bool:
+    """Return whether it is None, NaN, or one of pandas' own missing values, NaT and NA."""
+    return cell is None or (isinstance(cell, float) and cell != cell) or type(cell).__name__ in ("NaTType", "NAType")
+
+
 def _column(name: str, cells: list[Any]) -> "polars.Series":
     """Return one column; texts if it has numbers and texts."""
     import polars
 
-    values = [None if cell is None or (isinstance(cell, float) and cell != cell) else cell for cell in cells]
+    values = [None if _is_missing(cell) else cell for cell in cells]
     try:
         return polars.Series(name, values)
     except (*_NO_COLUMN, polars.exceptions.PolarsError):

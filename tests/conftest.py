@@ -130,6 +130,7 @@ hypothesis.settings.load_profile("patient")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record-durations", action="store_true", help="write the seconds of each file to durations.json")
+    parser.addoption("--record-goldens", action="store_true", help="write the results of the examples to goldens.json")
 
 
 def pytest_configure(config: pytest.Config) -> None:

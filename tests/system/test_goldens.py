@@ -1,0 +1,263 @@
+"""What the examples give, shortened: bytes and numbers that no change of structure may move.
+
+Recorded in goldens.json by `pytest tests/system/test_goldens.py --record-goldens`, with the kind of processor: on the
+same kind every bit is compared, on another one the names and, roughly, the numbers of evaluation, verdict and answers.
+Each example goes through its stages; the model of one example for each kind of data also answers over HTTP.
+"""
+
+import json
+import os
+import re
+import subprocess
+import urllib.request
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+import yaml
+from ports import reserved_port
+from waiting import until
+
+from ratchet.servers.http import answers
+
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+
+FILE = Path(__file__).with_name("goldens.json")
+DATASETS = Path(os.environ.get("RATCHET_DATASETS", "/nowhere"))
+PAGE = Path(__file__).parents[2] / "docs" / "your-own-kind.md"
+COMMON = (
+    "training.precision=fp32", "training.max_steps=4", "training.epochs=1", "training.checkpoint_steps=2",
+    "evaluation.robustness_rows=20", "evaluation.explained_errors=0",
+    "gate.minimum_metric=none", "gate.constant=report", "gate.calibration_error=1",
+    "registry.export=none",
+)  # fmt: skip
+STAGES = ("ingest", "train", "evaluate", "export", "register")
+VOLATILE = {"cost", "id", "answer", "model_id", "run_id", "provenance", "ledger"}  # measured, or drawn
+FORMATS = ("/v1/predict", "/invocations", "/v2/models/{name}/infer")
+
+
+def head(name: str, target: Path, lines: int) -> None:
+    """Copy the first lines of a data set's file."""
+    content = (DATASETS / name).read_text(encoding="utf-8").splitlines(keepends=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text("".join(content[:lines]), encoding="utf-8")
+
+
+def digits(raw: Path) -> tuple[str, ...]:
+    return ()
+
+
+def cifar10(raw: Path) -> tuple[str, ...]:
+    return (f"data.path={DATASETS}",)
+
+
+def photos(raw: Path) -> tuple[str, ...]:
+    path = f"data.path={DATASETS / 'hymenoptera' / 'train'}"
+    return path, "model.pretrained=none", "data.image_size=32", "training.frozen_epochs=0"
+
+
+def passengers(raw: Path) -> tuple[str, ...]:
+    head("tabular/titanic.csv", raw / "titanic.csv", 892)
+    return (
+        "data.path=data/raw/titanic.csv",
+        "data.label_column=survived",
+        "data.drop=[alive]",
+        "training.epochs=8",
+        "training.max_steps=60",
+    )
+
+
+def days(raw: Path) -> tuple[str, ...]:
+    head("tabular/bike-sharing/day.csv", raw / "day.csv", 732)
+    columns = "data.label_column=cnt", "data.order_by=dteday", "data.drop=[casual,registered,instant]"
+    return "data.path=data/raw/day.csv", *columns
+
+
+def reviews(raw: Path) -> tuple[str, ...]:
+    for name in ("rt-polarity.pos", "rt-polarity.neg"):
+        head(f"text/rt-polarity/{name}", raw / "reviews" / name, 400)
+    return ()
+
+
+def plays(raw: Path) -> tuple[str, ...]:
+    head("tinyshakespeare.txt", raw / "text.txt", 2000)
+    return ()
+
+
+def fruit(raw: Path) -> tuple[str, ...]:
+    """Rows with several labels each."""
+    random = np.random.default_rng(0)
+    size, weight = random.normal(8, 2, 400), random.gamma(2.0, 60.0, 400)
+    names = np.array(["red", "round", "sweet"])
+    has = np.stack([weight > 100, size > 8, random.random(400) > 0.5], axis=1)
+    labels = [";".join(names[row]) for row in has]
+    pl.DataFrame({"size": size, "weight": weight, "labels": labels}).write_csv(raw / "fruit.csv")
+    label = "data.label_column=labels", "data.problem=multi-label"
+    return "data.kind=table", "data.path=data/raw/fruit.csv", *label
+
+
+def rentals(raw: Path) -> tuple[str, ...]:
+    """The own kind of docs/your-own-kind.md."""
+    head("tabular/bike-sharing/hour.csv", raw / "hour.csv", 1501)
+    page = PAGE.read_text(encoding="utf-8")
+    for name in ("bike_windows", "bike_net"):
+        [code] = re.findall(rf"```python\n(# {name}\.py\n.*?)```", page, re.DOTALL)
+        (raw.parents[1] / f"{name}.py").write_text(code)
+    commands = re.findall(r"^\$ ratchet set (.*)$", page, re.MULTILINE)
+    steps = "training.epochs=4", "training.max_steps=60", "gate.minimum_metric=none"
+    return *(setting for command in commands for setting in command.split()), *steps
+
+
+CASES: dict[str, tuple[str, Callable[[Path], tuple[str, ...]]]] = {
+    "digits": ("digits", digits),
+    "digits-search": ("digits-search", digits),
+    "cifar10": ("cifar10", cifar10),
+    "cifar10-fast": ("cifar10-fast", cifar10),
+    "fashion-mnist": ("fashion-mnist", cifar10),
+    "photos": ("photos", photos),
+    "tabular-classification": ("tabular-classification", passengers),
+    "tabular-regression": ("tabular-regression", days),
+    "text-sentiment": ("text-sentiment", reviews),
+    "language-model": ("language-model", plays),
+    "labels": ("digits", fruit),
+    "own-kind": ("digits", rentals),
+}
+SERVED = {"digits", "tabular-classification", "text-sentiment", "language-model", "own-kind"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results_are_those_recorded(name: str, project: Any, pytestconfig: pytest.Config) -> None:
+    example, source = CASES[name]
+    if name not in ("digits", "digits-search", "labels") and not DATASETS.is_dir():
+        pytest.skip("RATCHET_DATASETS names no folder with the data sets")
+    project.good("ratchet", "use", example, "--force")
+    settings = source(project.root / "data" / "raw")
+    project.good("ratchet", "set", *COMMON, *settings)
+    for stage in STAGES:
+        project.good(*project.stage(stage))
+    goldens = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {"cases": {}}
+    records = pytestconfig.getoption("--record-goldens")
+    requests = {} if records else goldens["cases"][name]["requests"]
+    now = results(project) | (served(project, requests) if name in SERVED else {"requests": {}})
+    if records:
+        goldens["processor"], goldens["cases"][name] = processor(), now
+        FILE.write_text(json.dumps(goldens, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    recorded = goldens["cases"][name]
+    if goldens["processor"] == processor():
+        assert now == recorded
+    else:
+        assert numbers(now) == approximate(numbers(recorded))
+
+
+def test_dvc_lock_has_the_recorded_keys(project: Any, pytestconfig: pytest.Config) -> None:
+    project.good("dvc", "repro")
+    stages = yaml.safe_load((project.root / "dvc.lock").read_text(encoding="utf-8"))["stages"]
+    now = {
+        name: {
+            "deps": [entry["path"] for entry in stage["deps"]],
+            "outs": [entry["path"] for entry in stage["outs"]],
+            "params": sorted(stage["params"]["params.yaml"]),
+        }
+        for name, stage in stages.items()
+    }
+    goldens = json.loads(FILE.read_text(encoding="utf-8"))
+    if pytestconfig.getoption("--record-goldens"):
+        FILE.write_text(json.dumps(goldens | {"lock": now}, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    else:
+        assert now == goldens["lock"]
+
+
+def processor() -> str:
+    """Describe what decides the last bits of a sum: the instructions in use, and who made the processor."""
+    maker = re.search(r"vendor_id\s*: (\w+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+    return f"{maker[1] if maker else 'unknown'} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def results(project: Any) -> dict[str, Any]:
+    data = project.root / "data"
+    packed = project.digests("data/packed")
+    registration = json.loads((data / "registration.json").read_text(encoding="utf-8"))
+    predictions = pl.read_parquet(data / "reports" / "predictions.parquet")
+    return {
+        "packed": {path.removeprefix("data/packed/"): digest for path, digest in packed.items()},
+        "model.safetensors": sha256((data / "model" / "model.safetensors").read_bytes()).hexdigest(),
+        "predictions": sha256(predictions.write_ndjson().encode()).hexdigest(),
+        "columns": predictions.columns,
+        "evaluation": steady(json.loads((data / "reports" / "evaluation.json").read_text(encoding="utf-8"))),
+        "verdict": steady(registration["verdict"]),
+    }
+
+
+def served(project: Any, requests: dict[str, Any]) -> dict[str, Any]:
+    """Return the answers to recorded requests, or to the examples of the server's own OpenAPI page."""
+    port = reserved_port("127.0.0.1")
+    log = project.root / "server.log"
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(
+            ("ratchet", "serve", "--port", str(port)), cwd=project.root, env=project.environment,
+            stdout=output, stderr=output,
+        ) as server,
+    ):  # fmt: skip
+        try:
+            url = f"http://127.0.0.1:{port}"
+            until(lambda: answers(f"{url}/v2/health/ready"), process=server, log=log)
+            requests = requests or examples(url)
+            given = {path: steady(ask(url + path, request)) for path, request in requests.items()}
+            return {"requests": requests, "answers": given}
+        finally:
+            server.terminate()
+
+
+def examples(url: str) -> dict[str, Any]:
+    paths = ask(f"{url}/openapi.json")["paths"]
+    name = ask(f"{url}/v1/models")["models"][0]["model"]
+    found = {}
+    for path in FORMATS:
+        path = path.format(name=name)
+        post = paths[path if path in paths else "/v2/models/{model}/infer"]["post"]
+        found[path] = post["requestBody"]["content"]["application/json"]["example"]
+    return found
+
+
+def ask(url: str, content: Any = None) -> Any:
+    body = None if content is None else json.dumps(content).encode()
+    with urllib.request.urlopen(urllib.request.Request(url, body, {"Content-Type": "application/json"})) as answer:
+        return json.load(answer)
+
+
+def steady(value: Any) -> Any:
+    """Leave out what differs from run to run."""
+    match value:
+        case dict():
+            return {key: steady(item) for key, item in value.items() if key not in VOLATILE}
+        case list():
+            return [steady(item) for item in value]
+    return value
+
+
+def numbers(value: Any, name: str = "") -> dict[str, float]:
+    """Return the numbers by their places, without digests and texts."""
+    match value:
+        case dict():
+            items = value.items()
+        case list():
+            items = enumerate(value)
+        case bool() | int() | float():
+            return {name: float(value)}
+        case _:
+            return {}
+    return {place: number for key, item in items for place, number in numbers(item, f"{name}/{key}").items()}
+
+
+def approximate(recorded: dict[str, float]) -> Any:
+    """Allow for a few rows whose two best classes are nearly equal: counts may differ by five, shares by a tenth."""
+    return {
+        name: pytest.approx(value, rel=0.1, abs=5 if value == int(value) and abs(value) > 1 else 0.1)
+        for name, value in recorded.items()
+    }

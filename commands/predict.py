@@ -34,16 +34,15 @@ def predict(
         DataError: no file has rows, or `out` cannot be written.
         RegistryError: there is no such version, or its files are damaged.
     """
-    if out is not None and out.suffix.lower() not in FORMATS:
-        raise DataError(f"--out: found {out}; allowed: a file that ends in {', '.join(FORMATS)}")
+    _check_format(out)
     params = settings.load(workspace.params)
     registry = ModelRegistry(workspace, params)
     version = registry.find(model or configured(workspace, params))
-    rows = refused = unlike = 0
-    faults = list[str]()
+    rows = refused = unlike = unread = 0
 
     def note_fault(error: DataError) -> None:
-        faults.append(str(error))
+        nonlocal unread
+        unread += 1
         echo(f"ratchet: {error}", err=True)
 
     with loaded_version(registry, version, params, variant=params.serving.variant) as loaded:
@@ -63,10 +62,19 @@ def predict(
                 raise DataError(f"{', '.join(map(str, paths))}: no row could be read")
         for note in reader.notes:
             echo(f"warning: {note}", err=True)
-        unread = f"; {len(faults):,} of the files could not be read, see above" if faults else ""
-        warned = f"; {unlike:,} unlike the training samples, see the column warnings" if unlike else ""
-        echo(f"{rows - refused:,} of {rows:,} rows answered by {loaded.identity}{warned}{unread}", err=True)
-    return refused < rows and not faults
+        _say_counts(rows, refused, unlike, unread, by=loaded.identity)
+    return refused < rows and not unread
+
+
+def _check_format(out: Path | None) -> None:
+    if out is not None and out.suffix.lower() not in FORMATS:
+        raise DataError(f"--out: found {out}; allowed: a file that ends in {', '.join(FORMATS)}")
+
+
+def _say_counts(rows: int, refused: int, unlike: int, unread: int, *, by: Identity) -> None:
+    warned = f"; {unlike:,} unlike the training samples, see the column warnings" if unlike else ""
+    missing = f"; {unread:,} of the files could not be read, see above" if unread else ""
+    echo(f"{rows - refused:,} of {rows:,} rows answered by {by}{warned}{missing}", err=True)
 
 
 def _files(reader: Reader, paths: Sequence[str], note_fault: Callable[[DataError], None]) -> Iterator[InputFile]:

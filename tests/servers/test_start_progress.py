@@ -1,4 +1,4 @@
-"""How long `ratchet up` waits for a service: as long as it computes."""
+"""Progress of a service that starts: `ratchet up` waits as long as it computes."""
 
 import subprocess
 import sys

@@ -282,8 +282,8 @@ def test_texts_unlike_the_training_texts_have_warnings(tmp_path: Path, kind: str
     described = fit_tokenizer(texts, kind)
     model = {"hashed": "bag", "words": "transformer"}[kind]
     server = ModelServer(Fixed(served(tmp_path, described, Classes(("bad", "good")), model)), ServingSettings())
-    asked = ["A GOOD café!", "", "  ", "очень хороший фильм", "映画はとても良い", "good фильм 7 film"]
-    status, answer = ask(server, "/v1/predict", {"input": asked})
+    rows = ["A GOOD café!", "", "  ", "очень хороший фильм", "映画はとても良い", "good фильм 7 film"]
+    status, answer = ask(server, "/v1/predict", {"input": rows})
     assert status == 200
     none = {"hashed": [], "words": ["the text has no word that the model knows"]}[kind]
     strange = [*none, "the text has mostly characters that no training text has"]

@@ -1,4 +1,4 @@
-"""What the examples give, shortened: bytes and numbers that no change of structure may move.
+"""Results of the shortened examples: bytes and numbers that no change of structure may move.
 
 Recorded in goldens.json by `pytest tests/system/test_goldens.py --record-goldens`, with the kind of processor: on the
 same kind every bit is compared, on another one the names and, roughly, the numbers of evaluation, verdict and answers.
@@ -217,12 +217,12 @@ def served(project: Any, requests: dict[str, Any]) -> dict[str, Any]:
 def examples(url: str) -> dict[str, Any]:
     paths = ask(f"{url}/openapi.json")["paths"]
     name = ask(f"{url}/v1/models")["models"][0]["model"]
-    found = {}
+    requests = {}
     for path in FORMATS:
         path = path.format(name=name)
         post = paths[path if path in paths else "/v2/models/{model}/infer"]["post"]
-        found[path] = post["requestBody"]["content"]["application/json"]["example"]
-    return found
+        requests[path] = post["requestBody"]["content"]["application/json"]["example"]
+    return requests
 
 
 def ask(url: str, content: Any = None) -> Any:

@@ -177,6 +177,11 @@ class TextInput:
     def described(self) -> str:
         return "texts"
 
+    @property
+    def example(self) -> str:
+        """Text for documentation: of known words."""
+        return " ".join(self.vocabulary[:5]) or "a text"
+
 
 @dataclass(frozen=True)
 class TokensInput:
@@ -199,6 +204,11 @@ class TokensInput:
     @property
     def described(self) -> str:
         return "a stream of text"
+
+    @property
+    def example(self) -> str:
+        """Prompt for documentation: one token, a letter or word if there is one."""
+        return next(filter(str.isalnum, self.vocabulary), self.vocabulary[0] if self.vocabulary else "a")
 
 
 @dataclass(frozen=True)

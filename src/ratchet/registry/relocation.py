@@ -20,9 +20,12 @@ __all__ = ["former_roots", "local_path", "moved_fault", "relocate", "require_her
 _SQLITE = "sqlite:///"
 _AUTO = "mlruns/artifacts"  # tracking.artifacts=auto
 _COLUMNS = (
-    ("experiments", "artifact_location"), ("runs", "artifact_uri"), ("logged_models", "artifact_location"),
-    ("model_versions", "source"), ("model_versions", "storage_location"),
-)  # fmt: skip
+    ("experiments", "artifact_location"),
+    ("runs", "artifact_uri"),
+    ("logged_models", "artifact_location"),
+    ("model_versions", "source"),
+    ("model_versions", "storage_location"),
+)
 """Tables and columns of MLflow's database that have addresses of files."""
 
 

@@ -29,14 +29,13 @@ __all__ = ["document"]
 
 Schema = dict[str, Any]
 _MOST_VALUES = 4096  # numbers of an example
-_EXAMPLE_WORDS = 5
 
 
 def document(loaded: LoadedVersion) -> dict[str, Any]:
     """Return the document. Each example in it is answered with status 200."""
     spec, identity = loaded.spec, loaded.identity
     rows, example = _rows(spec), _example(spec)
-    is_language = isinstance(spec.input, TokensInput)
+    is_language = _is_language(spec)
     options = {"max_tokens": 8} if is_language else {"top_k": 2}
     own: Schema = {"input": example, "options": options}
     mlflow: Schema = {"inputs": example} | ({"params": options} if is_language else {})
@@ -144,15 +143,11 @@ def _example(spec: ModelSpec) -> Any:
             return [{"b64": base64.b64encode(file.getvalue()).decode()}]
         case TableInput(columns=columns):
             return [{column.name: _value(column) for column in columns}]
-        case TokensInput(vocabulary=vocabulary):
-            return [next(filter(str.isalnum, vocabulary), vocabulary[0] if vocabulary else "a")]
-        case TextInput(vocabulary=vocabulary) if vocabulary:
-            return [" ".join(vocabulary[:_EXAMPLE_WORDS])]
         case ArraysInput(arrays=named):
             filled = {array.name: np.full((1, *array.shape), array.mean).astype(array.dtype) for array in named}
             return {name: values.tolist() for name, values in filled.items()}
         case _:
-            return ["a text"]
+            return [spec.input.example]
 
 
 def _value(column: Column) -> Any:
@@ -184,7 +179,7 @@ def _tensors(loaded: LoadedVersion) -> Schema | None:
             case _:
                 data = example
         inputs.append(tensor | {"shape": shape, "data": data})
-    return {"inputs": inputs} | ({"parameters": {"max_tokens": 8}} if isinstance(spec.input, TokensInput) else {})
+    return {"inputs": inputs} | ({"parameters": {"max_tokens": 8}} if _is_language(spec) else {})
 
 
 def _prediction(spec: ModelSpec) -> Schema:
@@ -207,7 +202,7 @@ def _prediction(spec: ModelSpec) -> Schema:
 
 def _options(spec: ModelSpec) -> Schema:
     whole: Schema = {"type": "integer", "minimum": 1}
-    if not isinstance(spec.input, TokensInput):
+    if not _is_language(spec):
         return _object({"top_k": whole})
     number: Schema = {"type": "number", "minimum": 0}
     return _object({
@@ -218,6 +213,10 @@ def _options(spec: ModelSpec) -> Schema:
         "seed": {"type": "integer", "minimum": 0, "description": "another number gives another text; default: 0"},
         "stream": {"type": "boolean"},
     })  # fmt: skip
+
+
+def _is_language(spec: ModelSpec) -> bool:
+    return isinstance(spec.input, TokensInput)
 
 
 def _takes_files(spec: ModelSpec) -> bool:

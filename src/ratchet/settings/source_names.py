@@ -11,11 +11,12 @@ __all__ = ["CLASSIFICATION", "OWN", "refusal", "torchvision_names"]
 
 OWN = ("digits", "image-folder", "image-manifest", "factory")
 """Sources that are not from torchvision."""
-CLASSIFICATION = (
-    "CIFAR10", "CIFAR100", "Caltech256", "Country211", "DTD", "EuroSAT", "FER2013", "FGVCAircraft", "FashionMNIST",
-    "Flowers102", "Food101", "GTSRB", "ImageNet", "Imagenette", "KMNIST", "MNIST", "OxfordIIITPet", "PCAM", "QMNIST",
-    "RenderedSST2", "SEMEION", "STL10", "SUN397", "SVHN", "StanfordCars", "USPS",
-)  # fmt: skip
+_NAMES = (
+    "CIFAR10 CIFAR100 Caltech256 Country211 DTD EuroSAT FER2013 FGVCAircraft FashionMNIST Flowers102 Food101 "
+    "GTSRB ImageNet Imagenette KMNIST MNIST OxfordIIITPet PCAM QMNIST RenderedSST2 SEMEION STL10 SUN397 SVHN "
+    "StanfordCars USPS"
+)
+CLASSIFICATION = tuple(_NAMES.split())
 """Sets of torchvision with one class for each image, whose splits need no more than a name. Messages suggest these."""
 
 

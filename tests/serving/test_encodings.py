@@ -13,7 +13,7 @@ BODY = os.urandom(300_000) + b"\0" * 3_000_000
 
 @pytest.mark.parametrize("size", [1, 1000, 1 << 20])
 @pytest.mark.parametrize(
-    ("coding", "packed"), [("gzip", gzip.compress(BODY[299_000:])), ("deflate", zlib.compress(BODY[299_000:]))]
+    ("coding", "packed"), [("gzip", gzip.compress(BODY[299_000:], mtime=0)), ("deflate", zlib.compress(BODY[299_000:]))]
 )
 def test_parts_of_any_size_are_decompressed(coding: str, packed: bytes, size: int) -> None:
     decoder = BodyDecoder({"content-encoding": coding})

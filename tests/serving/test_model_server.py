@@ -380,11 +380,11 @@ def test_compressed_requests_are_answered(images: Served, coding: str, pack: Cal
         ("br", b"{}", 415, "Content-Encoding: found 'br'; allowed: gzip, deflate, or none"),
         ("gzip, gzip", b"{}", 415, "allowed: gzip, deflate"),
         ("gzip", b'{"input": []}', 400, "the body is not gzip: "),
-        ("gzip", gzip.compress(b'{"input": []}')[:-8], 400, "the body is cut off"),
+        ("gzip", gzip.compress(b'{"input": []}', mtime=0)[:-8], 400, "the body is cut off"),
         ("gzip", b"", 400, "the body is cut off"),
         ("deflate", zlib.compress(b" " * 9_000_000), 413, "the body is larger than 1 MiB (serving.body_mib)"),
-        ("gzip", gzip.compress(b" " * 1_048_577), 413, "the body is larger than 1 MiB"),
-        ("gzip", gzip.compress(b" " * 1_048_576), 400, "the body is not JSON"),
+        ("gzip", gzip.compress(b" " * 1_048_577, mtime=0), 413, "the body is larger than 1 MiB"),
+        ("gzip", gzip.compress(b" " * 1_048_576, mtime=0), 400, "the body is not JSON"),
     ],
 )
 def test_bad_compressed_body_is_refused_by_name(

@@ -1,8 +1,10 @@
 """Names of flow runs, for Prefect's pages: data, time and deployment, as in "digits 2026-11-25 02:00 nightly"."""
 
-import re
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+from coolname.data import config
 from prefect.runtime import deployment, flow_run
 
 from ratchet import settings
@@ -10,18 +12,32 @@ from ratchet.errors import RatchetError
 from ratchet.settings import source_names
 from ratchet.workspace import Workspace
 
-__all__ = ["run_name"]
+__all__ = ["is_made_up", "run_name"]
 
-_RANDOM = re.compile(r"[a-z]+-[a-z]+")  # names that Prefect makes up, such as "happy-otter"
+_LISTS: dict[str, Any] = config  # the words from which Prefect makes up names
 
 
 def run_name() -> str:
     """Return the name of the current flow run, with its scheduled time in UTC. A name that somebody chose is kept."""
     name = str(flow_run.name or "")
-    if name and not _RANDOM.fullmatch(name):
+    if name and not is_made_up(name):
         return name
     at = flow_run.scheduled_start_time.strftime("%Y-%m-%d %H:%M")
     return " ".join(filter(None, [_data(), at, deployment.name or "command line"]))
+
+
+def is_made_up(name: str) -> bool:
+    """Return whether Prefect has made up a name, such as "happy-otter". One such as "nightly-retrain" was chosen."""
+    lists = _LISTS["an"]["lists"]  # of adjectives and of nouns
+    words = name.split("-")
+    return len(words) == len(lists) and all(word in _words(each) for word, each in zip(words, lists, strict=True))
+
+
+@cache
+def _words(name: str) -> frozenset[str]:
+    """Return the words of a list, which may consist of others."""
+    content = _LISTS[name]
+    return frozenset(content.get("words", ())).union(*map(_words, content.get("lists", ())))
 
 
 def _data() -> str:

@@ -1,5 +1,6 @@
 """`ratchet up`, `down`, `status`, `logs`: the local servers."""
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -116,7 +117,7 @@ def relocate(
     from ratchet.registry import relocation
     from ratchet.servers.record import Record
 
-    workspace, former = Workspace.find(), folder.absolute() if folder else None
+    workspace, former = Workspace.find(), Path(os.path.abspath(folder)) if folder else None  # it may not exist
     tracking = settings.load(workspace.params).tracking
     if Record.read(workspace).alive():
         raise WorkspaceError(f"{workspace.root}: its servers still run. Fix: `ratchet down`, then `ratchet relocate`")

@@ -2,19 +2,25 @@
 
 import os
 import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from commands.cli import app
 from ratchet import files
 from ratchet.errors import RegistryError, TrackingRefused
 from ratchet.references import broken_references
 from ratchet.registry.models import ModelRegistry
-from ratchet.registry.relocation import relocate
+from ratchet.registry.relocation import former_roots, moved_fault, relocate
 from ratchet.servers.record import Record
+from ratchet.settings import load, template
+from ratchet.settings.model import TrackingSettings
 from ratchet.workspace import Workspace
 
 NewLine = Callable[[Any], Any]
@@ -121,3 +127,56 @@ def test_copy_does_not_own_the_servers_of_the_original(tmp_path: Path) -> None:
     assert Record.read(copy).services == {}
     shutil.rmtree(original.root)
     assert list(Record.read(copy).services) == ["mlflow"], "a moved project still ends its own servers"
+
+
+def project_at(root: Path, *places: str) -> Workspace:
+    """Return a project whose database has experiments with their files at these places."""
+    workspace = Workspace(root)
+    workspace.mlruns.mkdir(parents=True)
+    workspace.params.write_text(template(), encoding="utf-8")
+    with closing(sqlite3.connect(workspace.mlruns / "mlflow.db")) as connection, connection:
+        connection.execute("create table experiments (artifact_location text)")
+        connection.executemany("insert into experiments values (?)", [(place,) for place in places])
+    return workspace
+
+
+def places_of(workspace: Workspace) -> list[str]:
+    with closing(sqlite3.connect(workspace.mlruns / "mlflow.db")) as connection:
+        return [place for (place,) in connection.execute("select artifact_location from experiments")]
+
+
+def test_absolute_place_of_files_is_no_former_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = tmp_path / "store"
+    workspace = project_at(tmp_path / "project", store.as_uri())
+    monkeypatch.chdir(workspace.mlruns)
+    assert former_roots(workspace, TrackingSettings(artifacts=str(store))) == []
+
+
+def test_second_relocation_changes_nothing_more(tmp_path: Path) -> None:
+    """A project that moved down a folder is inside of the former one."""
+    root = tmp_path / "work" / "project"
+    workspace = project_at(root, (tmp_path / "work" / "mlruns" / "artifacts").as_uri())
+    for _ in range(2):
+        list(relocate(workspace, TrackingSettings(), tmp_path / "work"))
+        assert places_of(workspace) == [(root / "mlruns" / "artifacts").as_uri()]
+
+
+def test_relocation_takes_a_folder_relative_to_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace = project_at(tmp_path / "new", (tmp_path / "old" / "mlruns" / "artifacts").as_uri())
+    monkeypatch.chdir(workspace.root)
+    assert CliRunner().invoke(app, ["relocate", "../old"]).exit_code == 0
+    assert places_of(workspace) == [(workspace.mlruns / "artifacts").as_uri()]
+
+
+def test_relocation_creates_no_database(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    workspace.mlruns.mkdir()
+    assert list(relocate(workspace, TrackingSettings(), tmp_path / "old")) == []
+    assert list(workspace.mlruns.iterdir()) == []
+
+
+def test_former_folder_that_cannot_be_looked_into_is_named(tmp_path: Path) -> None:
+    """As that of another user, but so for the administrator as well: a name longer than a disk has."""
+    former = tmp_path / ("x" * 300)
+    workspace = project_at(tmp_path / "copy", (former / "mlruns" / "artifacts").as_uri())
+    assert f"recorded at {former}, which" in (moved_fault(workspace, load(workspace.params).tracking) or "")

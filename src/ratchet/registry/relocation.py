@@ -4,6 +4,7 @@ MLflow stores where the files of each experiment, run, model and version are. Af
 a copy they lead to the files of the original. Neither may be read or written without a word.
 """
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -51,7 +52,7 @@ def former_roots(workspace: Workspace, tracking: TrackingSettings) -> list[Path]
         Path(*path.parts[: -len(Path(name).parts)])
         for path in paths
         for name in (_AUTO, tracking.artifacts)
-        if "://" not in name and path.parts[-len(Path(name).parts) :] == Path(name).parts
+        if not ("://" in name or Path(name).is_absolute()) and path.parts[-len(Path(name).parts) :] == Path(name).parts
     }
     return sorted(former for former in roots if former.resolve() != root.resolve())
 
@@ -59,7 +60,7 @@ def former_roots(workspace: Workspace, tracking: TrackingSettings) -> list[Path]
 def moved_fault(workspace: Workspace, tracking: TrackingSettings) -> str | None:
     """Describe a project folder that was moved or copied since MLflow recorded its files; None: it was not."""
     for former in former_roots(workspace, tracking):
-        state = "still exists, and is not used" if former.exists() else "does not exist"
+        state = "still exists, and is not used" if os.path.exists(former) else "does not exist"  # or is another's
         return (
             f"the files of MLflow's runs and models are recorded at {former}, which {state}; this project is at "
             f"{workspace.project.root}. Fix: if it was moved or copied from there, `ratchet relocate`"
@@ -86,7 +87,7 @@ def relocate(workspace: Workspace, tracking: TrackingSettings, former: Path | No
     Raises:
         RegistryError: MLflow is a server.
     """
-    from sqlalchemy import create_engine, inspect, text
+    from sqlalchemy import create_engine, inspect, make_url, text
 
     uri, root = workspace.database(tracking.uri), workspace.project.root
     if uri.startswith(("http://", "https://")):
@@ -95,6 +96,8 @@ def relocate(workspace: Workspace, tracking: TrackingSettings, former: Path | No
             "whose database that server uses"
         )
     roots = [former] if former else former_roots(workspace, tracking)
+    if not roots or (uri.startswith(_SQLITE) and not Path(make_url(uri).database or "").exists()):
+        return  # a connection would create the database
     engine = create_engine(uri)
     try:
         with engine.begin() as connection:
@@ -122,9 +125,11 @@ def _own_database(workspace: Workspace, tracking: TrackingSettings) -> Path | No
 
 
 def _moved(place: str, former: Path, root: Path) -> str | None:
-    """Return an address in `former` as one in `root`; None for any other."""
+    """Return an address in `former` as one in `root`; None for any other, also one that has followed already."""
     path = local_path(place)
     if path is None or not path.is_relative_to(former):
+        return None
+    if root.is_relative_to(former) and path.is_relative_to(root):
         return None
     moved = root / path.relative_to(former)
     return moved.as_uri() if place.startswith("file:") else str(moved)

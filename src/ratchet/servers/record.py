@@ -42,7 +42,7 @@ class Record:
         """
         record = cls._read(workspace.state / "servers.json")
         originals = {Path(service.log).parent.parent / record.path.name for service in record.services.values()}
-        is_copy = any(path.exists() and path.resolve() != record.path.resolve() for path in originals)
+        is_copy = any(os.path.exists(path) and path.resolve() != record.path.resolve() for path in originals)
         return cls(record.path) if is_copy else record
 
     @classmethod

@@ -27,6 +27,7 @@ from ratchet.kinds.targets import Classes
 from ratchet.registry.pyfunc import ServedModel
 from ratchet.serving.app import ModelServer
 from ratchet.serving.batch.reading import Batch
+from ratchet.serving.formats.input_warnings import input_warnings
 from ratchet.serving.formats.raw_inputs import to_arrays
 from ratchet.serving.openapi import document
 from ratchet.serving.scoring import score
@@ -80,9 +81,9 @@ def served(root: Path, described: Input, target: Any, name: str) -> LoadedVersio
 
 
 def ask(server: ModelServer, path: str, content: Any, *, method: str = "POST") -> tuple[int, Any]:
-    """Return status and answer of a server in this process; content: JSON, or an image file."""
-    is_file = isinstance(content, bytes)
-    body, sent = content if is_file else json.dumps(content).encode(), list[dict[str, Any]]()
+    """Return status and answer of a server in this process; content: JSON, its text, or an image file."""
+    is_file, sent = isinstance(content, bytes), list[dict[str, Any]]()
+    body = content if is_file else (content if isinstance(content, str) else json.dumps(content)).encode()
     kind = b"image/png" if is_file else b"application/json"
     scope = {
         "type": "http", "method": method, "path": path, "query_string": b"", "root_path": "", "scheme": "http",
@@ -201,6 +202,29 @@ def test_loader_refuses_booleans_and_logs_warnings(table: LoadedVersion, caplog:
         for raw in (pd.DataFrame(rows), rows, {name: [row[name] for row in rows] for name in GOOD}):
             with pytest.raises(MlflowException, match=r"fare.*bool"):
                 model.predict(raw)
+
+
+def test_loader_answers_rows_that_lack_a_column(table: LoadedVersion, caplog: pytest.LogCaptureFixture) -> None:
+    model, short = ServedModel(*load_model(table._folder)), {name: GOOD[name] for name in GOOD if name != "age"}
+    assert model.predict([GOOD, short]).shape == (2, 2)
+    assert "row 1: age: is missing; every training row has a value" in caplog.text
+
+
+def test_infinite_number_beside_nan_is_refused(server: ModelServer) -> None:
+    content = json.dumps({"input": [GOOD | {"age": 123, "fare": float("nan")}]})
+    status, answer = ask(server, "/v1/predict", content.replace("123", "-1e400"))
+    assert (status, "found -1e400; allowed: finite numbers" in answer["error"]) == (400, True), answer
+    assert ask(server, "/v1/predict", content)[0] == 200
+
+
+def test_column_is_found_by_its_own_spelling_first() -> None:
+    names = [unicodedata.normalize(form, "ville née") for form in ("NFC", "NFD")]
+    described = TableInput(tuple(Column(name, "categorical", categories=("a",)) for name in names))
+    row = {names[0]: "x", names[1]: "y"}
+    warnings = input_warnings(to_arrays([row], described), described, {name: [row[name]] for name in reversed(names)})
+    assert [warning.text for warning in warnings] == [
+        f"{name}: found {row[name]!r}, which no training row has" for name in names
+    ]
 
 
 def test_booleans_and_missing_dates_of_pandas_are_read() -> None:

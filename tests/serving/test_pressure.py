@@ -1,6 +1,7 @@
 """The model server under pressure: what waits is bounded, what no client waits for stops, and an end does not wait."""
 
 import asyncio
+import gzip
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,8 +20,11 @@ from waiting import until, until_in_loop
 from ratchet.kinds import ImageInput
 from ratchet.serving.answered import Answered
 from ratchet.serving.canary import Canary
+from ratchet.serving.formats.envelopes import Question
+from ratchet.serving.formats.input_warnings import InputWarning
 from ratchet.serving.formats.request_values import TooManyRows, given_arrays
 from ratchet.serving.lifetime import Lifetime
+from ratchet.serving.recent import RecentAnswers
 from ratchet.serving.requests import Bodies, Refused
 from ratchet.serving.sequential import Slower
 from ratchet.serving.shadow import Shadow
@@ -31,6 +35,7 @@ from ratchet.settings.model import ServingSettings
 
 ENOUGH = 60.0  # seconds
 IMAGES = ImageInput(8, 8, 3, (120.0,) * 3, (60.0,) * 3)
+WARNING = InputWarning(0, "range", "age: found -1e+38, far from the training values 20 to 59")
 
 
 class Model:
@@ -240,8 +245,20 @@ def test_bodies_in_memory_have_a_common_limit() -> None:
         with bodies.hold() as large, pytest.raises(Refused, match="larger than 1 MiB") as refused:
             await large.read(sender(b"", part), {"content-length": "99000000"})
         assert (refused.value.status, bodies.size) == (413, 0)
+        empty = [gzip.compress(b"") * 10_000] * 9
+        with bodies.hold() as endless, pytest.raises(Refused, match="larger than 1 MiB") as refused:
+            await endless.read(sender(*empty), {"content-encoding": "gzip"})
+        assert (refused.value.status, bodies.size) == (413, 0)
 
     asyncio.run(read())
+
+
+def test_remembered_answers_count_their_warnings() -> None:
+    recent, warnings = RecentAnswers(), (WARNING,) * 10_000
+    for place in range(50):
+        recent.add((str(place),), Question(rows(1), warnings=warnings), np.zeros((1, 3), np.float32))
+    assert recent.get(("0",)) is None
+    assert recent.get(("49",)) is not None
 
 
 def image_file(width: int) -> bytes:
@@ -271,8 +288,7 @@ def answered(run: str = "served", *, client: str = "", seconds: float = 0.01, up
     """An answer to one row."""
     loaded = SimpleNamespace(identity=SimpleNamespace(run_id=run), spec=SimpleNamespace())
     answer = SimpleNamespace(id="0" * 32, instead="", predictions=np.zeros((1, 3), np.float32))
-    question = SimpleNamespace(arrays=rows(1), rows=1)
-    fields: Any = ("own", question, answer, loaded, "", client, 0.0, seconds + upload, seconds)
+    fields: Any = ("own", Question(rows(1)), answer, loaded, "", client, 0.0, seconds + upload, seconds)
     return Answered(*fields)
 
 
@@ -319,12 +335,12 @@ def test_shadow_drops_what_has_waited_too_long() -> None:
         """Notes the requests that it takes, and needs `free` for each."""
 
         def _answer(self, answered: Answered) -> None:
-            seen.append(answered.client)
+            seen.append((answered.client, answered.question.warnings))
             taken.set()
             assert free.wait(ENOUGH)
 
     shadow = Noting(cast(Any, Slow()), cast(Any, SimpleNamespace(share=1.0)), share=1.0, clock=clock)
-    shadow.observe(answered(client="first"))
+    shadow.observe(answered(client="first")._replace(question=Question(rows(1), warnings=(WARNING,))))
     assert taken.wait(ENOUGH)
     shadow.observe(answered(client="old"))
     clock.now = 9.0
@@ -332,7 +348,7 @@ def test_shadow_drops_what_has_waited_too_long() -> None:
     clock.now = 12.0  # none arrives meanwhile
     free.set()
     until(lambda: len(seen) == 2)
-    assert (seen, shadow.dropped) == (["first", "young"], 1)
+    assert (seen, shadow.dropped) == ([("first", ()), ("young", ())], 1)
     shadow.close()
 
 

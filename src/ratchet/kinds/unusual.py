@@ -27,7 +27,7 @@ class Unusual(NamedTuple):
         row: from 0.
         field: column, array or tensor.
         reason: range, category, missing or text.
-        value: the packed number, or the value as the client sent it.
+        value: the packed number, or the value as the client sent it; None: missing.
         known: description of the training values.
     """
 
@@ -67,7 +67,9 @@ def _cells(arrays: tuple[NDArray[Any], ...], table: TableInput, raw_value: RawVa
         if cells.any():
             for row, place in np.argwhere(cells).tolist():
                 column = columns[place]
-                value = numbers[row, place].item() if reason == "range" else raw_value(row, column.name)
+                value = None
+                if reason != "missing":
+                    value = numbers[row, place].item() if reason == "range" else raw_value(row, column.name)
                 yield Unusual(row, column.name, reason, value, column)
 
 

@@ -12,7 +12,7 @@ __all__ = ["RecentAnswers", "request_key"]
 
 _MOST_BYTES = 32 << 20
 _LONGEST = 1 << 20  # bytes of a body; the digest of a longer one would take too long
-_OVERHEAD = 1000  # bytes of an entry besides its arrays
+_OVERHEAD = 1000  # bytes of an entry besides its arrays and warnings
 RequestKey = tuple[str, ...] | None
 
 
@@ -51,4 +51,4 @@ class RecentAnswers:
 
 
 def _size(question: Question, predictions: Any) -> int:
-    return sum(array.nbytes for array in question.arrays) + int(predictions.nbytes) + _OVERHEAD
+    return question.nbytes + int(predictions.nbytes) + _OVERHEAD

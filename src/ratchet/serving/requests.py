@@ -104,16 +104,21 @@ class HeldBody:
                 unknown or damaged.
         """
         decoder = await self._decoder(receive, headers)
-        parts, is_whole = list[bytes](), False
+        parts, is_whole, received = list[bytes](), False, 0
         while not is_whole:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
             is_whole = not message.get("more_body", False)
+            body = message.get("body", b"")
+            received += len(body)
             try:
-                for part in decoder.pieces(message.get("body", b"")):
-                    self._take(len(part))
-                    parts.append(part)
+                if received > self._bodies.most:  # what is compressed may hold nothing, and have no end
+                    raise self._too_large()
+                for part in decoder.pieces(body):
+                    if part:
+                        self._take(len(part))
+                        parts.append(part)
                     if decoder.encoding:  # a short body may have many pieces; other requests go on between them
                         await asyncio.sleep(0)
                 if is_whole:

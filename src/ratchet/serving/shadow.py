@@ -69,6 +69,8 @@ class Shadow:
         answer, arrays = answered.answer, answered.question.arrays
         if answer.instead or not arrays or self.version is None or not is_sampled(answer.id, self._share):
             return
+        if answered.question.warnings:  # they may need more memory than the rows, and the log takes none
+            answered = answered._replace(question=answered.question._replace(warnings=()))
         with self._changed:
             self._drop_old()
             if len(self._waiting) >= _MOST or (self._bytes and self._bytes + _size(answered) > _MOST_BYTES):

@@ -47,6 +47,7 @@ __all__ = [
 
 SLOW = 1 << 18
 """Bytes of JSON that takes milliseconds to read."""
+_WARNING_BYTES = 200  # of a warning besides its text
 _IDS = 256  # ids of answers that are drawn at once
 _JSON = (b"content-type", b"application/json")
 _GENERATION: dict[str, tuple[type, ...]] = {  # options, with their types
@@ -77,6 +78,12 @@ class Question(NamedTuple):
         assert self.unencoded, "callers check it"
         warnings = input_warnings(arrays, self.unencoded.described, self.unencoded.values)
         return self._replace(arrays=arrays, unencoded=None, warnings=warnings)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of arrays and warnings in memory."""
+        texts = sum(_WARNING_BYTES + len(warning.text) for warning in self.warnings)
+        return sum(array.nbytes for array in self.arrays) + texts
 
     @property
     def rows(self) -> int:
@@ -296,9 +303,14 @@ def _with_nan(body: bytes) -> Any:
         if name != "NaN":
             raise BadRequest(f"the body: found {name}; allowed: finite numbers, and null or NaN for a missing value")
 
+    def number(text: str) -> float:  # orjson would write an infinite one as null
+        if math.isinf(value := float(text)):
+            constant(text)
+        return value
+
     try:
         # Python's reader takes lone surrogates and longer numbers, which orjson refuses in every other request.
-        return orjson.loads(orjson.dumps(json.loads(body, parse_constant=constant)))
+        return orjson.loads(orjson.dumps(json.loads(body, parse_constant=constant, parse_float=number)))
     except BadRequest:
         raise
     except (ValueError, TypeError, RecursionError):

@@ -1,7 +1,7 @@
 """Warnings about rows that a model answers, although no training sample is like them."""
 
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, NamedTuple
@@ -110,8 +110,10 @@ def _cell(values: Any, row: int, name: str) -> Any:
     return column.iloc[row] if hasattr(column, "iloc") else column[row]
 
 
-def _key(names: Iterable[Any], name: str) -> Any:
+def _key(names: Collection[Any], name: str) -> Any:
     """Return the column with this name, which a client may write with other code points."""
+    if name in names:
+        return name
     form = unicodedata.normalize("NFC", name)
     return next(
         each for each in names if not name or str(each) == name or unicodedata.normalize("NFC", str(each)) == form

@@ -1,6 +1,6 @@
 """Raw inputs: the values that a client of a model sends, and the arrays that the model takes."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from numbers import Number
 from typing import TYPE_CHECKING, Any
 
@@ -277,8 +277,13 @@ def _refuse_mixed_booleans(raw: Any) -> None:
         values = [cell for cell in cells if isinstance(cell, str | Number)]
         kinds = {type(value) for value in values if value == value or not is_frame}  # in pandas NaN is a missing value
         if len(kinds) > 1:
-            shown = ", ".join(sorted(kind.__name__ for kind in kinds))
-            raise DataError(f"column {name!r} has values of the types {shown}. Allowed: one type. Fix: convert them")
+            raise _types_error(name, kinds)
+
+
+def _types_error(name: str, kinds: Iterable[type]) -> DataError:
+    types = ", ".join(sorted(kind.__name__ for kind in kinds))
+    allowed = "numbers, texts or dates. Fix: convert them to one type"
+    return DataError(f"column {name!r} has values of the types {types}. Allowed: {allowed}")
 
 
 _NO_COLUMN = (TypeError, ValueError, OverflowError, NotImplementedError)  # of polars and of Arrow
@@ -299,10 +304,6 @@ def _column(name: str, cells: list[Any]) -> "polars.Series":
     except (*_NO_COLUMN, polars.exceptions.PolarsError):
         kinds: set[type] = {type(value) for value in values if value is not None}
     if not all(issubclass(kind, str | Number) for kind in kinds) or kinds & {bool, complex}:
-        names = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise DataError(
-            f"column {name!r} has values of the types {names}. Allowed: numbers, texts or dates. Fix: convert them to "
-            "one type"
-        )
+        raise _types_error(name, kinds)
     texts = [value if value is None or isinstance(value, str) else f"{value}".removesuffix(".0") for value in values]
     return polars.Series(name, texts, dtype=polars.String)

@@ -312,6 +312,9 @@ def test_texts_unlike_the_training_texts_have_warnings(tmp_path: Path, kind: str
     none = {"hashed": [], "words": ["the text has no word that the model knows"]}[kind]
     strange = [*none, "the text has mostly characters that no training text has"]
     assert answer["warnings"] == [[], ["the text has no words"], ["the text has no words"], strange, strange, []]
+    half = 1 << 15  # characters; the first two halves are judged
+    _, answer = ask(server, "/v1/predict", {"input": ["a " * half + "ф" * half * 9, "a" * (half - 9) + "ф" * half]})
+    assert [texts[-1:] for texts in answer["warnings"]] == [[], strange[-1:]]
     assert ask(server, "/v1/predict", {"input": [5]})[0] == 400
     older = replace(described, characters="")
     assert isinstance(input_from_json(to_json(older)), TextInput)

@@ -15,6 +15,7 @@ from ratchet.kinds.inputs import ArraysInput, ImageInput, Input, TableInput, Tex
 
 __all__ = ["Unusual", "unusual"]
 
+_JUDGED = 1 << 16  # characters of a text; Unicode's form of a longer one takes seconds, and hundreds of MiB
 _UNKNOWN = 1  # id of a word outside the vocabulary, and code of a category outside the training rows
 RawValue = Callable[[int, str], Any]
 """Returns the value of a row in a column, as the client sent it."""
@@ -99,8 +100,8 @@ def _texts(ids: NDArray[np.int64], described: TextInput, raw_value: RawValue) ->
 
 
 def _plain(text: Any) -> str:
-    """Return a text as the tokenizers read it."""
-    text = text.decode() if isinstance(text, bytes) else str(text)
+    """Return the beginning of a text as the tokenizers read it."""
+    text = (text.decode() if isinstance(text, bytes) else str(text))[:_JUDGED]
     return text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).lower()
 
 

@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID
 
-import psutil
 from filelock import FileLock
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun, State, StateType
@@ -22,6 +21,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Crashed
 
 from ratchet import files
+from ratchet.servers.supervisor import is_same, started_at
 from ratchet.workspace import Workspace
 
 __all__ = ["CLOSED", "close_dead_runs", "close_run", "record_run"]
@@ -38,9 +38,9 @@ def record_run(workspace: Workspace) -> None:
     """Record that this process carries out the current flow run, until the process ends."""
     path = _folder(workspace) / f"{flow_run.get_id()}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    own = psutil.Process()
-    files.write_json(path, {"pid": own.pid, "began": own.create_time(), "machine": socket.gethostname()})
-    atexit.register(_remove, path, own.pid)
+    own = os.getpid()
+    files.write_json(path, {"pid": own, "began": started_at(own), "machine": socket.gethostname()})
+    atexit.register(_remove, path, own)
 
 
 def close_dead_runs(client: SyncPrefectClient, workspace: Workspace) -> Iterator[str]:
@@ -95,10 +95,6 @@ def _is_dead(path: Path) -> bool:
         record = files.read_json(path)
         if record["machine"] != socket.gethostname():
             return False
-        process = psutil.Process(int(record["pid"]))
-        is_same = abs(process.create_time() - float(record["began"])) < 1.0
-        return not is_same or bool(process.status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
+        return not is_same(int(record["pid"]), float(record["began"]))
     except (OSError, ValueError, KeyError, TypeError):  # just removed, or damaged: that run cannot be closed
         return False

@@ -4,14 +4,17 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from flows.run_records import close_dead_runs
 from flows.server.client import prefect_client
 from ratchet.servers import client_environment, prefect_server
+from ratchet.servers.record import Record
+from ratchet.servers.supervisor import started_at
 from ratchet.workspace import Workspace
 
 pytestmark = pytest.mark.system
@@ -82,6 +85,13 @@ def begin(workspace: Workspace, api: str) -> "subprocess.Popen[str]":
     return process
 
 
+@pytest.fixture
+def set_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Set the clock an hour forward, as psutil sees it: by Linux's time of the boot, which moves with the clock."""
+    before = psutil.boot_time()
+    return lambda: monkeypatch.setattr(psutil._psplatform, "boot_time", lambda: before + 3600)
+
+
 def test_only_the_run_of_a_killed_process_is_closed(workspace: Workspace, api: str) -> None:
     killed, working = begin(workspace, api), begin(workspace, api)
     with killed, working, prefect_client(api) as client:
@@ -95,6 +105,21 @@ def test_only_the_run_of_a_killed_process_is_closed(workspace: Workspace, api: s
         working.communicate("\n")
         assert sorted(str(run.state_name) for run in client.read_flow_runs()) == ["Completed", "Crashed"]
     assert list((workspace.state / "runs").iterdir()) == []
+
+
+def test_run_of_a_living_process_stays_when_the_clock_is_set(
+    workspace: Workspace, api: str, set_clock: Callable[[], None]
+) -> None:
+    with begin(workspace, api) as working, prefect_client(api) as client:
+        set_clock()
+        assert list(close_dead_runs(client, workspace)) == []
+        working.communicate("\n")
+
+
+def test_servers_are_known_when_the_clock_is_set(tmp_path: Path, set_clock: Callable[[], None]) -> None:
+    record = Record(tmp_path / "servers.json", os.getpid(), started_at(os.getpid()))
+    set_clock()
+    assert record.alive()
 
 
 def test_run_that_ratchet_down_ends_is_stopped(workspace: Workspace, api: str) -> None:

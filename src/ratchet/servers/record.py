@@ -15,7 +15,7 @@ from ratchet import files
 from ratchet.errors import PlatformError
 from ratchet.servers import supervisor
 from ratchet.servers.environment import service_environment
-from ratchet.servers.supervisor import Launch, Service, end_marked
+from ratchet.servers.supervisor import Launch, Service, end_marked, is_same
 from ratchet.workspace import Workspace
 
 __all__ = ["TITLES", "Record", "failure", "start_supervisor"]
@@ -69,12 +69,7 @@ class Record:
 
     def alive(self) -> bool:
         """Return whether the supervisor that was started still runs."""
-        try:
-            process = psutil.Process(self.pid)
-            same = self.pid > 0 and abs(process.create_time() - self.created) < 1.0
-            return bool(same and process.status() != psutil.STATUS_ZOMBIE)
-        except psutil.NoSuchProcess:
-            return False
+        return self.pid > 0 and is_same(self.pid, self.created)
 
     def end(self, ended: Callable[[Service], None] = lambda service: None) -> None:
         """End the services, the last one first, their supervisor, and what a killed supervisor has left.

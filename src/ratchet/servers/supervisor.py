@@ -142,6 +142,27 @@ def _signal(pids: list[int], number: int) -> set[int]:
     return reached
 
 
+def is_same(pid: int, started: float) -> bool:
+    """Return whether a process with this number runs, and started then: a number is used again."""
+    import psutil
+
+    try:
+        return abs(started_at(pid) - started) < 0.1 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def started_at(pid: int) -> float:
+    """Return when a process started, in seconds after the boot: its time changes when the clock is set.
+
+    Raises:
+        psutil.NoSuchProcess: it has ended.
+    """
+    import psutil
+
+    return float(psutil.Process(pid).create_time() - psutil.boot_time())
+
+
 def rotated(log: Path) -> Path:
     """Return the path of the previous log, after rotation."""
     return log.with_suffix(".old.log")
@@ -245,15 +266,13 @@ class Supervisor:
 
     def _write(self) -> None:
         """Write the record; without services, remove it. A full disk must not prevent a restart."""
-        import psutil
-
         if self.record is None:
             return
         with contextlib.suppress(OSError):
             if not self._services:
                 self.record.unlink()
                 return
-            own = {"pid": os.getpid(), "created": psutil.Process().create_time()}
+            own = {"pid": os.getpid(), "created": started_at(os.getpid())}
             draft = self.record.with_suffix(".draft")
             draft.write_text(json.dumps({**own, "services": [asdict(service) for service in self._services]}))
             os.replace(draft, self.record)

@@ -1,9 +1,7 @@
 """`ratchet weights`: pretrained weights for data/pretrained. `ratchet use` looks into the caches as well."""
 
-from urllib.parse import urlsplit
-
 from commands.app import echo
-from ratchet import settings, weights
+from ratchet import files, settings, weights
 from ratchet.errors import TrainingError
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
@@ -24,17 +22,19 @@ def get(workspace: Workspace, model: str, *, source: str, sha256: str) -> None:
         TrainingError: as `weights.fetch`, and no cache has weights of this network.
     """
     address = weights.published(model) if not source or source.endswith("/") else source
-    name = urlsplit(address).path.rpartition("/")[2]
+    name = weights.file_name(address)
     address = f"{source}{name}" if source.endswith("/") else address
     with workspace.hold("ratchet weights"):
         placed = [each for each in weights.cached(model, name) if each.name == name and not source]
+        if sha256:
+            placed = [each for each in placed if files.digest_file(each.path) == sha256.lower()]
         if placed and not (workspace.pretrained / name).exists():
             echo(weights.place_cached(workspace, placed[0]))
         else:
             try:
                 name = weights.fetch(workspace, address, sha256=sha256, say=echo)
             except TrainingError as error:
-                if source or (other := next(weights.cached(model, name), None)) is None:
+                if source or sha256 or (other := next(weights.cached(model, name), None)) is None:
                     raise
                 echo(str(error), err=True)
                 echo(weights.place_cached(workspace, other))

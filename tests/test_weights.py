@@ -16,7 +16,7 @@ import pytest
 import torch
 from waiting import until
 
-from ratchet import settings
+from ratchet import settings, weights
 from ratchet.kinds import Classes, ImageInput, ModelSpec
 from ratchet.training import build
 from ratchet.training.models.pretrained import find_pretrained, load_pretrained
@@ -197,6 +197,8 @@ def test_without_a_network_one_sentence_says_what_to_do(project: Project) -> Non
         (["resnet19"], "found resnet19; allowed: a classifier of torchvision.models. Nearest: resnet18"),
         (["resnet18", "--from", "ftp://x/resnet18-f37072fd.pth"], "--from: found ftp://"),
         (["resnet18", "--from", "http://x/resnet18.zip"], "--from: found http://x/resnet18.zip"),
+        (["resnet18", "--from", "http://[x/resnet18-f37072fd.pth"], "--from: found http://[x/"),
+        (["resnet18", "--from", "http://x/%00-f37072fd.pth"], "--from: found http://x/%00-"),
         (["resnet18", "--from", "http://x/resnet18.pth"], "has no hash to check the file by"),
         (["resnet18", "--from", "http://x/resnet18.pth", "--sha256", "xyz"], "--sha256: found xyz"),
     ],
@@ -240,6 +242,8 @@ def test_use_photos_without_weights_names_both_ways(project: Project) -> None:
         (lambda cache: in_hugging_face(cache, "resnet18.a1_in1k", b"damaged", blob="0" * 64), "missing"),
         (lambda cache: in_torch(cache, "resnet18-f37072fd.pth", b"damaged"), "missing"),
         (lambda cache: in_hugging_face(cache, "resnet18d.ra2_in1k", b"another network"), "missing"),
+        (lambda cache: in_hugging_face(cache, "resnet18_gn.a1_in1k", b"another norm"), "missing"),
+        (lambda cache: in_torch(cache, "resnet18_fbgemm_16fa66dd.pth", b"quantized"), "missing"),
     ],
 )
 def test_use_photos_takes_whole_weights_of_a_cache(
@@ -256,6 +260,32 @@ def test_use_photos_takes_whole_weights_of_a_cache(
     assert name in (None, chosen)
     assert f"model.pretrained: resnet18-f37072fd.pth -> {chosen}" in output
     assert "warning" not in output
+
+
+def test_longer_name_of_a_network_is_another_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    name = f"vgg16_bn-{hashlib.sha256(b'with norms').hexdigest()[:8]}.pth"
+    in_torch(tmp_path, name, b"with norms")
+    assert list(weights.cached("vgg16", "vgg16-397923af.pth")) == []
+    assert [each.name for each in weights.cached("vgg16_bn", "vgg16_bn-6c64b313.pth")] == [name]
+
+
+def test_other_weights_of_a_cache_do_not_replace_a_given_hash(project: Project) -> None:
+    in_hugging_face(project.cache, "resnet18.a1_in1k", b"timm's")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        project.environment["https_proxy"] = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        assert "cannot be fetched" in project.run("weights", "resnet18", "--sha256", "0" * 64, code=1)
+    assert project.files == []
+
+
+def test_signature_of_an_address_is_not_printed(project: Project) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}/resnet18-f37072fd.pth?X-Amz-Signature=5ec4e7"
+        message = project.run("weights", "resnet18", "--from", address, code=1)
+    assert "cannot be fetched" in message
+    assert "5ec4e7" not in message
 
 
 def test_without_a_network_other_weights_of_a_cache_are_taken(project: Project) -> None:

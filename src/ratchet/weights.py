@@ -12,16 +12,18 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from ratchet import files
+from ratchet import files, urls
 from ratchet.errors import TrainingError
 from ratchet.settings import model_names
 from ratchet.workspace import Workspace
 
-__all__ = ["cached", "fetch", "place_cached", "published"]
+__all__ = ["cached", "fetch", "file_name", "place_cached", "published"]
 
 _SUFFIXES = (".safetensors", ".pt", ".pth")
 _HUB = {"model.safetensors": ".safetensors", "pytorch_model.bin": ".pth"}  # files of a repository, and our suffix
 _HASH_IN_NAME = re.compile(r"-([0-9a-f]{8,64})\.[a-z]+$")  # torch's convention: the beginning of the SHA-256
+_OTHER = {"bn", "gn", "fbgemm", "qnnpack", "features", "swag"}
+"""Words in the names of files for another network: its normalization, a quantized one, a part, another image size."""
 _TIMEOUT = 30.0  # seconds without a byte
 _CHUNK = 1 << 20
 
@@ -57,15 +59,14 @@ def published(model: str) -> str:
 def cached(model: str, name: str) -> Iterator[Cached]:
     """Yield weights in the caches: first the file with this name, then other files of the same network."""
     exact = _checkpoints() / name
-    if exact.is_file() and _is_whole(exact):
+    if exact.name == name and exact.is_file() and _is_whole(exact):
         yield Cached(exact, name)
-    others = re.compile(rf"{re.escape(model)}[-_.]")
     for path in sorted(_checkpoints().glob("*")):
-        if path != exact and others.match(path.name) and path.suffix in _SUFFIXES and _is_whole(path):
+        if path != exact and _is_of(model, path.name) and path.suffix in _SUFFIXES and _is_whole(path):
             yield Cached(path, path.name)
     for path in sorted(_hub().glob("models--*--*/snapshots/*/*")):
         repository = path.parents[2].name.rpartition("--")[2]
-        if path.name in _HUB and others.match(f"{repository}.") and _is_whole(path):
+        if path.name in _HUB and _is_of(model, f"{repository}.") and _is_whole(path):
             yield Cached(path, repository + _HUB[path.name])
 
 
@@ -87,9 +88,7 @@ def fetch(workspace: Workspace, address: str, *, sha256: str = "", say: Callable
     Raises:
         TrainingError: there is no such file, no network, or what came is not the file.
     """
-    name = PurePosixPath(unquote(urlsplit(address).path)).name
-    if urlsplit(address).scheme not in ("http", "https") or not name.endswith(_SUFFIXES):
-        raise TrainingError(f"--from: found {address}; allowed: http or https, and a file {', '.join(_SUFFIXES)}")
+    name, shown = file_name(address), urls.redacted(address)
     match = _HASH_IN_NAME.search(name)
     expected = (sha256 or (match[1] if match else "")).lower()
     if not re.fullmatch("[0-9a-f]{8,64}", expected):
@@ -99,7 +98,7 @@ def fetch(workspace: Workspace, address: str, *, sha256: str = "", say: Callable
     if target.is_file() and files.digest_file(target).startswith(expected):
         say(f"weights: {target} is there, and its SHA-256 is right")
         return name
-    say(f"weights: fetching {address}")
+    say(f"weights: fetching {shown}")
     with _draft(workspace, name) as draft:
         with draft.open("wb") as file:
             for chunk in _chunks(address, name):
@@ -107,11 +106,26 @@ def fetch(workspace: Workspace, address: str, *, sha256: str = "", say: Callable
                 file.write(chunk)
         if not digest.hexdigest().startswith(expected):
             raise TrainingError(
-                f"weights: {address} has the SHA-256 {digest.hexdigest()}; allowed: one that begins with {expected}. "
+                f"weights: {shown} has the SHA-256 {digest.hexdigest()}; allowed: one that begins with {expected}. "
                 "It was not kept. Fix: try again, or take another source with --from URL"
             )
         size = draft.stat().st_size
     say(f"weights: {target}, {size / 1e6:.1f} MB, SHA-256 {digest.hexdigest()}")
+    return name
+
+
+def file_name(address: str) -> str:
+    """Return the name of the file at an address.
+
+    Raises:
+        TrainingError: it is not that of a file of weights.
+    """
+    is_web = urls.is_usable(address) and urlsplit(address).scheme in ("http", "https")
+    name = PurePosixPath(unquote(urlsplit(address).path)).name if is_web else ""
+    if not (name.endswith(_SUFFIXES) and name.isprintable()):
+        raise TrainingError(
+            f"--from: found {urls.redacted(address)}; allowed: http or https, and a file {', '.join(_SUFFIXES)}"
+        )
     return name
 
 
@@ -133,9 +147,9 @@ def _chunks(address: str, name: str) -> Iterator[bytes]:
         reason = str(getattr(error, "reason", "") or error or type(error).__name__)
     if reason:
         raise TrainingError(
-            f"weights: {address} cannot be fetched: {reason}. Fix: fetch it on a machine with a network, and put it "
-            f"into data/pretrained as {name}; name a mirror with --from URL; or train without weights: `ratchet use "
-            "photos-from-scratch`"
+            f"weights: {urls.redacted(address)} cannot be fetched: {reason}. Fix: fetch it on a machine with a "
+            f"network, and put it into data/pretrained as {name}; name a mirror with --from URL; or train without "
+            "weights: `ratchet use photos-from-scratch`"
         )
 
 
@@ -155,6 +169,14 @@ def _draft(workspace: Workspace, name: str) -> Iterator[Path]:
         os.replace(draft, folder / name)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _is_of(model: str, name: str) -> bool:
+    """Return whether a file's name says that its weights are of this network: vgg16_bn is another one than vgg16."""
+    known = model_names.torchvision_classifiers()
+    networks = [each for each in {model, *known} if re.match(rf"{re.escape(each)}[-_.]", name)]
+    is_own = bool(networks) and max(networks, key=len) == model
+    return is_own and _OTHER.isdisjoint(re.split("[-_.]", name.removeprefix(model)))
 
 
 def _is_whole(path: Path) -> bool:

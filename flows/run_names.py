@@ -29,8 +29,8 @@ def run_name() -> str:
 def is_made_up(name: str) -> bool:
     """Return whether Prefect has made up a name, such as "happy-otter". One such as "nightly-retrain" was chosen."""
     lists = _LISTS["an"]["lists"]  # of adjectives and of nouns
-    words = name.split("-")
-    return len(words) == len(lists) and all(word in _words(each) for word, each in zip(words, lists, strict=True))
+    parts = name.split("-")
+    return len(parts) == len(lists) and all(part in _words(each) for part, each in zip(parts, lists, strict=True))
 
 
 @cache

@@ -270,7 +270,7 @@ def test_longer_name_of_a_network_is_another_network(tmp_path: Path, monkeypatch
     assert [each.name for each in weights.cached("vgg16_bn", "vgg16_bn-6c64b313.pth")] == [name]
 
 
-def test_other_weights_of_a_cache_do_not_replace_a_given_hash(project: Project) -> None:
+def test_weights_of_a_cache_do_not_replace_a_given_hash(project: Project) -> None:
     in_hugging_face(project.cache, "resnet18.a1_in1k", b"timm's")
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))

@@ -107,9 +107,7 @@ def test_only_the_run_of_a_killed_process_is_closed(workspace: Workspace, api: s
     assert list((workspace.state / "runs").iterdir()) == []
 
 
-def test_run_of_a_living_process_stays_when_the_clock_is_set(
-    workspace: Workspace, api: str, set_clock: Callable[[], None]
-) -> None:
+def test_living_run_stays_when_the_clock_is_set(workspace: Workspace, api: str, set_clock: Callable[[], None]) -> None:
     with begin(workspace, api) as working, prefect_client(api) as client:
         set_clock()
         assert list(close_dead_runs(client, workspace)) == []

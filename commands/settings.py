@@ -92,10 +92,12 @@ def diff(
 
 
 def _print_changes(changes: Mapping[str, tuple[object, object]]) -> None:
+    """Print values before and after. A value before may be wrong: an address with a password."""
+    from ratchet import urls
     from ratchet.settings import errors as settings_errors
 
     for key, (before, after) in changes.items():
-        old, new = settings_errors.spell(before), settings_errors.spell(after)
+        old, new = urls.redacted(settings_errors.spell(before)), settings_errors.spell(after)
         echo(f"{key}: {old} -> {new}" if old != new else f"{key}: {new} (unchanged)")
 
 

@@ -49,6 +49,12 @@ def test_set_repairs_a_file_with_a_wrong_value(file: Path) -> None:
     assert file.read_text(encoding="utf-8") == settings.template()
 
 
+def test_password_in_the_file_is_replaced_without_being_printed(file: Path) -> None:
+    shipped = "sqlite:///mlruns/mlflow.db"
+    file.write_text(settings.template().replace(shipped, "postgresql://ann:5ec4e7@host/db"), encoding="utf-8")
+    assert run("set", f"tracking.uri={shipped}") == f"tracking.uri: postgresql://ann:***@host/db -> {shipped}\n"
+
+
 def test_get_prints_a_value_or_a_section(file: Path) -> None:
     assert run("get", "training.learning_rate") == "2.0e-3\n"
     assert run("get", "data.formats") == "[jpeg, png, webp, bmp, tiff]\n"

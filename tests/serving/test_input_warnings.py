@@ -210,6 +210,12 @@ def test_loader_answers_rows_that_lack_a_column(table: LoadedVersion, caplog: py
     assert "row 1: age: is missing; every training row has a value" in caplog.text
 
 
+def test_loader_refuses_a_column_that_is_given_twice(table: LoadedVersion) -> None:
+    rows = pd.DataFrame([GOOD, GOOD])
+    with pytest.raises(MlflowException, match=r"column 'sex' is given twice"):
+        ServedModel(*load_model(table._folder)).predict(pd.concat([rows, rows[["sex"]]], axis=1))
+
+
 def test_infinite_number_beside_nan_is_refused(server: ModelServer) -> None:
     content = json.dumps({"input": [GOOD | {"age": 123, "fare": float("nan")}]})
     status, answer = ask(server, "/v1/predict", content.replace("123", "-1e400"))

@@ -226,12 +226,15 @@ def _frame(raw: Any) -> "polars.DataFrame":
     """Return rows as a frame. Numbers and texts in one column become texts, as in a file.
 
     Raises:
-        DataError: a column has values that no type holds.
+        DataError: a column has values that no type holds, or a name is given twice.
     """
     import polars
 
     if isinstance(raw, polars.DataFrame):
         return raw
+    if not getattr(getattr(raw, "columns", None), "is_unique", True):  # of pandas
+        name = raw.columns[raw.columns.duplicated()][0]
+        raise DataError(f"column {name!r} is given twice. Fix: keep one")
     _refuse_mixed_booleans(raw)
     try:
         return polars.from_pandas(raw) if hasattr(raw, "iloc") else polars.DataFrame(raw)

@@ -12,7 +12,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
-from prefect.runtime import flow_run
+from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Failed
 
 from ratchet.errors import RatchetError
@@ -59,7 +59,9 @@ def _is_going_down() -> bool:
 
 def publish_stop(message: str) -> None:
     """Publish why and where a cancelled run stopped, because Prefect's worker replaces the message of its state."""
-    how = f"retry this run (`prefect flow-run retry {flow_run.get_id()}`), or start one with the same parameters"
+    how = "start it again as before"
+    if deployment.id:  # Prefect retries no other run
+        how = f"retry this run (`prefect flow-run retry {flow_run.get_id()}`), or start one with the same parameters"
     get_run_logger().warning("%s. To continue: %s", message, how)
     create_markdown_artifact(
         f"# Stopped\n\n{escaped(message)}.\n\nTo continue: {how}.\n",

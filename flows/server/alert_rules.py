@@ -80,7 +80,8 @@ _RUN = """\
 {% set message = event.resource["prefect.state-message"] or event.resource["prefect.state-name"] %}
 {% set page = (flow_run | ui_url) or "" %}
 {% set id = event.resource["prefect.resource.id"] | replace("prefect.flow-run.", "") %}
-{% set again = "`prefect flow-run retry " ~ id ~ "`, which runs it with the same parameters" %}
+{% set retry = "`prefect flow-run retry " ~ id ~ "`, which runs it with the same parameters" %}
+{% set again = retry if deployment else "start it again as before" %}
 """
 
 ALERT_RULES = (

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from commands.cli import app
 from ratchet import files
-from ratchet.errors import RegistryError, TrackingRefused
+from ratchet.errors import RegistryError, TrackingRefused, TrackingUnavailable
 from ratchet.references import broken_references
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.relocation import former_roots, moved_fault, relocate
@@ -180,3 +180,13 @@ def test_former_folder_that_cannot_be_looked_into_is_named(tmp_path: Path) -> No
     former = tmp_path / ("x" * 300)
     workspace = project_at(tmp_path / "copy", (former / "mlruns" / "artifacts").as_uri())
     assert f"recorded at {former}, which" in (moved_fault(workspace, load(workspace.params).tracking) or "")
+
+
+@pytest.mark.parametrize("uri", ["sqlite:///mlruns/mlflow.db", "postgresql://127.0.0.1:1/db", "mssql+none://host/db"])
+def test_relocation_without_a_readable_database_changes_nothing(tmp_path: Path, uri: str) -> None:
+    workspace = Workspace(tmp_path)
+    workspace.mlruns.mkdir()
+    (workspace.mlruns / "mlflow.db").write_text("no database")
+    with pytest.raises(TrackingUnavailable, match=r"Nothing was changed\. Fix: start the database"):
+        list(relocate(workspace, TrackingSettings(uri=uri), tmp_path / "old"))
+    assert (workspace.mlruns / "mlflow.db").read_text() == "no database"

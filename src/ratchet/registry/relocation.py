@@ -9,12 +9,16 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from ratchet.errors import RegistryError, TrackingRefused
+from ratchet.errors import RegistryError, TrackingRefused, TrackingUnavailable, first_line
 from ratchet.settings.model import TrackingSettings
 from ratchet.workspace import Workspace
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
 
 __all__ = ["former_roots", "local_path", "moved_fault", "relocate", "require_here"]
 
@@ -86,8 +90,10 @@ def relocate(workspace: Workspace, tracking: TrackingSettings, former: Path | No
 
     Raises:
         RegistryError: MLflow is a server.
+        TrackingUnavailable: the database cannot be read or written.
     """
-    from sqlalchemy import create_engine, inspect, make_url, text
+    from sqlalchemy import NullPool, create_engine, make_url
+    from sqlalchemy.exc import SQLAlchemyError
 
     uri, root = workspace.database(tracking.uri), workspace.project.root
     if uri.startswith(("http://", "https://")):
@@ -98,22 +104,30 @@ def relocate(workspace: Workspace, tracking: TrackingSettings, former: Path | No
     roots = [former] if former else former_roots(workspace, tracking)
     if not roots or (uri.startswith(_SQLITE) and not Path(make_url(uri).database or "").exists()):
         return  # a connection would create the database
-    engine = create_engine(uri)
     try:
-        with engine.begin() as connection:
-            tables = set(inspect(connection).get_table_names())
+        with create_engine(uri, poolclass=NullPool).begin() as connection:
             for folder in roots:
-                changed = 0
-                for table, column in _COLUMNS:
-                    if table not in tables:  # of an older MLflow
-                        continue
-                    for place in connection.execute(text(f"select distinct {column} from {table}")).scalars().all():
-                        if moved := _moved(place or "", folder, root):
-                            update = text(f"update {table} set {column} = :moved where {column} = :place")
-                            changed += connection.execute(update, {"moved": moved, "place": place}).rowcount
-                yield f"{changed:,} paths in {folder} are now in {root}"
-    finally:
-        engine.dispose()
+                yield f"{_move(connection, folder, root):,} paths in {folder} are now in {root}"
+    except (SQLAlchemyError, ImportError) as error:  # ImportError: of the database's driver
+        raise TrackingUnavailable(
+            f"tracking.uri: {uri} cannot be read or written ({first_line(error)[:200]}). Nothing was changed. Fix: "
+            "start the database or correct the address, then `ratchet relocate` again"
+        ) from error
+
+
+def _move(connection: "Connection", former: Path, root: Path) -> int:
+    """Make the paths in `former` those in `root`. Return how many they are."""
+    from sqlalchemy import inspect, text
+
+    tables, changed = set(inspect(connection).get_table_names()), 0
+    for table, column in _COLUMNS:
+        if table not in tables:  # of an older MLflow
+            continue
+        for place in connection.execute(text(f"select distinct {column} from {table}")).scalars().all():
+            if moved := _moved(place or "", former, root):
+                update = text(f"update {table} set {column} = :moved where {column} = :place")
+                changed += connection.execute(update, {"moved": moved, "place": place}).rowcount
+    return changed
 
 
 def _own_database(workspace: Workspace, tracking: TrackingSettings) -> Path | None:

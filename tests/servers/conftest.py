@@ -158,8 +158,9 @@ class PostOffice:
     port: int = 0
 
     def about(self, text: str) -> list[str]:
-        """Return the messages whose subject contains `text`."""
-        return [message.get_content() for message in list(self.messages) if text in str(message["Subject"])]
+        """Return the messages whose subject or text contains `text`."""
+        contents = [(str(message["Subject"]), message.get_content()) for message in list(self.messages)]
+        return [content for subject, content in contents if text in subject or text in content]
 
 
 @pytest.fixture(scope="module")

@@ -82,8 +82,8 @@ class Alerted:
         until(lambda: self.post.about(f"Drift: ratchet.model.{model}"))
 
     def alerts(self, kind: str, subject: str) -> list[dict[str, Any]]:
-        """Return the alerts of a kind that the webhook received about `subject`."""
-        return [content for content in self.webhook.alerts(kind) if subject in content["what"]]
+        """Return the alerts of a kind that the webhook received about `subject`, such as the id of a run."""
+        return [content for content in self.webhook.alerts(kind) if subject in content["what"] + content["page"]]
 
 
 @pytest.fixture(scope="module")
@@ -153,9 +153,9 @@ def test_version_that_cannot_be_served_is_reported(alerted: Alerted) -> None:
 
 def test_failed_run_is_reported_to_both(alerted: Alerted) -> None:
     run = alerted.run("revision=none-such")
-    until(lambda: alerted.alerts("failed-run", run["name"]))
-    until(lambda: alerted.post.about(run["name"]))
-    [alert], [message] = alerted.alerts("failed-run", run["name"]), alerted.post.about(run["name"])
+    until(lambda: alerted.alerts("failed-run", run["id"]))
+    until(lambda: alerted.post.about(run["id"]))
+    [alert], [message] = alerted.alerts("failed-run", run["id"]), alerted.post.about(run["id"])
     assert run["state"]["message"].startswith("revision: ")
     assert alert["message"] == run["state"]["message"]
     assert alert["page"] == f"{alerted.api.removesuffix('/api')}/runs/flow-run/{run['id']}"
@@ -171,14 +171,14 @@ def test_failed_data_load_is_reported_only_as_that(alerted: Alerted) -> None:
     data = json.dumps({"data": {"source": "image-folder", "path": 'data/"<none> & {{ such }}'}})
     run = alerted.run(f"overrides={data}")
     assert (run["state"]["type"], run["state"]["name"]) == ("FAILED", "DataLoadFailed")
-    until(lambda: alerted.alerts("failed-data-load", run["name"]))
-    until(lambda: alerted.post.about(run["name"]))
+    until(lambda: alerted.alerts("failed-data-load", run["id"]))
+    until(lambda: alerted.post.about(run["id"]))
     alerted.drift("after-the-data-load")
-    [alert], [message] = alerted.alerts("failed-data-load", run["name"]), alerted.post.about(run["name"])
+    [alert], [message] = alerted.alerts("failed-data-load", run["id"]), alerted.post.about(run["id"])
     assert alert["message"] == run["state"]["message"]
     assert alert["message"] in message
     assert 'data/"<none> & {{ such }} does not exist' in alert["message"]
-    assert not alerted.alerts("failed-run", run["name"])
+    assert not alerted.alerts("failed-run", run["id"])
 
 
 def test_crashed_run_is_reported(alerted: Alerted) -> None:
@@ -188,9 +188,9 @@ def test_crashed_run_is_reported(alerted: Alerted) -> None:
     run = call(alerted.api, f"/deployments/{deployment['id']}/create_flow_run", waiting)
     crashed = {"type": "CRASHED", "name": "Crashed", "message": "The machine lost its power."}
     call(alerted.api, f"/flow_runs/{run['id']}/set_state", {"state": crashed, "force": True})
-    until(lambda: alerted.alerts("failed-run", run["name"]))
+    until(lambda: alerted.alerts("failed-run", run["id"]))
     until(lambda: alerted.post.about(f"Crashed: run {run['name']}"))
-    [alert] = alerted.alerts("failed-run", run["name"])
+    [alert] = alerted.alerts("failed-run", run["id"])
     assert alert["message"] == "The machine lost its power."
 
 
@@ -208,8 +208,8 @@ def test_dead_run_is_reported_at_once_after_a_restart(alerted: Alerted) -> None:
     until(lambda: answers(f"{alerted.api}/health"))
     with prefect_client(alerted.api) as client:
         close_run(client, client.read_flow_run(uuid.UUID(run["id"])), Crashed(message="Its process ended."))
-    until(lambda: alerted.alerts("failed-run", run["name"]), seconds=120)
-    [alert] = alerted.alerts("failed-run", run["name"])
+    until(lambda: alerted.alerts("failed-run", run["id"]), seconds=120)
+    [alert] = alerted.alerts("failed-run", run["id"])
     assert (alert["subject"].split(":")[0], alert["message"]) == ("Crashed", "Its process ended.")
 
 
@@ -226,7 +226,7 @@ def test_unreachable_webhook_affects_neither_run_nor_mail(alerted: Alerted) -> N
     alerted.webhook.end()
     try:
         run = alerted.run("revision=none-such-either")
-        until(lambda: alerted.post.about(run["name"]))
+        until(lambda: alerted.post.about(run["id"]))
         log = Path(Record.read(alerted.project.workspace).services["prefect"].log)
         line = f"an alert was not delivered: the webhook at http://{HOST} cannot be reached ("
         until(lambda: line in log.read_text())

@@ -213,10 +213,16 @@ def log() -> Iterator[tuple[io.StringIO, Clock]]:
     handler = LimitedHandler(clock=clock)
     handler.setStream(text)
     root.addHandler(handler)
-    logging.getLogger("ratchet").setLevel(logging.INFO)
+    ours, uvicorn = logging.getLogger("ratchet"), logging.getLogger("uvicorn")
+    before = uvicorn.propagate, uvicorn.level
+    uvicorn.propagate = True  # Prefect takes its lines, where another test has imported it
+    uvicorn.setLevel(logging.NOTSET)
+    ours.setLevel(logging.INFO)
     yield text, clock
     root.removeHandler(handler)
-    logging.getLogger("ratchet").setLevel(logging.NOTSET)
+    ours.setLevel(logging.NOTSET)
+    uvicorn.propagate, level = before
+    uvicorn.setLevel(level)
 
 
 LINE = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4} (INFO|WARNING|ERROR) "

@@ -50,8 +50,6 @@ def predict(
         listing = list(_files(reader, paths, note_fault))
         if not listing:
             return False  # every path is named above
-        if reader.ignored.files:
-            echo(reader.ignored.text, err=True)
         with _answers(out, loaded.identity) as answers:
             for batch in reader.batches(listing, on_fault=note_fault):
                 frame = score(loaded, batch)
@@ -78,12 +76,14 @@ def _say_counts(rows: int, refused: int, unlike: int, unread: int, *, by: Identi
 
 
 def _files(reader: Reader, paths: Sequence[str], note_fault: Callable[[DataError], None]) -> Iterator[InputFile]:
-    """Yield the files at the paths, and note the paths that have none."""
+    """Yield the files at the paths, note the paths that have none, and say which files are left out."""
     for path in paths:
         try:
             yield from reader.files([path])
         except DataError as error:
             note_fault(error)
+    if reader.ignored.files:
+        echo(reader.ignored.text, err=True)
 
 
 def predict_shards(workspace: Workspace, request: Request) -> bool:

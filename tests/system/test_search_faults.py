@@ -209,7 +209,7 @@ def test_settings_that_do_not_fit_fail_their_trial(search) -> None:
         FACTORY: {"choice": ["none"]}, "model.name": {"choice": ["auto", "no[red]such<b>net"]},
         "training.device": {"choice": ["cpu", "cuda:77"]},
     }  # fmt: skip
-    changes = {FACTORY: "none", "search.trials": 9, "training.epochs": 1, "training.max_steps": 1}
+    changes = {FACTORY: "none", "search.trials": 9, "training.epochs": 2}
     study = search({"search.space": space, **changes})
     assert len(study.trials) == 4
     good = [trial for trial in study.trials if trial.state == "complete"]

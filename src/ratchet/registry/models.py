@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.request import url2pathname
 
 from ratchet import files
 from ratchet.errors import RegistryError, TrainingError
 from ratchet.kinds import ArraysInput, ImageInput, TableInput, TokensInput
 from ratchet.registry.mlflow_store import active, file_errors, reachable
+from ratchet.registry.relocation import local_path
 from ratchet.registry.versions import Version, Versions
 
 if TYPE_CHECKING:
@@ -229,8 +229,7 @@ class ModelRegistry(Versions):
 
         with reachable(self.uri), active(self.workspace, self.params.tracking):
             place: str = ModelsArtifactRepository(model_uri).repo.artifact_uri
-        local = url2pathname(place.removeprefix("file://")) if place.startswith("file://") else place
-        return f"{local}/data/{_ARTIFACT}"
+        return f"{local_path(place) or place}/data/{_ARTIFACT}"
 
     def log_files(self, run_id: str, wanted: dict[Path, str]) -> None:
         """Store files among the run's artifacts; `wanted` is file -> folder there."""

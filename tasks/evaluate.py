@@ -66,6 +66,7 @@ def evaluate(params: Params, workspace: Workspace, *, watch: Watch) -> Evaluatio
     from ratchet.training import answers, load_model, open_split
 
     remove_recorded(workspace)  # the training that DVC recorded before this stage
+    files.clear_drafts(workspace.reports)
     model, spec = load_model(workspace.model)
     model.flip_average = params.evaluation.flip_average and isinstance(spec.input, ImageInput)
     workers, timeout = params.training.workers, params.training.sample_timeout

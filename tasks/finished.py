@@ -42,8 +42,7 @@ def remove_recorded(workspace: Workspace) -> None:
 
 def bring_back(workspace: Workspace) -> None:
     """Let finished trainings whose outputs are not recorded continue at their end."""
-    for leftover in workspace.running.glob(f"{files.DRAFT}*"):
-        shutil.rmtree(leftover)  # of a killed process
+    files.clear_drafts(workspace.running)
     remove_recorded(workspace)
     for folder in workspace.running.glob(f"{_ASIDE}/*"):
         os.replace(folder, workspace.running / folder.name)

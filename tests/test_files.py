@@ -198,3 +198,32 @@ def test_digest_of_a_tree_covers_names_and_contents_only(tmp_path: Path) -> None
     assert make("b", ("in/y.py", "2"), ("x.py", "1"), ("notes.txt", "not counted")) == same
     assert make("c", ("x.py", "2"), ("in/y.py", "1")) != same
     assert make("d", ("z.py", "1"), ("in/y.py", "2")) != same
+
+
+def test_drafts_of_killed_writers_are_cleared_at_any_depth(tmp_path: Path) -> None:
+    """A folder that a killed writer was replacing comes back."""
+    path, kept = tmp_path / "code" / "net.py", tmp_path / "profile"
+    files.write_text(path, "whole")
+    with files.draft_directory(kept) as draft:
+        (draft / "old").touch()
+    stop = """
+import os, signal, sys
+from pathlib import Path
+from ratchet import files
+def stop(*_):
+    print("ready", flush=True)
+    signal.pause()
+"""
+    killed(f"{stop}os.fsync = stop\nfiles.write_text(Path(sys.argv[1]), 'half')", path)
+    replacing = f"""{stop}
+replace = os.replace
+os.replace = lambda source, target: stop() if Path(target).name == "profile" else replace(source, target)
+with files.draft_directory(Path(sys.argv[1])) as draft:
+    (draft / "new").touch()
+"""
+    killed(replacing, kept)
+    assert not kept.exists()
+    files.clear_drafts(tmp_path)
+    assert drafts(tmp_path) == []
+    assert path.read_text() == "whole"
+    assert [file.name for file in kept.iterdir()] == ["old"]

@@ -12,6 +12,7 @@ from typing import Any
 
 __all__ = [
     "DRAFT",
+    "clear_drafts",
     "digest_file",
     "digest_json",
     "digest_tree",
@@ -97,7 +98,7 @@ def read_yaml(path: Path) -> Any:
 def draft_directory(path: Path) -> Iterator[Path]:
     """Yield an empty folder. On leaving it replaces `path`. After an error nothing is changed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    clear_drafts(path.parent, path.name)
+    _remove_drafts(path.parent.glob(f"{DRAFT}{path.name}-*"))
     draft = Path(tempfile.mkdtemp(prefix=f"{DRAFT}{path.name}-", dir=path.parent))
     try:
         yield draft
@@ -123,12 +124,21 @@ def draft_directory(path: Path) -> Iterator[Path]:
     _sync(path.parent)
 
 
-def clear_drafts(parent: Path, name: str) -> None:
-    """Clean up after a killed `draft_directory(parent / name)`, and restore the folder that it was replacing."""
-    for draft in parent.glob(f"{DRAFT}{name}-*"):
-        if (draft / _REPLACED).exists() and not (parent / name).exists():
-            os.replace(draft / _REPLACED, parent / name)
-        shutil.rmtree(draft, ignore_errors=True)
+def clear_drafts(folder: Path) -> None:
+    """Remove the drafts of killed writers in `folder` and below it. Nobody else may write there at the same time."""
+    _remove_drafts(folder.rglob(f"{DRAFT}*"))
+
+
+def _remove_drafts(drafts: Iterable[Path]) -> None:
+    """Remove drafts, and restore the folders that their writers were replacing."""
+    for draft in sorted(drafts):  # a draft folder before the drafts in it
+        name = draft.name.removeprefix(DRAFT).rpartition("-")[0]
+        if (draft / _REPLACED).exists() and not (draft.parent / name).exists():
+            os.replace(draft / _REPLACED, draft.parent / name)
+        if draft.is_dir():
+            shutil.rmtree(draft, ignore_errors=True)
+        else:
+            draft.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:

@@ -60,6 +60,15 @@ def test_only_one_process_runs_a_training(tmp_path: Path) -> None:
         pass
 
 
+def test_a_run_clears_what_a_killed_one_left_in_its_folder(tmp_path: Path) -> None:
+    workspace, params = Workspace(tmp_path), Params(tracking=TrackingSettings(uri=DEAD))
+    profile = workspace.mlruns / "journal" / "k" / ".draft-profile-abcd1234"
+    profile.mkdir(parents=True)
+    (profile / "trace.json").touch()
+    with Run(workspace, params, "k"):
+        assert not profile.exists()
+
+
 def test_everything_that_was_logged_is_in_mlflow(place: Any, key: str) -> None:
     run = Run(place.workspace, place.params, key)
     log_training(run)

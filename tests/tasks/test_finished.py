@@ -2,6 +2,9 @@
 
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,6 +80,27 @@ def test_kill_at_any_point_of_the_ending_loses_nothing(
         if not was_killed:
             return
     raise AssertionError("the ending never came to its end")
+
+
+def test_a_finished_training_holds_no_draft_of_a_killed_one(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    code = workspace.running / "key" / "code" / "nets" / "net.py"
+    program = """
+import os, signal, sys
+from pathlib import Path
+from ratchet import files
+os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+files.write_text(Path(sys.argv[1]), "code")
+"""
+    source = str(Path(finished.files.__file__).parents[1])
+    command = [sys.executable, "-c", program, str(code)]
+    killed = subprocess.run(command, env={**os.environ, "PYTHONPATH": source}, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert list(code.parent.glob(".draft-*"))
+    (workspace.running / "key" / "step-7.safetensors").write_bytes(b"state")
+    end(workspace)
+    assert list(tmp_path.rglob("step-7.safetensors"))
+    assert not list(tmp_path.rglob(".draft-*"))
 
 
 def test_recorded_training_is_removed(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
+from ratchet import files
 from ratchet.cost import Cost, add
 from ratchet.errors import TrackingRefused, TrackingUnavailable, TrainingBusy
 from ratchet.registry.access import user
@@ -53,8 +54,6 @@ class Run:
         """
         self.workspace, self.params, self.key = workspace, params, key
         folder = folder or workspace.mlruns / "journal" / key
-        for draft in folder.glob(".draft-*"):
-            draft.unlink(missing_ok=True)  # of a killed process
         self.journal = Journal(folder, store=params.tracking.uri)
         self.is_closed = self.journal.sealed is not None and not renew
         self.away: str | None = None
@@ -78,6 +77,7 @@ class Run:
                 f"training {self.key} is already running in another folder of this project. Fix: wait for it to "
                 "finish, then run again; finished stages are reused"
             ) from None
+        files.clear_drafts(self.journal.folder)
         try:
             _refuse_deleted_run(self.journal, self.workspace, self.params)
         except TrackingRefused:

@@ -56,8 +56,7 @@ class CheckpointStore:
 
     def __enter__(self) -> "CheckpointStore":
         self.folder.mkdir(parents=True, exist_ok=True)
-        for draft in self.folder.glob(".draft-*"):
-            draft.unlink()  # of a killed writer
+        files.clear_drafts(self.folder)
         self._thread.start()
         return self
 

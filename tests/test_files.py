@@ -200,7 +200,7 @@ def test_digest_of_a_tree_covers_names_and_contents_only(tmp_path: Path) -> None
     assert make("d", ("z.py", "1"), ("in/y.py", "2")) != same
 
 
-def test_drafts_of_killed_writers_are_cleared_at_any_depth(tmp_path: Path) -> None:
+def test_drafts_of_killed_writers_are_cleared(tmp_path: Path) -> None:
     """A folder that a killed writer was replacing comes back."""
     path, kept = tmp_path / "code" / "net.py", tmp_path / "profile"
     files.write_text(path, "whole")

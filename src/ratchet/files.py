@@ -125,7 +125,7 @@ def draft_directory(path: Path) -> Iterator[Path]:
 
 
 def clear_drafts(folder: Path) -> None:
-    """Remove the drafts of killed writers in `folder` and below it. Nobody else may write there at the same time."""
+    """Remove the drafts of killed writers in and below `folder`. No other process may write there now."""
     _remove_drafts(folder.rglob(f"{DRAFT}*"))
 
 

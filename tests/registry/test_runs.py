@@ -60,7 +60,7 @@ def test_only_one_process_runs_a_training(tmp_path: Path) -> None:
         pass
 
 
-def test_a_run_clears_what_a_killed_one_left_in_its_folder(tmp_path: Path) -> None:
+def test_run_clears_the_drafts_of_a_killed_one(tmp_path: Path) -> None:
     workspace, params = Workspace(tmp_path), Params(tracking=TrackingSettings(uri=DEAD))
     profile = workspace.mlruns / "journal" / "k" / ".draft-profile-abcd1234"
     profile.mkdir(parents=True)

@@ -82,7 +82,7 @@ def test_kill_at_any_point_of_the_ending_loses_nothing(
     raise AssertionError("the ending never came to its end")
 
 
-def test_a_finished_training_holds_no_draft_of_a_killed_one(tmp_path: Path) -> None:
+def test_finished_training_has_no_draft_of_a_killed_one(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     code = workspace.running / "key" / "code" / "nets" / "net.py"
     program = """

@@ -84,6 +84,8 @@ class Project:
         environment = self.environment | variables
         if fork_server.can_run(command, variables, self.root):
             return fork_server.shared().run(list(command), cwd=self.root, environment=environment)
+        if command[0] == "dvc" and fork_server.can_fork(variables, self.root):
+            environment["PATH"] = f"{fork_server.shared().programs}:{environment['PATH']}"
         return subprocess.run(
             command,
             cwd=self.root,

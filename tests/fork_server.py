@@ -2,7 +2,8 @@
 
 Importing takes seconds, forking takes milliseconds. A command behaves as in a new process: it has its own working
 folder, environment, streams and exit code, and imports the project's code afresh. Prefect and DVC are not imported
-beforehand, because they read their settings as they are imported.
+beforehand, because they read their settings as they are imported. The `python` in `ForkServer.programs` passes the
+stages that `dvc repro` runs to the fork server.
 """
 
 import array
@@ -11,6 +12,7 @@ import functools
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
@@ -28,6 +30,28 @@ LIBRARIES = (
 )  # fmt: skip
 READ_AT_IMPORT = ("OMP_", "MKL_", "MLFLOW_", "PREFECT_", "TORCH", "CUDA", "PYTHONHASHSEED")  # by these libraries
 MODULES = ("tasks.", "commands")
+PYTHON = """#!{python} -IS
+import array, json, os, socket, sys
+
+programs = os.path.dirname(os.path.abspath(__file__))
+environment = dict(os.environ)
+environment["PATH"] = os.pathsep.join(path for path in environment["PATH"].split(os.pathsep) if path != programs)
+command = [{python!r}, *sys.argv[1:]]
+if sys.argv[1:2] != ["-m"] or not sys.argv[2].startswith({modules!r}):
+    os.execve(command[0], command, environment)
+order = json.dumps({{"command": command, "cwd": os.getcwd(), "environment": environment}}).encode()
+connection = socket.socket(socket.AF_UNIX)
+connection.connect(os.path.join(programs, "socket"))
+streams = array.array("i", [1, 2])
+connection.sendmsg([len(order).to_bytes(4, "big") + order], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
+answer = connection.recv(4)
+if not answer:
+    sys.exit("the fork server died; it was to run " + " ".join(command))
+code = int.from_bytes(answer, "big", signed=True)
+if code < 0:
+    os.kill(os.getpid(), -code)
+sys.exit(code)
+"""
 
 
 class ForkServer:
@@ -35,23 +59,32 @@ class ForkServer:
 
     def __init__(self) -> None:
         self._ours, theirs = socket.socketpair()
+        self._folder = tempfile.TemporaryDirectory(prefix="fork-")
+        self.programs = Path(self._folder.name)
+        program = self.programs / "python"
+        program.write_text(PYTHON.format(python=sys.executable, modules=MODULES))
+        program.chmod(0o755)
+        stages = socket.socket(socket.AF_UNIX)
+        stages.bind(str(self.programs / "socket"))
+        stages.listen()
         environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"}
         # Its working folder must not hold a package of ours: the libraries alone are imported.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", __file__, str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
+            [sys.executable, "-P", __file__, str(theirs.fileno()), str(stages.fileno())],
+            pass_fds=[theirs.fileno(), stages.fileno()],
             cwd=tempfile.gettempdir(),
             env=environment,
         )
         theirs.close()
+        stages.close()
 
     def run(self, command: list[str], *, cwd: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
         """Run a command to its end; stdout holds what it printed to either stream."""
         order = json.dumps({"command": command, "cwd": str(cwd), "environment": environment}).encode()
         with tempfile.TemporaryFile() as output:
-            stream = array.array("i", [output.fileno()])
+            streams = array.array("i", [output.fileno()] * 2)
             message = [len(order).to_bytes(4, "big") + order]
-            self._ours.sendmsg(message, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, stream)])
+            self._ours.sendmsg(message, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
             answer = self._ours.recv(4)
             if len(answer) < 4:
                 raise RuntimeError(f"the fork server died; it was to run {command}")
@@ -62,6 +95,7 @@ class ForkServer:
     def close(self) -> None:
         self._ours.close()
         self._process.wait(30)
+        self._folder.cleanup()
 
 
 @functools.cache
@@ -74,43 +108,59 @@ def shared() -> ForkServer:
 
 def can_run(command: tuple[str, ...], environment: dict[str, str], root: Path) -> bool:
     """Whether a fork runs this command as a new process would."""
-    if (root / "sitecustomize.py").exists():  # only a new interpreter runs it
-        return False
     module = command[:2] == (sys.executable, "-m") and command[2].startswith(MODULES)
-    return (module or command[0] == "ratchet") and not any(name.startswith(READ_AT_IMPORT) for name in environment)
+    return (module or command[0] == "ratchet") and can_fork(environment, root)
 
 
-def serve(connection: socket.socket) -> None:
-    """Take commands until the other end closes."""
+def can_fork(environment: dict[str, str], root: Path) -> bool:
+    """Whether a fork sees these variables and the project as a new interpreter would."""
+    read_at_import = any(name.startswith(READ_AT_IMPORT) for name in environment)
+    return not read_at_import and not (root / "sitecustomize.py").exists()
+
+
+def serve(connection: socket.socket, stages: socket.socket) -> None:
+    """Run one command after another, until the other end of the connection closes."""
     for name in LIBRARIES:
         __import__(name)
     while True:
-        head, ancillary, *_ = connection.recvmsg(4, socket.CMSG_SPACE(4))
-        if not head:
-            return
-        order = b""
-        length = int.from_bytes(head, "big")
-        while len(order) < length:
-            order += connection.recv(length - len(order))
-        output = int.from_bytes(ancillary[0][2], sys.byteorder)
-        process = os.fork()
-        if not process:
-            connection.close()
-            code = 70
-            try:
-                code = _run(json.loads(order), output)
-            finally:
-                os._exit(code)
-        os.close(output)
-        status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-        connection.sendall(status.to_bytes(4, "big", signed=True))
+        for source in select.select([connection, stages], [], [])[0]:
+            if source is connection and not _answer(connection):
+                return
+            if source is stages:
+                with stages.accept()[0] as client:
+                    _answer(client)
 
 
-def _run(order: dict, output: int) -> int:
+def _answer(connection: socket.socket) -> bool:
+    """Run the next command of a client and send its exit code; False if the client has closed."""
+    head, ancillary, *_ = connection.recvmsg(4, socket.CMSG_SPACE(8))
+    if not head:
+        return False
+    order = b""
+    length = int.from_bytes(head, "big")
+    while len(order) < length:
+        order += connection.recv(length - len(order))
+    streams = array.array("i", ancillary[0][2])
+    process = os.fork()
+    if not process:
+        connection.close()
+        code = 70
+        try:
+            code = _run(json.loads(order), streams)
+        finally:
+            os._exit(code)
+    for stream in streams:
+        os.close(stream)
+    status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    connection.sendall(status.to_bytes(4, "big", signed=True))
+    return True
+
+
+def _run(order: dict, streams: "array.array[int]") -> int:
     """Be the command, in this process."""
-    for stream in (1, 2):
-        os.dup2(output, stream)
-    os.close(output)
+    for stream, number in zip(streams, (1, 2), strict=True):
+        os.dup2(stream, number)
+        os.close(stream)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.environ.clear()
     os.environ.update(order["environment"])
@@ -150,4 +200,4 @@ def _leave(code: int) -> int:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(*(socket.socket(fileno=int(number)) for number in sys.argv[1:]))

@@ -76,6 +76,7 @@ class Project:
             "HOME": str(self.home),
             "DVC_SITE_CACHE_DIR": str(self.home / "dvc"),
             "NO_COLOR": "1",
+            "PYTHONFAULTHANDLER": "1",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         }
 
@@ -86,15 +87,16 @@ class Project:
             return fork_server.shared().run(list(command), cwd=self.root, environment=environment)
         if command[0] == "dvc" and fork_server.can_fork(variables, self.root):
             environment["PATH"] = f"{fork_server.shared().programs}:{environment['PATH']}"
-        return subprocess.run(
-            command,
-            cwd=self.root,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
+        process = subprocess.Popen(
+            command, cwd=self.root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
+        try:
+            output, _ = process.communicate()
+        except BaseException:  # the test's time is over: show where the command hangs
+            process.send_signal(signal.SIGABRT)
+            print(process.communicate()[0])
+            raise
+        return subprocess.CompletedProcess(command, process.returncode, output)
 
     def good(self, *command: str, **variables: str) -> str:
         """Run a command that must succeed; what it printed."""

@@ -8,6 +8,7 @@ stages that `dvc repro` runs to the fork server.
 
 import array
 import atexit
+import faulthandler
 import functools
 import json
 import os
@@ -21,6 +22,8 @@ import tempfile
 import threading
 import traceback
 from pathlib import Path
+
+import psutil
 
 LIBRARIES = (
     "captum.attr", "cyclonedx.model.bom", "filelock", "fsspec", "mlflow", "mlflow.pyfunc", "mlflow.store.db.utils",
@@ -85,7 +88,14 @@ class ForkServer:
             streams = array.array("i", [output.fileno()] * 2)
             message = [len(order).to_bytes(4, "big") + order]
             self._ours.sendmsg(message, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
-            answer = self._ours.recv(4)
+            try:
+                answer = self._ours.recv(4)
+            except BaseException:  # the test's time is over: show where the command hangs
+                for child in psutil.Process(self._process.pid).children():
+                    child.send_signal(signal.SIGABRT)
+                self._ours.recv(4)
+                print(os.pread(output.fileno(), 1 << 20, 0).decode(errors="replace"))
+                raise
             if len(answer) < 4:
                 raise RuntimeError(f"the fork server died; it was to run {command}")
             output.seek(0)
@@ -162,6 +172,7 @@ def _run(order: dict, streams: "array.array[int]") -> int:
         os.dup2(stream, number)
         os.close(stream)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    faulthandler.enable()
     os.environ.clear()
     os.environ.update(order["environment"])
     os.chdir(order["cwd"])

@@ -37,6 +37,7 @@ def retry(folder: Path, source: str, *options: str) -> tuple[int, str]:
     command = [sys.executable, str(RETRY), *(("-p", "xdist") if "--numprocesses=2" in options else ()), *options]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment |= {"HOME": str(folder / "no-home"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # others' take seconds
+    environment["PYTEST_DEBUG_TEMPROOT"] = str(folder)  # or it deletes folders of sessions before this one, for minutes
     done = subprocess.run(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )

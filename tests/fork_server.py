@@ -1,4 +1,4 @@
-"""Run `ratchet ...` and `python -m tasks...` in a fork of a process that has imported their libraries already.
+"""Run `ratchet`, `python -m tasks...` and `python -c` in a fork of a process that has imported their libraries already.
 
 Importing takes seconds, forking takes milliseconds. A command behaves as in a new process: it has its own working
 folder, environment, streams and exit code, and imports the project's code afresh. Prefect and DVC are not imported
@@ -119,7 +119,8 @@ def shared() -> ForkServer:
 def can_run(command: tuple[str, ...], environment: dict[str, str], root: Path) -> bool:
     """Whether a fork runs this command as a new process would."""
     module = command[:2] == (sys.executable, "-m") and command[2].startswith(MODULES)
-    return (module or command[0] == "ratchet") and can_fork(environment, root)
+    program = command[:2] == (sys.executable, "-c")
+    return (module or program or command[0] == "ratchet") and can_fork(environment, root)
 
 
 def can_fork(environment: dict[str, str], root: Path) -> bool:
@@ -187,6 +188,10 @@ def _run(order: dict, streams: "array.array[int]") -> int:
 
             sys.argv = ["ratchet", *command[1:]]
             main()
+        elif command[1] == "-c":
+            sys.argv = ["-c", *command[3:]]
+            sys.path.insert(0, "")
+            exec(compile(command[2], "<string>", "exec"), sys.modules["__main__"].__dict__)
         else:
             sys.argv = ["-m", *command[3:]]
             sys.path.insert(0, os.getcwd())

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -136,7 +137,7 @@ model = mlflow.pyfunc.load_model("models:/photos@champion")
 images = np.stack([photos("test")[row][0].permute(1, 2, 0).numpy() for row in range(5)])
 np.save("answers.npy", model.predict(images))
 """
-    own.good("python", "-c", script)
+    own.good(sys.executable, "-c", script)
     answers = np.load(own.root / "answers.npy")
     assert answers.shape == (5, 2)
     np.testing.assert_allclose(answers.sum(1), 1, rtol=1e-5)
@@ -144,23 +145,16 @@ np.save("answers.npy", model.predict(images))
     assert {name.partition("/")[0] for name in predictions["id"]} == {"ants", "bees"}
 
 
-def test_a_killed_training_resumes_to_the_same_weights(own: Any) -> None:
-    """No worker process is left."""
-    expected = own.digests("data/model", "data/checkpoints")
-    running = own.root / "data" / "running"
-    process = subprocess.Popen(
-        own.stage("train"), cwd=own.root, env=own.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    until(lambda: any(running.glob("[!.]*/step-*.safetensors")), process=process, pause=0.001)
-    process.send_signal(signal.SIGKILL)
-    assert process.stdout is not None
-    process.stdout.read()  # until the last worker has ended too
-    process.stdout.close()
-    process.wait()
-    newest = max(running.glob("[!.]*/step-*.safetensors"))
-    assert read_checkpoint(newest).step > 0
-    assert "continues at step" in own.good(*own.stage("train"))
-    assert own.digests("data/model", "data/checkpoints") == expected
+def start(project: Any) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        project.stage("train"), cwd=project.root, env=project.environment, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def newest(project: Any) -> Path | None:
+    """Return the newest checkpoint of the unfinished training."""
+    return max((project.root / "data" / "running").glob("[!.]*/step-*.safetensors"), default=None)
 
 
 def command_lines(processes: list[psutil.Process]) -> Iterator[str]:
@@ -169,64 +163,71 @@ def command_lines(processes: list[psutil.Process]) -> Iterator[str]:
             yield " ".join(process.cmdline())
 
 
-@pytest.mark.parametrize("moment", ["the workers start", "in an epoch"])
-def test_sigterm_to_the_process_group_ends_training_cleanly(own: Any, moment: str) -> None:
-    """Prefect's worker cancels a run in this way, and the terminal ends a command in this way."""
-    expected = own.digests("data/model", "data/checkpoints")
-    running = own.root / "data" / "running"
-    process = subprocess.Popen(
-        own.stage("train"), cwd=own.root, env=own.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, start_new_session=True,
-    )  # fmt: skip
-    parent = psutil.Process(process.pid)
-
-    def reached() -> bool:
-        if moment == "in an epoch":
-            return any(running.glob("[!.]*/step-*.safetensors"))
-        return any("forkserver" in line for line in command_lines(parent.children(recursive=True)))
-
-    until(reached, process=process, pause=0.001)
-    family = parent.children(recursive=True)
-    os.killpg(process.pid, signal.SIGTERM)
+def assert_ended_cleanly(process: "subprocess.Popen[str]", family: list[psutil.Process]) -> None:
+    """No traceback is printed, and no process is left."""
     output, _ = process.communicate()
     assert process.returncode == 1, output
     assert "train: stopped at step" in output
     assert "Traceback" not in output
-    _, left = psutil.wait_procs(family)
-    assert not left
-    own.good(*own.stage("train"))
+    assert not psutil.wait_procs(family)[1]
+
+
+def test_stopped_and_killed_trainings_resume_to_the_same_weights(own: Any) -> None:
+    """SIGTERM to the process group, from Prefect's worker or a terminal, ends it cleanly. SIGKILL leaves no worker."""
+    expected = own.digests("data/model", "data/checkpoints")
+
+    def has_workers() -> bool:
+        return any("forkserver" in line for line in command_lines(parent.children(recursive=True)))
+
+    def has_more_steps() -> bool:
+        return newest(own) != before
+
+    for reached in (has_workers, has_more_steps):
+        before = newest(own)
+        process = start(own)
+        parent = psutil.Process(process.pid)
+        until(reached, process=process, pause=0.005)
+        family = parent.children(recursive=True)
+        os.killpg(process.pid, signal.SIGTERM)
+        assert_ended_cleanly(process, family)
+
+    before = newest(own)
+    process = start(own)
+    until(has_more_steps, process=process, pause=0.001)
+    process.kill()
+    process.communicate()  # until the last worker has ended too
+    checkpoint = newest(own)
+    assert checkpoint is not None
+    assert read_checkpoint(checkpoint).step > 0
+    assert "continues at step" in own.good(*own.stage("train"))
     assert own.digests("data/model", "data/checkpoints") == expected
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_hanging_sample_can_be_stopped_and_times_out(own: Any, workers: int) -> None:
+def test_a_hanging_sample_can_be_stopped_and_times_out(own: Any) -> None:
+    """It hangs in a worker process, and in the training's own."""
     expected = own.digests("data/model")
-    running, hang = own.root / "data" / "running", own.root / "data" / "raw" / "hang"
-    own.good("ratchet", "set", f"training.workers={workers}")
-    process = subprocess.Popen(
-        own.stage("train"), cwd=own.root, env=own.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True,
-    )  # fmt: skip
-    parent = psutil.Process(process.pid)
-    until(lambda: any(running.glob("[!.]*/step-*.safetensors")), process=process, pause=0.001)
-    hang.touch()
-    until(hang.with_name("hangs").exists, process=process)
-    workers_of_run = parent.children(recursive=True)
-    process.terminate()
-    output, _ = process.communicate()
-    assert process.returncode == 1, output
-    assert "train: stopped at step" in output
-    assert "Traceback" not in output
-    assert not psutil.wait_procs(workers_of_run)[1]
-    own.good("ratchet", "set", "training.sample_timeout=2.0")
-    refused = own.refused(*own.stage("train"))
-    # The run stopped where the first checkpoint was: the next sample may be one of validation.
-    assert re.search(r"\.jpg of split (train|validation) was not read within 2 s \(", refused), refused
-    assert ("(worker process" in refused) == (workers > 0)
-    assert ("line 3" in refused and "of photo_set.py" in refused) == (workers == 0)
-    hang.unlink()
-    hang.with_name("hangs").unlink()
-    own.good("ratchet", "set", "training.sample_timeout=300.0", "training.workers=2")
+    hang = own.root / "data" / "raw" / "hang"
+    hangs = hang.with_name("hangs")
+    for workers in (2, 0):
+        own.good("ratchet", "set", f"training.workers={workers}")
+        before = newest(own)
+        process = start(own)
+        parent = psutil.Process(process.pid)
+        until(lambda before=before: newest(own) != before, process=process, pause=0.001)
+        hang.touch()
+        until(hangs.exists, process=process)
+        family = parent.children(recursive=True)
+        process.terminate()
+        assert_ended_cleanly(process, family)
+        own.good("ratchet", "set", "training.sample_timeout=2.0")
+        refused = own.refused(*own.stage("train"))
+        # The run stopped where the first checkpoint was: the next sample may be one of validation.
+        assert re.search(r"\.jpg of split (train|validation) was not read within 2 s \(", refused), refused
+        assert ("(worker process" in refused) == (workers > 0)
+        assert ("line 3" in refused and "of photo_set.py" in refused) == (workers == 0)
+        hang.unlink()
+        hangs.unlink()
+        own.good("ratchet", "set", "training.sample_timeout=300.0", "training.workers=2")
     assert "continues at step" in own.good(*own.stage("train"))
     assert own.digests("data/model") == expected
 

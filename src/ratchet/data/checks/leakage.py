@@ -148,7 +148,7 @@ def _comparable(known: pl.Series, new: pl.Series, labels: Integers | None) -> tu
         known, new = (_binned(values, edges) for values in (known, new))
     elif known.n_unique() > max(2, _MAX_VALUES * len(known)):
         return None
-    return known.cast(pl.String), new.cast(pl.String)
+    return known, new
 
 
 def _thresholds(numbers: NDArray[np.float64], labels: Integers) -> NDArray[np.float64]:

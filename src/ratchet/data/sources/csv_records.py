@@ -20,7 +20,8 @@ from ratchet.errors import DataError
 __all__ = ["Examples", "Layout", "Record", "cells_of", "layout_of", "strict_records"]
 
 _QUOTE, _NEWLINE = b'"\n'
-_BLOCK = 1 << 22  # bytes that are scanned at a time
+_BLOCK = 1 << 18  # bytes that are scanned at a time; they stay in the processor's cache
+_NOWHERE = np.zeros(0, np.int64)
 _FEWEST = 10  # rows that show how the values of a column look
 _ROWS = 1000  # at most
 _MOST = 0.8  # share of the lines of a record that look like rows
@@ -217,43 +218,33 @@ def _requoted(content: bytes, separator: str, where: str) -> bytes:
 def _scan(content: bytes, separator: str) -> Layout | None:
     """Return the records; None if a quotation mark is not where RFC 4180 has it."""
     data, mark = np.frombuffer(content, np.uint8), ord(separator)
-    ends, lines, cells = [], [], []
-    quoted, before = False, 0  # whether the block begins inside quotation marks; cells of an open record
-    line = open_line = 1
+    ends, marks, newlines = [_NOWHERE], [_NOWHERE], [_NOWHERE]  # marks: separators before each end
+    quoted, total = False, 0  # whether the block begins inside quotation marks; separators before it
     for first in range(0, len(data), _BLOCK):
         part = data[first : first + _BLOCK]
-        outer: NDArray[np.bool_] | bool = True
-        quotes = part == _QUOTE
+        is_mark, newline = part == mark, np.flatnonzero(part == _NEWLINE)
+        closed, quotes = newline, part == _QUOTE
         if quoted or quotes.any():
             if not _is_strict(data, np.flatnonzero(quotes) + first, mark, quoted=quoted):
                 return None
             inside = np.bitwise_xor.accumulate(quotes) ^ quoted
-            quoted, outer = bool(inside[-1]), ~inside
-        newline = part == _NEWLINE
-        marks = np.flatnonzero((part == mark) & outer)
-        closed = np.flatnonzero(newline & outer)
-        upto = np.searchsorted(marks, closed)
-        count = np.diff(upto, prepend=0)
-        if len(closed):
-            count[0] += before
-            before = len(marks) - int(upto[-1])
-            place = np.arange(len(closed)) if outer is True else np.searchsorted(np.flatnonzero(newline), closed)
-            new_lines = line + 1 + place
-            ends.append(closed + first)
-            lines.append(np.concatenate([[open_line], new_lines[:-1]]))
-            cells.append(count)
-            open_line = int(new_lines[-1])
-        else:
-            before += len(marks)
-        line += int(np.count_nonzero(newline))
+            quoted, is_mark, closed = bool(inside[-1]), is_mark & ~inside, newline[~inside[newline]]
+        places = np.flatnonzero(is_mark)
+        ends.append(closed + first)
+        marks.append(np.searchsorted(places, closed) + total)
+        newlines.append(newline + first)
+        total += len(places)
     if quoted:
         return None
     if len(data) and data[-1] != _NEWLINE:  # the last line has no end
-        for values, last in ((ends, len(data)), (lines, open_line), (cells, before)):
-            values.append(np.array([last]))
-    joined = [np.concatenate(each) if each else np.zeros(0, np.int64) for each in (ends, lines, cells)]
-    is_empty = np.diff(joined[0], prepend=-1) == 1
-    return Layout(content, joined[0], joined[1], np.where(is_empty, 0, joined[2] + 1))
+        ends.append(np.array([len(data)]))
+        marks.append(np.array([total]))
+    end, line_end = np.concatenate(ends), np.concatenate(newlines)
+    lines = np.arange(1, len(end) + 1)
+    if len(line_end) > np.count_nonzero(end < len(data)):  # cells hold line ends
+        lines = np.searchsorted(line_end, np.append(-1, end[:-1]), side="right") + 1
+    cells = np.where(np.diff(end, prepend=-1) == 1, 0, np.diff(np.concatenate(marks), prepend=0) + 1)
+    return Layout(content, end, lines, cells)
 
 
 def _is_strict(data: NDArray[np.uint8], quotes: NDArray[np.int64], mark: int, *, quoted: bool) -> bool:

@@ -171,6 +171,8 @@ def _utf8(content: bytes, where: str) -> bytes:
         ) from None
     if b"\r" in content:
         content = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    if content.isascii():
+        return content
     return content.replace(b"\n" + codecs.BOM_UTF8, b"\n")  # of a file that was appended to another one
 
 
@@ -209,7 +211,7 @@ def _csv(content: bytes, separator: str, where: str, *, has_header: bool) -> Tab
         warnings += filter(None, [examples.check(line, text, where)])
     shown = tuple(warnings[:1]) + ((f"{len(warnings) - 1} more rows hold whole lines",) if warnings[1:] else ())
     start = first + has_header
-    body = content[layout.ends[start - 1] + 1 :] if start else content
+    body = memoryview(content)[layout.ends[start - 1] + 1 if start else 0 :]
     lines, cells = layout.lines[start:], layout.cells[start:]
     wrong = np.flatnonzero((cells != len(header)) & (cells > 0))
     ragged = [
@@ -220,12 +222,13 @@ def _csv(content: bytes, separator: str, where: str, *, has_header: bool) -> Tab
     return TableFile(table, tuple(header), _ragged(ragged), head, shown, lines)
 
 
-def _cells(body: bytes, separator: str, width: int, *, rows: int) -> pl.DataFrame:
+def _cells(body: memoryview, separator: str, width: int, *, rows: int) -> pl.DataFrame:
     """Return the cells of the rows as texts; cells that a row lacks are null, further cells are dropped."""
     names = [str(place) for place in range(width)]
     if not rows:
         return pl.DataFrame(schema=dict.fromkeys(names, pl.String))
-    content = separator.join(names).encode() + b"\n" + body  # so that an empty first line does not decide the width
+    # The names are there so that an empty first line does not decide the width.
+    content = b"".join([separator.join(names).encode(), b"\n", body])
     table = pl.read_csv(content, infer_schema=False, separator=separator, truncate_ragged_lines=True)
     assert table.height == rows, f"polars found {table.height} rows, RFC 4180 has {rows}"
     return table

@@ -3,7 +3,7 @@
 import codecs
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,8 +32,55 @@ _BYTE_ORDER_MARKS = (
 )  # fmt: skip
 _SNIFFED = 4096  # bytes
 _LINES = 50  # that show how the columns are separated
+_SAMPLE = 1000  # rows that show which columns may be numbers
+_BLOCK = 1 << 18  # bytes that stay in the processor's cache
+_EXACT = 2.0**53  # from here two whole numbers can be one Float64
 HEADER_BYTES = 1 << 20
 """Bytes from the start of a file that hold its header."""
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The cells of a CSV file, below a line with the numbers of its columns."""
+
+    content: bytes
+    separator: str
+
+    def texts(self, names: Sequence[str] | None = None, rows: int | None = None) -> pl.DataFrame:
+        """Return columns (None: all) of the first rows (None: all) as texts.
+
+        Cells that a row lacks are null, further cells are dropped.
+        """
+        return pl.read_csv(
+            self.content, columns=names, n_rows=rows, infer_schema=False, separator=self.separator,
+            truncate_ragged_lines=True,
+        )  # fmt: skip
+
+    def typed(self, numeric: Sequence[str]) -> pl.DataFrame:
+        """Return all columns: as Float64 those of `numeric` that have an exact number in each cell, others as texts."""
+        if not numeric or self._hides_texts():
+            return self.texts()
+        width = self.content.split(b"\n", 1)[0].count(self.separator.encode()) + 1
+        schema = {str(place): pl.String for place in range(width)} | dict.fromkeys(numeric, pl.Float64)
+        try:
+            table = pl.read_csv(self.content, schema=schema, separator=self.separator, truncate_ragged_lines=True)
+        except pl.exceptions.ComputeError:  # a later row has a text
+            return self.texts()
+        is_exact = table.select((pl.col(numeric).abs() <= _EXACT).fill_null(False).all()).row(0)
+        others = [name for name, exact in zip(numeric, is_exact, strict=True) if not exact]
+        return table.with_columns(self.texts(others)) if others else table
+
+    def _hides_texts(self) -> bool:
+        """Return whether a cell begins with a space or a further zero, which a number does not keep."""
+        data, mark = np.frombuffer(self.content, np.uint8), ord(self.separator)
+        for start in range(0, len(data) - 2, _BLOCK):
+            part = data[start : start + _BLOCK + 2]
+            before, cell, after = part[:-2], part[1:-1], part[2:]
+            zero = (cell == ord("0")) & (after - np.uint8(ord("0")) < 10)
+            space = cell == ord(" ") if mark == ord("\t") else (cell == ord(" ")) | (cell == ord("\t"))
+            if (((before == mark) | (before == ord("\n")) | (before == ord('"'))) & (zero | space)).any():
+                return True
+        return False
 
 
 @dataclass(frozen=True)
@@ -41,12 +88,13 @@ class TableFile:
     """A table and the places of its rows in the file.
 
     Attributes:
-        table: the rows. Columns of CSV are numbered from 0.
+        table: the rows. Columns of CSV are numbered from 0; they are texts, or numbers that lose nothing of them.
         header: the names of the columns; without header, the cells of the first row.
         ragged: one row per record whose number of cells differs from the header: `row`, from 1, and `value`, a text.
         head: the start of a CSV file.
         notes: warnings.
         lines: line from 1 of each row; None: the file has no lines.
+        cells: of a CSV file.
     """
 
     table: pl.DataFrame
@@ -55,6 +103,7 @@ class TableFile:
     head: str = ""
     notes: tuple[str, ...] = ()
     lines: NDArray[np.int64] | None = None
+    cells: Cells | None = None
     row_labels: tuple[str, ...] = ()  # columns that were the index of a pandas data frame
 
     def places(self, rows: Sequence[int]) -> list[str]:
@@ -74,7 +123,7 @@ class TableFile:
 
     def without_rows(self) -> "TableFile":
         """Return what gives places, without the cells, which are most of the memory of an ingest."""
-        return replace(self, table=self.table.clear(), head="")
+        return replace(self, table=self.table.clear(), head="", cells=None)
 
 
 def column_names(header: Sequence[str], where: str) -> list[str]:
@@ -91,9 +140,10 @@ def column_names(header: Sequence[str], where: str) -> list[str]:
 
 
 def read_table(
-    content: bytes, *, where: str, needed: Sequence[str], has_header: bool = True, drop: Collection[str] = ()
-) -> TableFile:
-    """Read a table; the cells of CSV become texts.
+    content: bytes, *, where: str, needed: Sequence[str], has_header: bool = True, drop: Collection[str] = (),
+    may_be_numbers: Callable[[str], bool] = lambda name: False,
+) -> TableFile:  # fmt: skip
+    """Read a table; the cells of CSV become texts, or numbers where the table allows them.
 
     Args:
         content: the bytes of the file.
@@ -101,6 +151,7 @@ def read_table(
         needed: columns that it should have; they decide between several possible separators.
         has_header: whether the first line of a CSV file is the header.
         drop: columns of Parquet whose cells are not read.
+        may_be_numbers: returns whether a column of CSV, by its name, may be read as numbers.
 
     Raises:
         DataError: the file has another format, or is damaged.
@@ -115,7 +166,7 @@ def read_table(
     head = content[:HEADER_BYTES].decode(errors="replace")
     if head.lstrip()[:1] in ("[", "{"):
         return _json(content.decode(), where)
-    return _csv(content, separator_of(head, needed), where, has_header=has_header)
+    return _csv(content, separator_of(head, needed), where, has_header=has_header, may_be_numbers=may_be_numbers)
 
 
 def require_text(content: bytes, *, where: str) -> None:
@@ -195,7 +246,9 @@ def separator_of(text: str, needed: Sequence[str]) -> str:
     return max(cells, key=lambda mark: len(cells[mark]))  # the first of equals; the comma is the first of all
 
 
-def _csv(content: bytes, separator: str, where: str, *, has_header: bool) -> TableFile:
+def _csv(
+    content: bytes, separator: str, where: str, *, has_header: bool, may_be_numbers: Callable[[str], bool]
+) -> TableFile:
     layout = layout_of(content, separator, where)
     content, head = layout.content, layout.content[:HEADER_BYTES].decode(errors="replace")
     filled = np.flatnonzero(layout.cells)
@@ -218,20 +271,25 @@ def _csv(content: bytes, separator: str, where: str, *, has_header: bool) -> Tab
         (int(row) + 1, f"line {lines[row]} has {_fields(int(cells[row]))}, the header has {len(header)}")
         for row in wrong
     ]
-    table = _cells(body, separator, len(header), rows=len(lines))
-    return TableFile(table, tuple(header), _ragged(ragged), head, shown, lines)
+    names = [str(place) for place in range(len(header))]
+    if not len(lines):
+        return TableFile(
+            pl.DataFrame(schema=dict.fromkeys(names, pl.String)), tuple(header), _ragged([]), head, shown, lines
+        )
+    # The numbers of the columns are there so that an empty first line does not decide the width.
+    all_cells = Cells(b"".join([separator.join(names).encode(), b"\n", body]), separator)
+    allowed = [name for name, cell in zip(names, header, strict=True) if may_be_numbers(cell.strip())]
+    numeric = _numeric_columns(all_cells, allowed) if len(lines) > _SAMPLE and not ragged else []
+    table = all_cells.typed(numeric)
+    assert table.height == len(lines), f"polars found {table.height} rows, RFC 4180 has {len(lines)}"
+    return TableFile(table, tuple(header), _ragged(ragged), head, shown, lines, all_cells)
 
 
-def _cells(body: memoryview, separator: str, width: int, *, rows: int) -> pl.DataFrame:
-    """Return the cells of the rows as texts; cells that a row lacks are null, further cells are dropped."""
-    names = [str(place) for place in range(width)]
-    if not rows:
-        return pl.DataFrame(schema=dict.fromkeys(names, pl.String))
-    # The names are there so that an empty first line does not decide the width.
-    content = b"".join([separator.join(names).encode(), b"\n", body])
-    table = pl.read_csv(content, infer_schema=False, separator=separator, truncate_ragged_lines=True)
-    assert table.height == rows, f"polars found {table.height} rows, RFC 4180 has {rows}"
-    return table
+def _numeric_columns(cells: Cells, names: Sequence[str]) -> list[str]:
+    """Return the columns whose first cells are numbers, but no numbers of rows."""
+    first = cells.texts(rows=_SAMPLE).select(names)
+    read = first.cast(pl.Float64, strict=False)
+    return [column.name for column in read if not column.null_count() and (column.diff().drop_nulls() != 1).any()]
 
 
 def _fields(count: int) -> str:

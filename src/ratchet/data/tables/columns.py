@@ -24,7 +24,7 @@ from ratchet.data.tables.forms import (
 from ratchet.data.tables.notes import far_notes, mixed_notes
 from ratchet.errors import DataError
 
-__all__ = ["CONSTANT", "Type", "TypedColumn", "each", "typed_column"]
+__all__ = ["CONSTANT", "ID_NAME", "Type", "TypedColumn", "each", "typed_column"]
 
 CONSTANT = "all values are equal"
 Type = Literal["numeric", "categorical", "datetime", "text", "id", "ignored"]
@@ -37,7 +37,7 @@ _FEWEST_IDS = 20  # different values that a column of ids has at least
 _LONG = 60  # mean characters of a text that is no category
 _MOSTLY = 0.5  # share of numbers or dates from which a column of texts gets a note
 _DISTINCT = 0.5  # share of different texts from which a column has texts, not categories
-_ID_NAME = re.compile(r"(?i:(^|[\W_])(id|ids|uuid|guid|key|index|idx|nr|no|number|unnamed.*|column_1)$)|[a-z](Id|ID)$")
+ID_NAME = re.compile(r"(?i:(^|[\W_])(id|ids|uuid|guid|key|index|idx|nr|no|number|unnamed.*|column_1)$)|[a-z](Id|ID)$")
 _EXACT = 2.0**53  # from here two whole numbers can be one Float64
 _DATED = (
     r"^\d{1,4}[-/. ]\S+[-/. ]\d|^[A-Za-z]{3,9} \d{1,2}, \d{4}|^\d{1,2}:\d\d|^\d{4}[-/]\d\d?$|^\d\d?[-/]\d{4}$"
@@ -91,7 +91,9 @@ def each(act: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
     return list(pool.in_order(act, items, workers=pool.threads(0)))
 
 
-def typed_column(values: pl.Series, *, wanted: Type | None, missing: tuple[str, ...], where: str) -> TypedColumn:
+def typed_column(
+    values: pl.Series, *, wanted: Type | None, missing: tuple[str, ...], where: str, is_csv: bool = False
+) -> TypedColumn:
     """Return a column with its type: `wanted`, or as its cells suggest.
 
     Raises:
@@ -99,7 +101,7 @@ def typed_column(values: pl.Series, *, wanted: Type | None, missing: tuple[str, 
     """
     name = values.name
     try:
-        column = _inferred(values, wanted, missing)
+        column = _inferred(values, wanted, missing, is_csv=is_csv)
     except Ambiguous as error:
         raise DataError(
             f"{where}: column {name!r}: {error}, or set data.columns to {{{name}: categorical}} or {{{name}: ignored}}"
@@ -133,7 +135,7 @@ def _mixed_notes(column: TypedColumn, texts: pl.Series, missing: tuple[str, ...]
     return mixed_notes(column.name, kind, others, len(present), missing)
 
 
-def _inferred(values: pl.Series, wanted: Type | None, missing: tuple[str, ...]) -> TypedColumn:
+def _inferred(values: pl.Series, wanted: Type | None, missing: tuple[str, ...], *, is_csv: bool) -> TypedColumn:
     typed = plain_values(values, values.name)
     if typed is not None and values.dtype != pl.Boolean:
         is_date = isinstance(values.dtype, pl.Date | pl.Datetime)
@@ -143,7 +145,8 @@ def _inferred(values: pl.Series, wanted: Type | None, missing: tuple[str, ...]) 
         if wanted == "datetime" and values.dtype.is_numeric():
             texts = cleaned(texts_of(values, values.name), missing)
             return _written(values, texts, len(texts) - texts.null_count(), wanted)
-        return _numeric(values, typed, "datetime" if is_date else "numeric", "", f"type {values.dtype} of the file")
+        why = "numbers" if is_csv else f"type {values.dtype} of the file"
+        return _numeric(values, typed, "datetime" if is_date else "numeric", "", why)
     texts = texts_of(values, values.name)
     if values.dtype != pl.Boolean:
         plain = numbers(texts, PLAIN)
@@ -215,7 +218,7 @@ def _numeric(
     if kind == "numeric" and distinct == known == len(read) and distinct >= _FEWEST_IDS:
         if bool((read.diff().drop_nulls() == 1).all()) and read[0] in (0, 1):
             return replace(column, type="id", why="row numbers")
-        if _ID_NAME.search(values.name) and bool((read == read.floor()).all()):
+        if ID_NAME.search(values.name) and bool((read == read.floor()).all()):
             return replace(column, type="id", why="all values are different, and the name is that of an id")
     return column
 

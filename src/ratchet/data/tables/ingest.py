@@ -104,7 +104,9 @@ class _Ingest:
         if self.settings.refuse_personal:
             named = [self._role(texts_of(frame[name], name), "label") for name in self.settings.label_columns]
             faults |= rules.personal([*features, *roles.columns, *named])
-        refused = rules.refused_rows(features, labels, faults, rows=rows, file=self.source.file, texts=frame)
+        refused = rules.refused_rows(
+            features, labels, faults, rows=rows, file=self.source.file, texts=lambda: self.source.texts(frame, rows)
+        )
         bad, used = overrides.apply(pl.concat([bad, refused]), released)
         good = ~rows.is_in(bad["row"].unique().implode())
         self._check_bad_fraction(bad, [note for column in features for note in column.notes if column.faults])
@@ -140,7 +142,7 @@ class _Ingest:
             return self._role(values.cast(pl.String), "index of pandas")
         return typed_column(
             values, wanted=self.settings.columns.get(values.name), missing=self.settings.missing,
-            where=self.source.where,
+            where=self.source.where, is_csv=self.source.file.cells is not None,
         )  # fmt: skip
 
     def _roles(self, frame: pl.DataFrame) -> tuple[Roles, rules.Faults]:

@@ -3,6 +3,7 @@
 import difflib
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from ratchet.data.reading.storage import expanded, is_url, open_storage, read_wh
 from ratchet.data.sources.csv_records import cells_of
 from ratchet.data.sources.table_file import SEPARATORS, TableFile, column_names, read_table
 from ratchet.data.system_files import is_system_path
+from ratchet.data.tables.columns import ID_NAME
 from ratchet.data.tables.encode import MISSING_TEXTS
+from ratchet.data.tables.forms import PLAIN, numbers
 from ratchet.errors import DataError
 from ratchet.settings.model import DataSettings
 
@@ -50,6 +53,15 @@ class RawTable:
     name: str
     has_header: bool
 
+    def texts(self, frame: pl.DataFrame, rows: pl.Series) -> pl.DataFrame:
+        """Return rows of the table, given with their numbers from 1, with the cells of a CSV file as texts."""
+        read = [name for name, kind in frame.schema.items() if kind != pl.String]
+        if self.file.cells is None or not read:
+            return frame
+        places = [str(self.frame.columns.index(name)) for name in read]
+        texts = self.file.cells.texts(places).select(places).rename(dict(zip(places, read, strict=True)))
+        return frame.with_columns(texts[(rows - 1)])
+
     def without_rows(self) -> "RawTable":
         """Return the table without its content, which is most of the memory of an ingest."""
         return replace(self, frame=self.frame.clear(), file=self.file.without_rows())
@@ -65,7 +77,7 @@ def open_table(settings: DataSettings, *, root: Path) -> RawTable:
     content = _content(path, root)
     shown = path if is_url(path) else str(root / expanded(path))
     where, needed = f"data.path: {shown}", settings.label_columns
-    file = read_table(content, where=where, needed=needed, drop=settings.drop)
+    file = read_table(content, where=where, needed=needed, drop=settings.drop, may_be_numbers=_numeric_names(settings))
     _check_layout(file.first_lines, where)
     names = list(file.header)
     has_header = not _looks_like_data([name.strip() for name in names], file.table, wanted=needed)
@@ -77,6 +89,20 @@ def open_table(settings: DataSettings, *, root: Path) -> RawTable:
         raise DataError(f"{where} has a header and no rows. Fix: add rows")
     name = re.sub(r"(\.\w+)+$", "", path.rpartition("/")[2]) or "table"
     return RawTable(frame, file, file.ragged, where, name, has_header)
+
+
+def _numeric_names(settings: DataSettings) -> Callable[[str], bool]:
+    """Return whether a column, by its name, has numbers only as a feature, so that nothing else needs its texts."""
+    texts = {
+        *settings.label_columns, *settings.columns, *settings.hash, settings.split_column, settings.group_column,
+        settings.order_by,
+    }  # fmt: skip
+
+    def may_be_numbers(name: str) -> bool:
+        has_texts = name in texts or ID_NAME.search(name) or _ID_NAME.search(name)
+        return not has_texts and numbers(pl.Series([name]), PLAIN).null_count() == 1  # a header may be repeated
+
+    return (lambda name: False) if settings.missing or settings.kind != "table" else may_be_numbers
 
 
 def _content(path: str, root: Path) -> bytes:

@@ -24,7 +24,7 @@ Faults = dict[tuple[str, str], pl.Series]
 
 def refused_rows(
     columns: Sequence[TypedColumn], labels: Labelling, further: Faults, *, rows: pl.Series, file: TableFile,
-    texts: pl.DataFrame,
+    texts: Callable[[], pl.DataFrame],
 ) -> pl.DataFrame:  # fmt: skip
     """Return the quarantine rows of the rows that break a rule.
 
@@ -34,15 +34,18 @@ def refused_rows(
         further: faults of other columns.
         rows: number of each row in the file, from 1.
         file: gives the places of rows.
-        texts: the cells as they are in the file, for the values of broken rules.
+        texts: returns the cells as they are in the file, for the values of broken rules.
     """
     faults: Faults = {
         (rule, column.name): places for column in columns for rule, places in column.faults.items() if len(places)
     }
     faults |= {(rule, ""): places for rule, places in labels.faults.items() if len(places)}
     faults |= {key: places for key, places in further.items() if len(places)}
-    source, content = _places(faults, rows, file, texts)
-    broken = [quarantine.rows([])]
+    if not faults:
+        return quarantine.rows([])
+    written = texts()
+    source, content = _places(faults, rows, file, written)
+    broken = []
     for start in range(0, len(faults), _AT_ONCE):
         frame = {"row": rows, "source": source, "content": content, "label": labels.shown.cast(pl.String)}
         chosen = list(faults)[start : start + _AT_ONCE]
@@ -50,7 +53,7 @@ def refused_rows(
         for name, key in keys.items():
             frame[name] = pl.Series([True]).new_from_index(0, len(rows)).scatter(faults[key], False)
         schema = {name: pa.Column(pl.Boolean, must(rule)) for name, (rule, _) in keys.items()}
-        cells = {f"cell {column}": texts[column].cast(pl.String) for _, column in keys.values() if column}
+        cells = {f"cell {column}": written[column].cast(pl.String) for _, column in keys.values() if column}
         broken.append(failures(pl.DataFrame(frame | cells), schema, _values(keys), source="source"))
     return pl.concat(broken).sort("row", "rule", "value")
 
@@ -58,8 +61,6 @@ def refused_rows(
 def _places(faults: Faults, rows: pl.Series, file: TableFile, texts: pl.DataFrame) -> tuple[pl.Series, pl.Series]:
     """Return "line 7" and the SHA-256 (hex) of the cells for each row with a fault; null for the others."""
     none = pl.Series([None], dtype=pl.String).new_from_index(0, len(rows))
-    if not faults:
-        return none, none
     bad = pl.concat([places.cast(pl.UInt32) for places in faults.values()]).unique().sort()
     cells = ("\x1f".join(map(str, row)) for row in texts[bad].iter_rows())
     contents = pl.Series([hashlib.sha256(row.encode()).hexdigest() for row in cells], dtype=pl.String)

@@ -10,7 +10,7 @@ bare: Pillow opens, decodes, scales and crops the same files on all cores, by th
 It keeps the pixels, and computes no digest, checks nothing and writes no file.
 list: os.scandir and stat over all files.
 
-Ingest decodes a photo twice: at a smaller scale to pack it, and at full size for the digest that decides its split.
+Bare reading decodes a photo at full size; ingest decodes a large JPEG at a smaller scale.
 
 Validation is the time of the contract's functions relative to the rest. Memory is the sampled peak of anonymous pages
 of `python -m tasks.ingest` in a separate project, with its child processes.

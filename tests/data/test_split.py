@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
 from ratchet.data import split
-from ratchet.data.reading import images
-from ratchet.data.reading.pixels import full_digest
+from ratchet.data.reading.pixels import full_digest, jpeg_digest
 
 POSITIONS = [0.5374976153371496, 0.39531814126529186]
 KEYS = [1367487835992287293, 15159650975114868542]
@@ -208,7 +206,7 @@ def _smooth(number: int, size: tuple[int, int]) -> Image.Image:
 
 
 def _save_copies(folder: Path, number: int) -> None:
-    """Write an image as a JPEG that is packed from a smaller scale, and the same pixels in nine other files."""
+    """Write an image as two JPEGs that are packed from a smaller scale, and the same pixels in eight other files."""
     folder.mkdir(parents=True, exist_ok=True)
     name = str(folder / f"{number:03d}")
     content = io.BytesIO()
@@ -236,15 +234,17 @@ def _save_copies(folder: Path, number: int) -> None:
 
 
 @pytest.mark.system
-def test_copies_in_other_formats_share_a_split(place) -> None:
+def test_copies_without_loss_share_a_split(place) -> None:
     for number in range(24):
         _save_copies(place.root / "images" / "cat", number)
         _save_copies(place.root / "images" / "dog", 100 + number)
     place.ingest(image_size=32)
     assert place.bad() == {}
-    index = place.index().with_columns(image=pl.col("id").str.extract(r"/(\d+)"))
+    index = place.index().with_columns(
+        image=pl.col("id").str.extract(r"/(\d+)"), jpeg=pl.col("id").str.ends_with("jpg")
+    )
     assert index.height == 2 * 24 * 10
-    assert index.group_by("image").agg(pl.col("split").n_unique())["split"].to_list() == [1] * 48
+    assert index.group_by("image", "jpeg").agg(pl.col("split").n_unique())["split"].to_list() == [1] * 96
     assert set(index["split"]) == set(split.SPLITS)
 
 
@@ -252,6 +252,9 @@ def test_copies_in_other_formats_share_a_split(place) -> None:
 def test_another_image_size_moves_no_sample(place) -> None:
     for number in range(40):
         _save_copies(place.root / "images" / "ab"[number % 2], number)
+    for path in place.root.rglob("*.*"):  # unscaled, a JPEG and its lossless copies are duplicates across splits
+        if (int(path.name[:3]) // 2 % 2 == 0) == (path.suffix == ".jpg"):
+            path.unlink()
     seen = []
     for size in (16, 48, 128):
         place.ingest(image_size=size)
@@ -271,26 +274,41 @@ def test_new_metadata_moves_no_sample(two_classes) -> None:
     assert dict(two_classes.index().select("id", "split").rows()) == before
 
 
-def test_given_splits_need_no_image_at_full_size(place, monkeypatch) -> None:
-    """Splits that are drawn later still use digests at full size, although the cache has none."""
-    monkeypatch.setattr("ratchet.data.reading.storage._FRESH", 0)
-    digested = []
-    original = images.full_digest
-    monkeypatch.setattr(images, "full_digest", lambda image: digested.append(image.size) or original(image))
-    for number, split_folder in enumerate(("train", "val", "test")):
-        for name in ("cat", "dog"):
-            place.fill(f"{split_folder}/{name}", 12, first=100 * number + 50 * (name == "dog"))
-    place.cache = place.root / "cache.parquet"
-    place.ingest()
-    assert digested == []
-    for folder in ("val", "test"):
-        shutil.rmtree(place.root / "images" / folder)
-    place.ingest()
-    drawn = place.bytes()
-    assert len(digested) == 24
-    place.cache.unlink()
-    place.ingest()
-    assert place.bytes() == drawn
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"optimize": True, "subsampling": 0}])
+def test_metadata_are_no_part_of_a_jpeg_digest(options) -> None:
+    content, described = io.BytesIO(), io.BytesIO()
+    image, preview = _smooth(1, (260, 200)), Image.Exif()
+    preview[0x010E] = "one \xff\xd9 two"
+    image.save(content, "JPEG", **options)
+    image.save(described, "JPEG", exif=preview, comment="hello", icc_profile=b"\xff\xd9" * 90_000, **options)
+    plain = _jpeg_digest(content.getvalue())
+    assert _jpeg_digest(described.getvalue() + b"a film that a telephone adds") == plain
+    image.save(two := io.BytesIO(), "MPO", save_all=True, append_images=[_smooth(3, (26, 20))], **options)
+    assert _jpeg_digest(two.getvalue()) == plain
+
+
+def test_jpegs_that_look_different_have_different_digests() -> None:
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    saved = {}
+    for name, image, options in (
+        ("plain", _smooth(1, (260, 200)), {}),
+        ("turned", _smooth(1, (260, 200)), {"exif": turned}),
+        ("other pixels", _smooth(2, (260, 200)), {}),
+        ("other quality", _smooth(1, (260, 200)), {"quality": 60}),
+        ("grey", _smooth(1, (260, 200)).convert("L"), {}),
+    ):
+        file = io.BytesIO()
+        image.save(file, "JPEG", **options)
+        saved[name] = _jpeg_digest(file.getvalue())
+    changed = bytearray(file.getvalue())
+    changed[-40] ^= 1  # one bit of the coded pixels
+    saved["one bit"] = _jpeg_digest(bytes(changed))
+    assert len(set(saved.values())) == len(saved)
+
+
+def _jpeg_digest(content: bytes) -> str:
+    return jpeg_digest(Image.open(io.BytesIO(content)), content)
 
 
 def test_equal_sixteen_bit_values_share_a_digest(place) -> None:

@@ -128,11 +128,7 @@ class _Ingest:
         self.names = list(source.classes) if self.labelling is None else self.labelling.shown.to_list()  # by label
         self.listing = self._subset(listing) if sample else listing
         self.total = self.listing.height + source.refused.height
-        # Images are decoded at full size only if a split is drawn, because that is slow.
-        self.full_size = not {"validation", "test"} <= source.given and self.listing["group"].has_nulls()
-        self.survey = Survey(
-            source, settings, released=released["content"], advance=self._advance, full_size=self.full_size
-        )
+        self.survey = Survey(source, settings, released=released["content"], advance=self._advance)
         self._report = report
         self._done = self._reported = 0
 
@@ -158,9 +154,7 @@ class _Ingest:
             manifest, bad, facts, shape = self._fill(draft)
         quarantine.write(self.table, bad)  # right after the set that it belongs to
         if self.cache is not None:
-            fact_cache.write(
-                self.cache, facts, shape=shape, full_size=self.full_size, inputs=self._inputs, outputs=self._outputs()
-            )
+            fact_cache.write(self.cache, facts, shape=shape, inputs=self._inputs, outputs=self._outputs())
         return manifest
 
     def _fill(self, draft: Path) -> tuple[Manifest, pl.DataFrame, pl.DataFrame, Shape]:
@@ -170,7 +164,7 @@ class _Ingest:
             with Scratch(draft / "scratch", side=shape[0], channels=shape[1], depth=shape[2]) as scratch:
                 pixels = PixelStore(scratch, self.packed, partial(self._read_again, scratch))
                 self._done = self.source.refused.height
-                known = FactCache(self.cache).facts(shape=shape, full_size=self.full_size)
+                known = FactCache(self.cache).facts(shape=shape)
                 facts = self.survey.read_all(self.listing, scratch, known)
                 bad, used = overrides.apply(self._check(facts), self.released)
                 good = quarantine.without(facts, bad)

@@ -1,8 +1,8 @@
 """Assignment of samples to splits: by a hash of each sample, in equal shares per class.
 
-The digest of each sample's decoded pixels at full size (or the name of its group, if it has one) is hashed to a number
-u in [0, 1). So copies in any lossless format and samples of one group share a split. Renaming a file, changing its
-metadata, the order of the samples, the seed and `data.image_size` move no sample to another split.
+The digest of each sample's pixels at full size, or of a JPEG's coded pixels (or the name of its group, if it has one),
+is hashed to a number u in [0, 1). So copies in any lossless format and samples of one group share a split. Renaming a
+file, changing its metadata, the order of the samples, the seed and `data.image_size` move no sample to another split.
 
 Without classes u decides alone, so adding samples moves no other. With classes, the samples of a class are ordered by u
 and spread evenly over [0, 1), and these positions decide. So a split gets its share of each class, rounded up or down.

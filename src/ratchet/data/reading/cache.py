@@ -47,15 +47,10 @@ class FactCache:
         self.inputs, self.outputs = self._header.get("inputs"), self._header.get("outputs")
         self.shape: tuple[int, ...] | None = None if self._path is None else tuple(self._header.get("shape", ()))
 
-    def facts(self, *, shape: tuple[int, ...], full_size: bool) -> pl.DataFrame:
-        """Return id, stamp and facts of the samples that need not be read again, decoded to `shape`.
-
-        With `full_size` the digests at full size must be known too.
-        """
+    def facts(self, *, shape: tuple[int, ...]) -> pl.DataFrame:
+        """Return id, stamp and facts of the samples that need not be read again, decoded to `shape`."""
         unknown = pl.DataFrame(schema=_COLUMNS)
         if self._path is None or self._header["shape"] != list(shape):
-            return unknown
-        if full_size and not self._header["full_size"]:
             return unknown
         try:
             facts = pl.read_parquet(self._path)
@@ -68,13 +63,9 @@ class FactCache:
         return facts.filter(pl.col("pixels").is_not_null() | pl.col("readable").not_())
 
 
-def write(
-    path: Path, samples: pl.DataFrame, *, shape: tuple[int, ...], full_size: bool, inputs: str, outputs: str
-) -> None:
-    """Write id, stamp and facts of `samples`. `full_size`: their digests at full size are among them."""
-    header = {
-        "decoders": _decoders(), "shape": list(shape), "full_size": full_size, "inputs": inputs, "outputs": outputs,
-    }  # fmt: skip
+def write(path: Path, samples: pl.DataFrame, *, shape: tuple[int, ...], inputs: str, outputs: str) -> None:
+    """Write id, stamp and facts of `samples`."""
+    header = {"decoders": _decoders(), "shape": list(shape), "inputs": inputs, "outputs": outputs}
     content = io.BytesIO()
     kept = samples.filter(pl.col("content").is_not_null()).unique("id", keep="first", maintain_order=True)
     kept = kept.select(*_COLUMNS)

@@ -27,6 +27,7 @@ from ratchet.data.reading.pixels import (
     full_digest,
     has_grey_palette,
     is_deep,
+    jpeg_digest,
     to_pixels,
 )
 from ratchet.data.reading.plain_png import plain_png
@@ -59,8 +60,8 @@ class Facts:
         pixels: SHA-256 (hex) of the packed pixels.
         brightness: mean of the packed pixels, 0..255.
         contrast: standard deviation of the packed pixels, on the same scale.
-        full_pixels: digest of the image at full size (`full_digest`). It depends neither on the file's format nor on
-            the packed size.
+        full_pixels: digest of the whole image, whatever its packed size: of its pixels (`full_digest`), or of a JPEG's
+            coded pixels (`jpeg_digest`).
         depth: bits that the largest value of a 16-bit image needs, at least 8.
     """
 
@@ -164,7 +165,6 @@ class Decoder:
         released: digests of contents that were released by hand. They are always decoded; of several frames the first.
         depth: bits of the largest value of 16-bit images, which becomes 255.
         heif: whether HEIC and HEIF are read.
-        full_size: whether the images of files are also digested at full size.
     """
 
     shape: tuple[int, int] | None
@@ -173,7 +173,6 @@ class Decoder:
     released: Container[str] = frozenset()
     depth: int = MAX_DEPTH
     heif: bool = False
-    full_size: bool = True
 
     def read_all(self, read: Any, names: Sequence[str]) -> tuple[list[Facts], NDArray[np.uint8]]:
         """Read samples: facts, and pixels uint8 (n, side, side, channels), zeros where a sample was not decoded.
@@ -252,10 +251,10 @@ class Decoder:
                 facts.readable, facts.problem = False, _decoder_message(error)
                 return facts, None
             facts, pixels = self._decode(facts, image)
-            if pixels is not None and self.full_size:
+            if pixels is not None:
                 try:
-                    facts.full_pixels = _digest_at_full_size(image, file, pixels, size=(facts.width, facts.height))
-                except Exception as error:  # see above; some damage shows only at full size
+                    facts.full_pixels = _digest_of_image(image, file, pixels, size=(facts.width, facts.height))
+                except Exception as error:  # see above
                     facts.readable, facts.problem, facts.pixels = False, _decoder_message(error), None
                     return facts, None
             return facts, pixels
@@ -333,19 +332,15 @@ def _add_statistics(pixels: NDArray[np.uint8], facts: Sequence[Facts]) -> None:
                 fact.contrast = ((number * int(square) - int(total) ** 2) / (number * number)) ** 0.5
 
 
-def _digest_at_full_size(
+def _digest_of_image(
     image: Image.Image, file: BinaryIO, pixels: NDArray[np.uint8], *, size: tuple[int | None, int | None]
 ) -> str:
-    """Digest an image that was decoded from `file` and packed as `pixels`.
-
-    Decode it again if it was decoded at a smaller size.
-    """
-    if image.size == size:
-        is_packed_whole = pixels.shape == (size[1], size[0], 3) and not is_deep(image)
-        return digest_of_pixels(pixels) if is_packed_whole else full_digest(image)
-    file.seek(0)
-    with Image.open(file) as whole:
-        return full_digest(whole)
+    """Digest an image of this size that was decoded from `file` and packed as `pixels`."""
+    if image.format in ("JPEG", "MPO"):
+        file.seek(0)
+        return jpeg_digest(image, file.read())
+    is_packed_whole = pixels.shape == (size[1], size[0], 3) and not is_deep(image)
+    return digest_of_pixels(pixels) if is_packed_whole else full_digest(image)
 
 
 def _decoder_message(error: Exception) -> str:

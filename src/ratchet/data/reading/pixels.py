@@ -4,6 +4,7 @@ Metadata (EXIF, GPS, comments, colour profiles) ends here. The orientation is ap
 """
 
 import hashlib
+import re
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from ratchet.data.depth import eight_bits
 
 __all__ = [
     "GREY_MODES", "QUANTILES", "bits_needed", "channel_statistics", "digest_of_pixels", "full_digest",
-    "has_grey_palette", "histogram", "is_deep", "packed_pixels", "stacked_image", "to_grey", "to_pixels",
+    "has_grey_palette", "histogram", "is_deep", "jpeg_digest", "packed_pixels", "stacked_image", "to_grey", "to_pixels",
 ]  # fmt: skip
 
 GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "I;16N"})
@@ -22,6 +23,9 @@ MIN_DEPTH, MAX_DEPTH = 8, 16  # bits
 _DEEP_MODE = "I"  # beginning of Pillow's modes for values above 255
 _LOSSLESS_MARKERS = (0xC3, 0xC7, 0xCB, 0xCF)  # JPEG frames that cannot be decoded at a fraction of their size
 _DIGEST_BLOCK = 1 << 20  # pixels
+_MARKER = re.compile(rb"\xff+([\x01-\xcf\xd8-\xfe])")  # of a JPEG: in coded pixels 0 or a restart marker follows 255
+_METADATA = (*range(0xE0, 0xF0), 0xFE)  # markers of EXIF, XMP, colour profiles, previews and comments
+_WITHOUT_LENGTH, _END = (0x01, 0xD8), 0xD9
 QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
 
@@ -58,6 +62,7 @@ def full_digest(image: Image.Image) -> str:
 
     For 16-bit images the values are digested instead. Files of the same image have the same digest: PNG, BMP, TIFF or
     lossless WebP, grey or grey stored in three channels, rotated by EXIF or in the pixels, with or without metadata.
+    A JPEG has a digest of its own (`jpeg_digest`).
     """
     upright = _upright(image)
     width, height = upright.size
@@ -70,6 +75,28 @@ def full_digest(image: Image.Image) -> str:
     for top in range(0, height, step):  # a large image is not copied as a whole
         strip = colour if step >= height else colour.crop((0, top, width, min(height, top + step)))
         digest.update(strip.tobytes())
+    return digest.hexdigest()
+
+
+def jpeg_digest(image: Image.Image, content: bytes) -> str:
+    """Return the SHA-256 (hex) of a JPEG's coded pixels and tables, its colours and its orientation.
+
+    Metadata, and what follows the first image, are left out. Files with equal digests have equal pixels. To decode all
+    pixels for their digest takes seven times as long as to decode what is packed of a large photo.
+    """
+    meaning = f"{image.mode} {image.info.get('adobe_transform')} {_orientation(image)} "
+    digest = hashlib.sha256(meaning.encode())
+    at = 0
+    while segment := _MARKER.search(content, at):
+        digest.update(content[at : segment.start()])
+        marker, at = segment[1][0], segment.end()
+        if marker == _END:
+            return digest.hexdigest()
+        if marker not in _WITHOUT_LENGTH:
+            at += max(2, int.from_bytes(content[at : at + 2], "big"))
+        if marker not in _METADATA:
+            digest.update(content[segment.end() - 1 : at])
+    digest.update(content[at:])
     return digest.hexdigest()
 
 
@@ -142,14 +169,17 @@ def has_grey_palette(image: Image.Image) -> bool:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Apply EXIF's orientation. With a damaged EXIF block the pixels stay as they are."""
+    return ImageOps.exif_transpose(image) if _orientation(image) not in (0, 1) else image
+
+
+def _orientation(image: Image.Image) -> Any:
+    """Return EXIF's orientation; 1, which is upright, without one or with a damaged EXIF block."""
     if not image.info and not hasattr(image, "tag_v2"):
-        return image  # no metadata
+        return 1  # no metadata
     try:
-        turned = image.getexif().get(0x0112, 1) not in (0, 1)
+        return image.getexif().get(0x0112, 1)
     except Exception:
-        return image
-    return ImageOps.exif_transpose(image) if turned else image
+        return 1
 
 
 def _is_sixteen_bit_png(image: Image.Image) -> bool:

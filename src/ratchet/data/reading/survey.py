@@ -33,17 +33,15 @@ class Survey:
         settings: the `data` section.
         released: digests of contents that were released by hand. They are always decoded.
         advance: called with the number of samples that were completed since the last call.
-        full_size: whether images are also digested at full size.
     """
 
     def __init__(
-        self, source: Source, settings: DataSettings, *, released: Iterable[str], advance: Callable[[int], None],
-        full_size: bool,
-    ) -> None:  # fmt: skip
+        self, source: Source, settings: DataSettings, *, released: Iterable[str], advance: Callable[[int], None]
+    ) -> None:
         self.workers = pool.threads(settings.workers)
         self._source, self._advance = source, advance
         self._max_pixels, self._released = settings.max_pixels, frozenset(released)
-        self._heif, self._full_size = "heif" in settings.formats, full_size
+        self._heif = "heif" in settings.formats
 
     def preview(self, names: pl.Series) -> pl.DataFrame:
         """Return facts of a few samples from all over the source, without the unreadable ones.
@@ -79,7 +77,7 @@ class Survey:
         shape = scratch.shape[0], scratch.shape[2]
         decoder = Decoder(
             shape, self._max_pixels, frozenset(contents["content"]), self._released, depth=scratch.depth,
-            heif=self._heif, full_size=self._full_size,
+            heif=self._heif,
         )  # fmt: skip
         first, step = scratch.reserve(unread.height), max(1, min(_CHUNK, _CHUNK_BYTES // (shape[0] ** 2 * shape[1])))
         chunks = (

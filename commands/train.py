@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from commands.app import echo
 from flows import dvc_stage
 from ratchet import settings
-from ratchet.errors import RatchetError
+from ratchet.errors import PlatformError, RatchetError, find_cause, first_line
 from ratchet.references import require_references
 from ratchet.settings.run_settings import RunSettings, overridden
 from ratchet.workspace import Workspace
@@ -54,9 +54,14 @@ def _run(workspace: Workspace, run: RunSettings) -> None:
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")  # the stages print their own messages
     _import_ahead()
     server.wait()
+    from httpx import TransportError
+
     from flows.train import train_flow
 
-    state = train_flow(return_state=True)
+    try:
+        state = train_flow(return_state=True)
+    except TransportError as error:
+        raise _end_without_server(error, server.api_url) from error
     if not state.is_completed():
         raise _failure(state)
     run.keep()
@@ -68,6 +73,16 @@ def _import_ahead() -> None:
     import mlflow.pyfunc  # noqa: F401
     import polars  # noqa: F401
     import torch  # noqa: F401
+
+
+def _end_without_server(error: BaseException, api: str) -> BaseException:
+    """Return what ended a flow run whose server is gone, so that its state could not be recorded."""
+    from prefect.exceptions import TerminationSignal
+
+    if find_cause(error, TerminationSignal):
+        return KeyboardInterrupt()
+    ended = find_cause(error, RatchetError) or find_cause(error, KeyboardInterrupt)
+    return ended or PlatformError(f"Prefect's server at {api} is gone ({first_line(error)}). Fix: run it again")
 
 
 def _failure(state: "State") -> RatchetError:

@@ -15,6 +15,7 @@ from prefect.logging import get_run_logger
 from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Failed
 
+from flows.lost_server import give_up_if_lost
 from ratchet.errors import RatchetError
 from ratchet.reports.templating import escaped
 from ratchet.workspace import Workspace
@@ -31,7 +32,12 @@ def ended_by(error: RatchetError, *, failed: str = "Failed") -> "State[Any]":
 
     Args:
         failed: name of the state if it failed.
+
+    Raises:
+        TrainingStopped: the server is gone, so no state can be recorded there.
     """
+    if isinstance(error, TrainingStopped) and give_up_if_lost():
+        raise error
     if isinstance(error, TrainingStopped) and _is_cancelled():
         return Cancelled(message=str(error), data=error)
     if isinstance(error, TrainingStopped) and not isinstance(error, BudgetSpent) and _is_going_down():

@@ -9,6 +9,7 @@ from uuid import UUID
 from httpx import HTTPError
 from prefect import get_run_logger
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.utilities.annotations import opaque
 
 from ratchet.errors import RatchetError, first_line
@@ -18,7 +19,7 @@ from tasks.progress import Terminal
 __all__ = ["PrefectProgress", "log_errors_without_traceback", "whole"]
 
 _INTERVAL = 3.0  # seconds before the artifact is created, and between its updates: each is a request
-_RETRY_PAUSE = 60.0  # further seconds after a failed request, which was retried by the client
+_RETRY_PAUSE = 60.0  # further seconds after a failed request
 
 
 def whole(params: Params) -> Params:
@@ -62,12 +63,13 @@ class PrefectProgress(Terminal):
     def _publish(self, share: float) -> bool:
         """Update the artifact. Returns False if Prefect's server does not answer; the work continues."""
         try:
-            if self._artifact is None:
-                created = create_progress_artifact(share, key=f"{self.stage}-progress", description=self.words)
-                assert isinstance(created, UUID)
-                self._artifact = created
-            else:
-                update_progress_artifact(self._artifact, share, self.words)
+            with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1}):  # the work waits meanwhile
+                if self._artifact is None:
+                    created = create_progress_artifact(share, key=f"{self.stage}-progress", description=self.words)
+                    assert isinstance(created, UUID)
+                    self._artifact = created
+                else:
+                    update_progress_artifact(self._artifact, share, self.words)
         except HTTPError as error:
             super().say(f"Prefect's server does not show the progress ({first_line(error)}); the work continues")
             return False

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from flows import quotas
 from flows.cancelled_runs import ended_by, publish_stop
+from flows.lost_server import ending_promptly
 from flows.progress import PrefectProgress, log_errors_without_traceback, whole
 from flows.run_names import run_name
 from flows.run_records import record_run
@@ -48,7 +49,12 @@ def search_flow(
         workspace = Workspace.find()
         record_run(workspace)
         say = get_run_logger().info
-        with quotas.run_slot(), disk_errors(workspace.root), workspace.hold("search-flow", wait=5.0) as restored:
+        with (
+            quotas.run_slot(),
+            ending_promptly(),
+            disk_errors(workspace.root),
+            workspace.hold("search-flow", wait=5.0) as restored,
+        ):
             if restored:
                 say(restored)
             changes = settings.flatten(overrides)

@@ -16,10 +16,11 @@ from prefect.states import Completed
 
 from flows import dvc_stage
 from flows.cancelled_runs import ended_by
+from flows.lost_server import ending_promptly
 from flows.progress import PrefectProgress, whole
 from flows.quotas import gpu_slot
 from ratchet.data.versions import DatasetVersion, read_version
-from ratchet.errors import RatchetError
+from ratchet.errors import RatchetError, find_cause
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace, disk_errors
 from tasks.evaluate import Evaluation, evaluate
@@ -71,7 +72,7 @@ def as_task(
             return Completed(name="Unchanged", message=f"{settled}: {recorded.summary}", data=recorded)
         extra = {"flow_run": flow_run.get_id()} if knows_flow else {}
         place = holding(params) if holding else nullcontext()
-        with place, disk_errors(workspace.root), PrefectProgress(name, unit=unit) as watch:
+        with place, ending_promptly(), disk_errors(workspace.root), PrefectProgress(name, unit=unit) as watch:
             output = stage(params, workspace, watch=watch, **extra)
             watch.say(output.summary)
             dvc_stage.record(workspace.root, name, say=watch.say, params=workspace.settings_as_read)
@@ -104,14 +105,9 @@ def as_task(
 
 
 def _is_worth_retrying(_task: Any, _run: Any, state: State[Any]) -> bool:
-    """Do not retry user errors."""
-    try:
-        state.result()
-    except RatchetError:
-        return False
-    except Exception:  # any other error may be temporary
-        return True
-    return True
+    """Retry neither user errors nor what failed after one, as when the server is gone to which it was reported."""
+    error = state.result(raise_on_failure=False)
+    return not isinstance(error, BaseException) or find_cause(error, RatchetError) is None
 
 
 ingest_stage = as_task(ingest, Dataset, unit="samples")

@@ -7,6 +7,7 @@ from prefect.states import Completed
 from flows import quotas, revisions
 from flows.artifacts import publish
 from flows.cancelled_runs import ended_by, publish_stop
+from flows.lost_server import ending_promptly
 from flows.progress import log_errors_without_traceback
 from flows.run_names import run_name
 from flows.run_records import record_run
@@ -43,7 +44,12 @@ def train_flow(
         workspace = revisions.find_workspace(revision)
         record_run(workspace)
         say = get_run_logger().info
-        with quotas.run_slot(), disk_errors(workspace.root), workspace.hold("train-flow", wait=5.0) as restored:
+        with (
+            quotas.run_slot(),
+            ending_promptly(),
+            disk_errors(workspace.root),
+            workspace.hold("train-flow", wait=5.0) as restored,
+        ):
             if restored:
                 say(restored)
             revisions.prepare(workspace, revision)

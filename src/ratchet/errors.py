@@ -23,6 +23,8 @@
 Every message names the file or key, the value, what is allowed and the fix. It is shown as it is, without a traceback.
 """
 
+from typing import TypeVar
+
 __all__ = [
     "ChampionMoved",
     "CheckpointError",
@@ -43,8 +45,11 @@ __all__ = [
     "TrainingError",
     "WorkspaceBusy",
     "WorkspaceError",
+    "find_cause",
     "first_line",
 ]
+
+E = TypeVar("E", bound=BaseException)
 
 
 class RatchetError(Exception):
@@ -125,6 +130,13 @@ class StudyError(RatchetError):
 
 class StudyUnavailable(StudyError):
     """The database of the studies does not answer now; a later attempt may succeed."""
+
+
+def find_cause(error: BaseException | None, kind: type[E]) -> E | None:
+    """Return the error of a kind that `error` is, or that led to it; None if there is none."""
+    while error is not None and not isinstance(error, kind):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def first_line(error: BaseException) -> str:

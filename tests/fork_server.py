@@ -32,6 +32,7 @@ LIBRARIES = (
     "sklearn.metrics", "sqlalchemy", "torch", "typer",
 )  # fmt: skip
 READ_AT_IMPORT = ("OMP_", "MKL_", "MLFLOW_", "PREFECT_", "TORCH", "CUDA", "PYTHONHASHSEED")  # by these libraries
+READ_AT_USE = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_HTTP_REQUEST_TIMEOUT")
 MODULES = ("tasks.", "commands")
 PYTHON = """#!{python} -IS
 import array, json, os, socket, sys
@@ -125,7 +126,7 @@ def can_run(command: tuple[str, ...], environment: dict[str, str], root: Path) -
 
 def can_fork(environment: dict[str, str], root: Path) -> bool:
     """Whether a fork sees these variables and the project as a new interpreter would."""
-    read_at_import = any(name.startswith(READ_AT_IMPORT) for name in environment)
+    read_at_import = any(name.startswith(READ_AT_IMPORT) and name not in READ_AT_USE for name in environment)
     return not read_at_import and not (root / "sitecustomize.py").exists()
 
 
@@ -172,6 +173,7 @@ def _run(order: dict, streams: "array.array[int]") -> int:
     for stream, number in zip(streams, (1, 2), strict=True):
         os.dup2(stream, number)
         os.close(stream)
+    sys.stdout.reconfigure(line_buffering=os.isatty(1))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     faulthandler.enable()
     os.environ.clear()

@@ -2,9 +2,9 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def say(pids: list[int]) -> None:
     draft.write_text(json.dumps(pids))
     draft.rename(PLACE / "pids")
     while True:
-        signal.pause()
+        threading.Event().wait(0.2)  # not signal.pause: a signal just before it would be handled after the next one
 
 
 def test_small(torn_down: None) -> None:
@@ -49,12 +49,14 @@ def test_small(torn_down: None) -> None:
 
 
 def test_servers(project: Any, torn_down: None) -> None:
-    """All that `ratchet up` starts."""
-    project.good("ratchet", "set", f"platform.prefect_port={reserved_port(HOST)}")
-    project.good("ratchet", "set", f"platform.mlflow_port={reserved_port(HOST)}")
-    project.good("ratchet", "set", f"serving.port={reserved_port(HOST)}")
-    project.good("ratchet", "up")
-    record = Record.read(project.workspace)
-    commands = [part.pid for part in record.services.values() if part.pid]
-    assert len(commands) == 4
-    say([record.pid, *commands])
+    """All that `ratchet up` starts, while it starts."""
+    names = ("platform.prefect_port", "platform.mlflow_port", "serving.port")
+    project.good("ratchet", "set", *(f"{name}={reserved_port(HOST)}" for name in names))
+    up = subprocess.Popen(["ratchet", "up"], cwd=project.root, env=project.environment)
+
+    def started() -> list[int]:
+        record = Record.read(project.workspace)
+        commands = [part.pid for part in record.services.values() if part.pid]
+        return [up.pid, record.pid, *commands] if len(commands) == 4 else []
+
+    say(until(started, process=up))

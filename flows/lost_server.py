@@ -1,4 +1,4 @@
-"""A Prefect server that is gone when the run is told to end, as when a scheduler signals all processes of a job.
+"""A Prefect server that is gone when a signal ends the run, as when a scheduler signals all processes of a job.
 
 Prefect repeats each request, event and batch of logs for up to a minute, so that a run outlives a restart of its
 server. A run that has got SIGTERM or Ctrl-C would wait so for minutes, at its end and again at the end of the process.

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import fork_server
+
 _ROWS = 24
 _SEQUENCE = re.compile(r"\x1b\[([?>]?)([\d;]*)([@-~])|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]|\x1b[=>78M]")
 
@@ -114,12 +116,12 @@ class Terminal:
 def run_in_terminal(
     command: list[str], *, columns: int, cwd: Path, environment: Mapping[str, str]
 ) -> tuple[int, Terminal]:
-    """Run a command in a pseudo-terminal. Return its exit code and the terminal."""
+    """Run a command of `ratchet` in a pseudo-terminal. Return its exit code and the terminal."""
     outer, inner = pty.openpty()
     fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", _ROWS, columns, 0, 0))
     variables = {name: value for name, value in environment.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
     process = subprocess.Popen(
-        command,
+        [str(fork_server.shared().programs / "python"), "-m", "commands", *command],
         cwd=cwd,
         env=variables | {"TERM": "xterm-256color"},
         stdin=inner,

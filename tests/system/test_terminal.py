@@ -1,31 +1,36 @@
-"""Commands in a real terminal of 100, 80 and 40 columns: what a person sees at the end, and in the history above."""
+"""Commands in a real terminal of 80 and 40 columns: what a person sees at the end, and in the history above."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ratchet.servers import prefect_server
+from ratchet.workspace import Workspace
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from terminal import Terminal, run_in_terminal
 
 pytestmark = pytest.mark.system
-MOST_LINES = {100: 60, 80: 75, 40: 150}  # of a whole run
-EDITS = {100: ("gate.minimum=0.3", 1), 80: ("evaluation.resamples=101", 3), 40: ("seed=1", 4)}  # and stages that run
+MOST_LINES = {80: 75, 40: 150}  # of a whole run
+EDITS = {80: ("evaluation.resamples=101", 3), 40: ("seed=1", 4)}  # and stages that run
 OF_BARS = ("|0.00 [", "?file/s", "?entry/s", "Collecting", "Pushing", "Checking cache", "Querying")
 
 
 @pytest.fixture(scope="module")
-def project(new_project: Callable[[str], Any]) -> Any:
-    """A project with a trained model, so that every command has something to show."""
+def project(new_project: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A project with a trained model, so that every command has something to show. Its runs share a server."""
     project = new_project("terminal")
-    project.good("ratchet", "train")
-    return project
+    with prefect_server(Workspace(tmp_path_factory.mktemp("prefect"))) as api:
+        project.good("ratchet", "set", f"platform.prefect_api={api}")
+        project.good("ratchet", "train")
+        yield project
 
 
 def show(project: Any, columns: int, *command: str) -> tuple[int, Terminal]:
-    """Run a command, and check what holds for every command: no unknown code, and no word broken at the edge."""
+    """Run a command of `ratchet`. Check what holds for each: no unknown code, and no word broken at the edge."""
     code, terminal = run_in_terminal(list(command), columns=columns, cwd=project.root, environment=project.environment)
     history = "\n".join(terminal.text)
     assert not terminal.unknown
@@ -38,7 +43,7 @@ def show(project: Any, columns: int, *command: str) -> tuple[int, Terminal]:
 @pytest.mark.parametrize("columns", MOST_LINES)
 def test_run_leaves_only_its_messages_on_the_terminal(project: Any, columns: int) -> None:
     edit, stages = EDITS[columns]
-    code, terminal = show(project, columns, "ratchet", "train", "--set", edit)
+    code, terminal = show(project, columns, "train", "--set", edit)
     history = "\n".join(terminal.text)
     assert code == 0, history
     assert [part for part in OF_BARS if part in history] == []
@@ -68,7 +73,7 @@ def test_short_commands_break_lines_between_words(project: Any, columns: int) ->
         ("--help", 0),
         ("predict --help", 0),
     ):
-        code, terminal = show(project, columns, "ratchet", *command.split())
+        code, terminal = show(project, columns, *command.split())
         assert code == expected, (command, terminal.text)
         assert len(terminal.text) < 150, command
 

@@ -1,15 +1,15 @@
 """Slots of limits on a real Prefect server: waiting for a slot, and slots of killed runs."""
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from waiting import until
 
@@ -24,24 +24,39 @@ from ratchet.workspace import Workspace
 pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).parents[2]
+# Imports Prefect once, and forks for each run.
 HOLDS = """
-import sys, threading
+import os, signal, sys, threading
 from pathlib import Path
 
+import prefect.flow_engine
 from prefect import flow
+from prefect.context import refresh_global_settings_context
 
 from flows.quotas import slot
 
-resource, person, mark = sys.argv[1:]
-
 @flow(name="holds")
-def holds() -> None:
+def holds(resource: str, person: str, mark: str) -> None:
     with slot(resource, person, stage="train-flow"):
         Path(mark + ".in").touch()
         while not Path(mark + ".go").exists():
             threading.Event().wait(0.1)
 
-holds()
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for line in sys.stdin:
+    api, resource, person, mark = line.rstrip().split("\\t")
+    if process := os.fork():
+        print(process, flush=True)
+        continue
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    log = os.open(mark + ".log", os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ["PREFECT_API_URL"] = api
+    refresh_global_settings_context()
+    holds(resource, person, mark)
+    Path(mark + ".out").touch()
+    sys.exit()
 """
 
 
@@ -49,62 +64,76 @@ holds()
 class Run:
     """A flow run in a process of its own that holds a slot until `go` is called."""
 
-    process: "subprocess.Popen[bytes]"
+    process: psutil.Process
     mark: Path
 
     @property
     def output(self) -> str:
-        return self.mark.with_suffix(".log").read_text()
+        log = self.mark.with_suffix(".log")
+        return log.read_text() if log.exists() else ""
 
     @property
     def is_in(self) -> bool:
-        assert self.process.poll() in (None, 0), self.output
+        assert self.process.is_running(), self.output
         return self.mark.with_suffix(".in").exists()
 
     def go(self) -> None:
         self.mark.with_suffix(".go").touch()
-        assert self.process.wait() == 0, self.output
+        self.process.wait()
+        assert self.mark.with_suffix(".out").exists(), self.output
 
 
 @dataclass
 class Server:
-    """A Prefect server, and runs that use it."""
+    """A Prefect server, and runs that use it.
+
+    Attributes:
+        runner: process that starts the runs.
+    """
 
     workspace: Workspace
-    api: str
-    runs: list[Run]
+    runner: "subprocess.Popen[str]"
+    api: str = ""
+    runs: list[Run] = field(default_factory=list)
 
     def start(self, resource: str, person: str) -> Run:
         mark = self.workspace.root / f"{len(self.runs)}-{person}"
-        environment = os.environ | client_environment(self.workspace, self.api)
-        environment["PYTHONPATH"] = f"{REPOSITORY / 'src'}{os.pathsep}{REPOSITORY}"
-        with mark.with_suffix(".log").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-c", HOLDS, resource, person, str(mark)], env=environment, stdout=log, stderr=log
-            )
-        self.runs.append(Run(process, mark))
+        assert self.runner.stdin
+        assert self.runner.stdout
+        print(self.api, resource, person, mark, sep="\t", file=self.runner.stdin, flush=True)
+        self.runs.append(Run(psutil.Process(int(self.runner.stdout.readline())), mark))
         return self.runs[-1]
 
 
-@contextmanager
-def server(workspace: Workspace) -> Iterator[Server]:
-    with prefect_server(workspace) as api:
-        with prefect_client(api) as client:
-            create_pool(client)
-        running = Server(workspace, api, [])
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that was started again after a run of eve was killed; another run of hers is the first."""
+    root = tmp_path_factory.mktemp("quotas").resolve() / "project"
+    (root / ".ratchet").mkdir(parents=True)
+    workspace = Workspace(root)
+    environment = os.environ | client_environment(workspace)
+    environment["PYTHONPATH"] = f"{REPOSITORY / 'src'}{os.pathsep}{REPOSITORY}"
+    command, pipe = [sys.executable, "-c", HOLDS], subprocess.PIPE
+    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as runner:
+        running = Server(workspace, runner)
         try:
-            yield running
+            with prefect_server(workspace) as running.api:
+                with prefect_client(running.api) as client:
+                    create_pool(client)
+                set_limits(running.api, PlatformSettings(person_runs=1, gpus=1, person_gpus=1, queue_runs=3))
+                killed = running.start("runs", "eve")
+                until(lambda: killed.is_in)
+                killed.process.kill()
+                killed.process.wait()
+            running.runs.clear()
+            with prefect_server(workspace) as running.api:
+                second = running.start("runs", "eve")
+                until(lambda: "waiting for another run of eve" in second.output)
+                yield running
         finally:
             for run in running.runs:
-                run.process.kill()
-                run.process.wait()
-
-
-@pytest.fixture
-def workspace(tmp_path: Path) -> Workspace:
-    root = tmp_path.resolve() / "project"
-    (root / ".ratchet").mkdir(parents=True)
-    return Workspace(root)
+                with suppress(psutil.NoSuchProcess):
+                    run.process.kill()
 
 
 def limits(api: str) -> dict[str, int]:
@@ -122,45 +151,39 @@ def queue(api: str) -> Any:
         return client.read_work_queue_by_name("default", work_pool_name=POOL).concurrency_limit
 
 
-def test_person_waits_only_for_their_own_runs(workspace: Workspace) -> None:
-    with server(workspace) as here:
-        set_limits(here.api, PlatformSettings(person_runs=1, gpus=2, person_gpus=2, queue_runs=3))
-        assert limits(here.api) == {"ratchet-runs-each": 1, "ratchet-gpus": 2, "ratchet-gpus-each": 2}
-        assert queue(here.api) == 3
-
-        first = here.start("runs", "ann")
-        until(lambda: first.is_in)
-        second, other = here.start("runs", "ann"), here.start("runs", "bob")
-        waiting = "train-flow: waiting for another run of ann to end (limit platform.person_runs=1 for one person)"
-        until(lambda: waiting in second.output)
-        until(lambda: other.is_in)
-        assert not second.is_in
-        first.go()
-        until(lambda: second.is_in)
-        assert second.output.count("waiting for") == 2  # in the terminal, and in the run's log
-        assert "continues" in second.output
-        second.go()
-        other.go()
-
-        # Limits that a later `up` sets hold for the runs after it.
-        set_limits(here.api, PlatformSettings(gpus=1))
-        assert limits(here.api) == {"ratchet-gpus": 1, "ratchet-runs-of-ann": 1, "ratchet-runs-of-bob": 1}
-        assert queue(here.api) is None
-        both = [here.start("runs", "ann"), here.start("runs", "ann"), here.start("gpus", "ann")]
-        until(lambda: all(run.is_in for run in both))
-        late = here.start("gpus", "bob")
-        until(lambda: "waiting for one of the gpus to be free (limit platform.gpus=1 for all trainings)" in late.output)
+def test_person_waits_only_for_their_own_runs(server: Server) -> None:
+    first = server.start("runs", "ann")
+    until(lambda: first.is_in)
+    second, other = server.start("runs", "ann"), server.start("runs", "bob")
+    waiting = "train-flow: waiting for another run of ann to end (limit platform.person_runs=1 for one person)"
+    until(lambda: waiting in second.output)
+    until(lambda: other.is_in)
+    assert not second.is_in
+    first.go()
+    until(lambda: second.is_in)
+    assert second.output.count("waiting for") == 2  # in the terminal, and in the run's log
+    assert "continues" in second.output
+    second.go()
+    other.go()
 
 
-def test_slot_of_a_killed_run_is_freed_after_restart(workspace: Workspace) -> None:
-    with server(workspace) as before:
-        set_limits(before.api, PlatformSettings(person_runs=1))
-        first = before.start("runs", "ann")
-        until(lambda: first.is_in)
-        first.process.send_signal(signal.SIGKILL)
-        first.process.wait()
-    with server(workspace) as after:
-        second = after.start("runs", "ann")
-        until(lambda: "waiting for another run of ann" in second.output)
-        until(lambda: second.is_in)  # when the lease has expired, in about a minute
-        second.go()
+def test_limits_of_a_later_up_hold_for_later_runs(server: Server) -> None:
+    set_limits(server.api, PlatformSettings(person_runs=1, gpus=1, person_gpus=1, queue_runs=3))
+    wanted = {"ratchet-runs-each": 1, "ratchet-gpus": 1, "ratchet-gpus-each": 1}
+    assert wanted.items() <= limits(server.api).items()
+    assert queue(server.api) == 3
+
+    set_limits(server.api, PlatformSettings(person_runs=1, gpus=2))
+    assert {"ratchet-runs-each": 1, "ratchet-gpus": 2}.items() <= limits(server.api).items()
+    assert "ratchet-gpus-each" not in limits(server.api)
+    assert queue(server.api) is None
+    both = [server.start("gpus", "ann"), server.start("gpus", "ann")]
+    until(lambda: all(run.is_in for run in both))
+    late = server.start("gpus", "bob")
+    until(lambda: "waiting for one of the gpus to be free (limit platform.gpus=2 for all trainings)" in late.output)
+
+
+def test_slot_of_a_killed_run_is_freed_after_restart(server: Server) -> None:
+    second = server.runs[0]
+    until(lambda: second.is_in)  # when the lease has expired, in about a minute
+    second.go()

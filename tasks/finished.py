@@ -32,17 +32,17 @@ def set_aside(workspace: Workspace, running: Path) -> None:
 def remove_recorded(workspace: Workspace) -> None:
     """Remove the checkpoints of finished trainings whose outputs are recorded."""
     recorded = dvc_hashes(workspace.root, "train").values()
-    for folder in workspace.running.glob(f"{_ASIDE}/*"):
+    for folder in workspace.running.glob(f"{_ASIDE}/[!.]*"):
         if (folder / _HASH).read_text(encoding="utf-8") in recorded:
             # Removed atomically: from half of it the same command would make outputs without some checkpoints.
-            removed = tempfile.mkdtemp(prefix=files.DRAFT, dir=workspace.running)
+            removed = tempfile.mkdtemp(prefix=files.DRAFT, dir=folder.parent)
             os.replace(folder, removed)
             shutil.rmtree(removed)
 
 
 def bring_back(workspace: Workspace) -> None:
     """Let finished trainings whose outputs are not recorded continue at their end."""
-    files.clear_drafts(workspace.running)
+    files.clear_drafts(workspace.running / _ASIDE)  # only here: another training may be writing elsewhere
     remove_recorded(workspace)
     for folder in workspace.running.glob(f"{_ASIDE}/*"):
         os.replace(folder, workspace.running / folder.name)

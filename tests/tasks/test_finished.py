@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ratchet.training import CheckpointStore
 from ratchet.workspace import Workspace
 from tasks import finished
 from tasks.dvc_store import hash_of
@@ -98,6 +99,8 @@ files.write_text(Path(sys.argv[1]), "code")
     assert killed.returncode == -signal.SIGKILL
     assert list(code.parent.glob(".draft-*"))
     (workspace.running / "key" / "step-7.safetensors").write_bytes(b"state")
+    with CheckpointStore(workspace.running / "key"):  # as the training that continues has it
+        pass
     end(workspace)
     assert list(tmp_path.rglob("step-7.safetensors"))
     assert not list(tmp_path.rglob(".draft-*"))

@@ -178,7 +178,7 @@ def test_renaming_images_and_a_new_class_move_no_image(two_classes) -> None:
 
 def test_output_does_not_depend_on_workers_or_file_order(make_place) -> None:
     written = []
-    for name, workers, backwards in (("serial", 1, False), ("two", 2, True), ("eight", 8, False), ("again", 0, True)):
+    for name, workers, backwards in (("serial", 1, False), ("three", 3, True), ("again", 0, True)):
         place = make_place(name)
         numbers = [*range(30), *range(1000, 1030)]
         for number in reversed(numbers) if backwards else numbers:
@@ -187,7 +187,7 @@ def test_output_does_not_depend_on_workers_or_file_order(make_place) -> None:
         (place.root / "images" / "dog" / "cut.png").write_bytes(b"\x89PNG")
         place.ingest(workers=workers, max_bad_fraction=0.1)
         written.append(place.bytes())
-    assert written[0] == written[1] == written[2] == written[3]
+    assert written[0] == written[1] == written[2]
     assert len(written[0]) == 13
 
 
@@ -235,7 +235,7 @@ def _save_copies(folder: Path, number: int) -> None:
 
 @pytest.mark.system
 def test_copies_without_loss_share_a_split(place) -> None:
-    for number in range(24):
+    for number in range(8):
         _save_copies(place.root / "images" / "cat", number)
         _save_copies(place.root / "images" / "dog", 100 + number)
     place.ingest(image_size=32)
@@ -243,14 +243,14 @@ def test_copies_without_loss_share_a_split(place) -> None:
     index = place.index().with_columns(
         image=pl.col("id").str.extract(r"/(\d+)"), jpeg=pl.col("id").str.ends_with("jpg")
     )
-    assert index.height == 2 * 24 * 10
-    assert index.group_by("image", "jpeg").agg(pl.col("split").n_unique())["split"].to_list() == [1] * 96
+    assert index.height == 2 * 8 * 10
+    assert index.group_by("image", "jpeg").agg(pl.col("split").n_unique())["split"].to_list() == [1] * 32
     assert set(index["split"]) == set(split.SPLITS)
 
 
 @pytest.mark.system
 def test_another_image_size_moves_no_sample(place) -> None:
-    for number in range(40):
+    for number in range(16):
         _save_copies(place.root / "images" / "ab"[number % 2], number)
     for path in place.root.rglob("*.*"):  # unscaled, a JPEG and its lossless copies are duplicates across splits
         if (int(path.name[:3]) // 2 % 2 == 0) == (path.suffix == ".jpg"):

@@ -295,8 +295,15 @@ def test_a_refused_file_is_not_called_an_outage(server: Any, tmp_path: Path, s3:
 
 
 def test_waiting_entries_are_sent_once_when_mlflow_returns(server: Any, served: Any) -> None:
+    """A run that began before the server stopped loses and repeats nothing."""
+    begun = Run(served.workspace, served.params, "begun")
+    begun.metrics({"loss": 1.0}, step=1)
+    first = begun.send()
     server.stop()
     try:
+        begun.metrics({"loss": 0.5}, step=2)
+        with pytest.raises(TrackingUnavailable):
+            begun.send()
         with Run(served.workspace, served.params, "k") as run:
             log_training(run)
         assert run.away
@@ -304,29 +311,16 @@ def test_waiting_entries_are_sent_once_when_mlflow_returns(server: Any, served: 
             send_all(served.workspace, served.params)
     finally:
         server.start()
+    begun.metrics({"loss": 0.25}, step=3)
+    assert begun.send() == first
+    closed(begun)
+    assert served.points(first, "loss") == [(1, 1.0), (2, 0.5), (3, 0.25)]
     [(name, run_id)] = send_all(served.workspace, served.params)
     assert name == "k"
     assert send_all(served.workspace, served.params) == []
     [stored] = served.runs(run.journal.uid)
     assert (stored.info.run_id, stored.info.status) == (run_id, "FINISHED")
     assert served.points(run_id, "step/rate") == [(step, 0.1) for step in range(4)]
-
-
-def test_a_server_restart_loses_and_repeats_nothing(server: Any, served: Any) -> None:
-    run = Run(served.workspace, served.params, "k")
-    run.metrics({"loss": 1.0}, step=1)
-    first = run.send()
-    server.stop()
-    try:
-        run.metrics({"loss": 0.5}, step=2)
-        with pytest.raises(TrackingUnavailable):
-            run.send()
-    finally:
-        server.start()
-    run.metrics({"loss": 0.25}, step=3)
-    assert run.send() == first
-    closed(run)
-    assert served.points(first, "loss") == [(1, 1.0), (2, 0.5), (3, 0.25)]
 
 
 def test_points_arrive_while_training_continues(database: Any, key: str) -> None:

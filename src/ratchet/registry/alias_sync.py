@@ -47,10 +47,9 @@ class AliasSync:
     @classmethod
     def known(cls, workspace: Workspace, params: Params, ledger: Ledger) -> "list[AliasSync]":
         """Return every model that an entry names, set aside or not, or that has an anchor in MLflow."""
-        registry = ModelRegistry(workspace, params)
-        anchored = {name for name in registry.names() if registry.anchor(name) is not None}
         named = {entry.model for entry in ledger.read().entries if entry.what != "recover"}
-        return [cls(workspace, params, name, ledger=ledger) for name in sorted(anchored | named)]
+        names = named | ModelRegistry(workspace, params).anchored()
+        return [cls(workspace, params, name, ledger=ledger) for name in sorted(names)]
 
     def entries(self) -> list[Entry]:
         """Return the ledger's entries about this model."""

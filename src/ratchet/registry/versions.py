@@ -120,6 +120,12 @@ class Versions:
         with reachable(self.uri):
             return sorted(str(model.name) for model in all_pages(self.client.search_registered_models))
 
+    def anchored(self) -> set[str]:
+        """Return the names of the models whose aliases follow a ledger."""
+        with reachable(self.uri):
+            models = all_pages(self.client.search_registered_models)
+        return {str(model.name) for model in models if _ANCHOR in model.tags}
+
     def anchor(self, name: str) -> str | None:
         """Return the seal of the ledger's entry that the aliases follow; None before the first."""
         with reachable(self.uri):

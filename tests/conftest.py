@@ -98,6 +98,15 @@ class Project:
             raise
         return subprocess.CompletedProcess(command, process.returncode, output)
 
+    def start(self, *command: str, log: Path, **variables: str) -> "subprocess.Popen[bytes] | fork_server.Fork":
+        """Start a command in the folder, which appends to `log` what it prints."""
+        environment = self.environment | variables
+        with log.open("ab") as output:
+            if fork_server.can_run(command, variables, self.root):
+                server = fork_server.shared()
+                return server.start(list(command), cwd=self.root, environment=environment, output=output)
+            return subprocess.Popen(command, cwd=self.root, env=environment, stdout=output, stderr=output)
+
     def good(self, *command: str, **variables: str) -> str:
         """Run a command that must succeed; what it printed."""
         done = self.run(*command, **variables)

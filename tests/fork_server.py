@@ -10,6 +10,7 @@ import array
 import atexit
 import faulthandler
 import functools
+import gc
 import json
 import os
 import runpy
@@ -22,6 +23,7 @@ import tempfile
 import threading
 import traceback
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -58,6 +60,44 @@ sys.exit(code)
 """
 
 
+class Fork:
+    """A command that runs in the background: what tests use of `subprocess.Popen`."""
+
+    def __init__(self, server: "ForkServer", pid: int, end: int) -> None:
+        self._server, self.pid, self._end = server, pid, end  # a pipe that closes with the process
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while the process runs."""
+        return self._reap(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code when the process has ended."""
+        code = self._reap(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Ask the process to end."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self.send_signal(signal.SIGKILL)
+
+    def _reap(self, timeout: float | None) -> int | None:
+        if self.returncode is None and select.select([self._end], [], [], timeout)[0]:
+            self.returncode = self._server.reap(self.pid)
+            os.close(self._end)
+        return self.returncode
+
+
 class ForkServer:
     """The process, and the socket at which it takes one command after another."""
 
@@ -84,11 +124,9 @@ class ForkServer:
 
     def run(self, command: list[str], *, cwd: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
         """Run a command to its end; stdout holds what it printed to either stream."""
-        order = json.dumps({"command": command, "cwd": str(cwd), "environment": environment}).encode()
+        order = {"command": command, "cwd": str(cwd), "environment": environment}
         with tempfile.TemporaryFile() as output:
-            streams = array.array("i", [output.fileno()] * 2)
-            message = [len(order).to_bytes(4, "big") + order]
-            self._ours.sendmsg(message, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
+            self._send(order, output.fileno(), output.fileno())
             try:
                 answer = self._ours.recv(4)
             except BaseException:  # the test's time is over: show where the command hangs
@@ -102,6 +140,24 @@ class ForkServer:
             output.seek(0)
             text = output.read().decode(errors="replace")
         return subprocess.CompletedProcess(command, int.from_bytes(answer, "big", signed=True), text)
+
+    def start(self, command: list[str], *, cwd: Path, environment: dict[str, str], output: IO[bytes]) -> Fork:
+        """Start a command in the background, which prints to `output`."""
+        end, held = os.pipe()
+        order = {"command": command, "cwd": str(cwd), "environment": environment, "background": True}
+        self._send(order, output.fileno(), output.fileno(), held)
+        os.close(held)
+        return Fork(self, int.from_bytes(self._ours.recv(4), "big"), end)
+
+    def reap(self, pid: int) -> int:
+        """Return the exit code of a command that ran in the background and has ended."""
+        self._send({"reap": pid})
+        return int.from_bytes(self._ours.recv(4), "big", signed=True)
+
+    def _send(self, order: dict, *streams: int) -> None:
+        content = json.dumps(order).encode()
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", streams))] if streams else []
+        self._ours.sendmsg([len(content).to_bytes(4, "big") + content], rights)
 
     def close(self) -> None:
         self._ours.close()
@@ -134,6 +190,8 @@ def serve(connection: socket.socket, stages: socket.socket) -> None:
     """Run one command after another, until the other end of the connection closes."""
     for name in LIBRARIES:
         __import__(name)
+    gc.collect()
+    gc.freeze()  # a collection in a fork would walk through all of the libraries' objects, and copy their pages
     while True:
         for source in select.select([connection, stages], [], [])[0]:
             if source is connection and not _answer(connection):
@@ -144,28 +202,34 @@ def serve(connection: socket.socket, stages: socket.socket) -> None:
 
 
 def _answer(connection: socket.socket) -> bool:
-    """Run the next command of a client and send its exit code; False if the client has closed."""
-    head, ancillary, *_ = connection.recvmsg(4, socket.CMSG_SPACE(8))
+    """Carry out the next order of a client and send its exit code, or process id; False if the client has closed."""
+    head, ancillary, *_ = connection.recvmsg(4, socket.CMSG_SPACE(12))
     if not head:
         return False
-    order = b""
+    content = b""
     length = int.from_bytes(head, "big")
-    while len(order) < length:
-        order += connection.recv(length - len(order))
-    streams = array.array("i", ancillary[0][2])
+    while len(content) < length:
+        content += connection.recv(length - len(content))
+    order = json.loads(content)
+    pid = order.get("reap") or _fork(connection, order, array.array("i", ancillary[0][2]))
+    answer = pid if order.get("background") else os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    connection.sendall(answer.to_bytes(4, "big", signed=True))
+    return True
+
+
+def _fork(connection: socket.socket, order: dict, streams: "array.array[int]") -> int:
+    """Start a command, and return its process id."""
     process = os.fork()
     if not process:
         connection.close()
         code = 70
         try:
-            code = _run(json.loads(order), streams)
+            code = _run(order, streams[:2])  # a third one, the pipe of `Fork`, stays open until the end
         finally:
             os._exit(code)
     for stream in streams:
         os.close(stream)
-    status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-    connection.sendall(status.to_bytes(4, "big", signed=True))
-    return True
+    return process
 
 
 def _run(order: dict, streams: "array.array[int]") -> int:
@@ -179,6 +243,7 @@ def _run(order: dict, streams: "array.array[int]") -> int:
     os.environ.clear()
     os.environ.update(order["environment"])
     os.chdir(order["cwd"])
+    tempfile.tempdir = None  # that of this environment
     sys.path[:0] = order["environment"].get("PYTHONPATH", "").split(os.pathsep)
     sys.dont_write_bytecode = bool(order["environment"].get("PYTHONDONTWRITEBYTECODE"))
     signal.signal(signal.SIGINT, signal.default_int_handler)

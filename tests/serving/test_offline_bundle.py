@@ -1,5 +1,6 @@
 """Serving without PyTorch: the server's imports, and an offline bundle in an environment with its packages alone."""
 
+import functools
 import io
 import json
 import os
@@ -99,14 +100,20 @@ def refused(bundle: Path, python: Path, *options: str) -> str:
     return done.stderr
 
 
-def environment(folder: Path, requirements: Path) -> Path:
-    """Make an environment with these packages alone, and return its Python."""
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function that makes an environment with some requirements alone, and returns its Python."""
+    return functools.cache(lambda requirements: new_environment(tmp_path_factory.mktemp("bundle"), requirements))
+
+
+def new_environment(folder: Path, requirements: str) -> Path:
+    (folder / "requirements.txt").write_text(requirements)
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     assert uv, "uv is not installed"
-    subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, str(folder)], check=True)
-    python = folder / "bin" / "python"
-    install = [uv, "pip", "install", "--quiet", "--python", str(python), "--require-hashes", "-r", str(requirements)]
-    subprocess.run(install, check=True)
+    subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, str(folder / "venv")], check=True)
+    python = folder / "venv" / "bin" / "python"
+    install = [uv, "pip", "install", "--quiet", "--python", str(python), "--require-hashes", "-r", "requirements.txt"]
+    subprocess.run(install, cwd=folder, check=True)
     listed = subprocess.run([uv, "pip", "freeze", "--python", str(python)], capture_output=True, text=True, check=True)
     assert not {*BARRED} & {line.partition("==")[0] for line in listed.stdout.splitlines()}
     return python
@@ -116,11 +123,11 @@ def environment(folder: Path, requirements: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["image", "table", "text"])
 def test_bundle_in_a_fresh_environment_gives_the_servers_bits(
-    serve: Callable[..., Served], tmp_path: Path, name: str
+    serve: Callable[..., Served], environment: Callable[[str], Path], tmp_path: Path, name: str
 ) -> None:
     served, rows, bundle = serve(name), ROWS[name], tmp_path / "bundle"
     served.project.good("ratchet", "serve", "--model", f"{name}@champion", "--offline-bundle", str(bundle))
-    python = environment(tmp_path / "environment", bundle / "requirements.txt")
+    python = environment((bundle / "requirements.txt").read_text())
     offline = Served(served.project, reserved_port(HOST))
     form, given = ("inputs", rows) if name in ("image", "text") else ("dataframe_split", columns(rows))
     own = {"input": rows[:7], "options": {"top_k": 3} if name != "table" else {}}

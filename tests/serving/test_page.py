@@ -16,7 +16,7 @@ from openapi_spec_validator import validate
 from PIL import Image
 
 from ratchet.traffic.reading import find, log_folder
-from tests.serving.test_model_server import ROWS, SPECS, Served, images, registry, serve, until  # noqa: F401
+from tests.serving.test_model_server import ROWS, SPECS, Served, images, registry, shared, until  # noqa: F401
 
 pytestmark = pytest.mark.system
 
@@ -76,8 +76,8 @@ def test_form_of_another_page_is_refused(images: Served, image_file: Path, heade
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_examples_of_the_openapi_document_are_answered(name: str, serve: Callable[..., Served]) -> None:  # noqa: F811
-    served = serve(name, deadline=120.0)  # the first explanation imports PyTorch
+def test_examples_of_the_openapi_document_are_answered(name: str, shared: Callable[[str], Served]) -> None:  # noqa: F811
+    served = shared(name)
     _, document = served.get("/openapi.json")
     validate(document)
     examples = 0
@@ -90,10 +90,10 @@ def test_examples_of_the_openapi_document_are_answered(name: str, serve: Callabl
     assert examples == (3 if name == "tokens" else 4)
 
 
-def test_explanations_name_columns_words_and_pixels(serve: Callable[..., Served]) -> None:  # noqa: F811
+def test_explanations_name_columns_words_and_pixels(shared: Callable[[str], Served]) -> None:  # noqa: F811
     explained = {}
     for name in ("table", "text", "image"):
-        served = serve(name, deadline=120.0)  # the first explanation imports PyTorch
+        served = shared(name)
         status, answer, _ = served.ask("/v1/explain", {"input": ROWS[name][4:5]})
         assert status == 200, answer
         explained[name], folder, answer_id = answer["explanation"], log_folder(served.workspace), answer["id"]
@@ -105,12 +105,12 @@ def test_explanations_name_columns_words_and_pixels(serve: Callable[..., Served]
         assert overlay.size == (8, 8)
 
 
-def test_explanation_is_refused_with_its_reason(images: Served, serve: Callable[..., Served]) -> None:  # noqa: F811
+def test_explanation_is_refused_with_its_reason(images: Served, shared: Callable[[str], Served]) -> None:  # noqa: F811
     assert images.ask("/v1/explain", {"input": ROWS["image"][:2]})[:2] == (
         400,
         {"error": "input: found 2 rows; allowed: 1 for an explanation"},
     )
-    status, answer, _ = serve("tokens").ask("/v1/explain", {"input": ["a"]})
+    status, answer, _ = shared("tokens").ask("/v1/explain", {"input": ["a"]})
     assert status == 400
     assert "tokens have no explanations" in answer["error"]
 

@@ -12,7 +12,7 @@ from waiting import until
 
 from ratchet.kinds import Classes, Column, Labels, Numbers, TableInput
 from tests.servers.browser import Browser, chromium, needs_chromium
-from tests.serving.test_model_server import COLUMNS, ROWS, SPECS, Served, registry, serve  # noqa: F401
+from tests.serving.test_model_server import COLUMNS, ROWS, SPECS, Served, registry, serve, shared, tokens  # noqa: F401
 from tests.serving.test_page import png
 
 pytestmark = [pytest.mark.system, needs_chromium]
@@ -63,10 +63,12 @@ def test_page_predicts_and_explains_in_a_browser(
     name: str,
     browser: Browser,
     tmp_path: Path,
-    serve: Callable[..., Served],  # noqa: F811
+    shared: Callable[[str], Served],  # noqa: F811
 ) -> None:
-    opened(browser, serve(name, deadline=120.0))  # the first explanation imports PyTorch
-    assert browser.run(TEXT, "model") == f"{name} version 1"
+    served = shared(name)
+    (about,) = served.get("/v1/models")[1]["models"]
+    opened(browser, served)
+    assert browser.run(TEXT, "model") == f"{name} version {about['version']}"
     if name == "image":
         choose_image(browser)
     else:
@@ -78,7 +80,7 @@ def test_page_predicts_and_explains_in_a_browser(
     browser.run(ANSWERED)
     warnings = browser.run("return [...document.querySelectorAll('.warnings li')].map(each => each.textContent)")
     assert [each.partition(":")[0] for each in warnings] == (["age"] if name == "table" else [])
-    assert f"{name}/1, provenance record-1" in browser.run(TEXT, "answer")
+    assert f"{name}/{about['version']}, provenance {about['provenance']}" in browser.run(TEXT, "answer")
     if name != "tokens":
         click(browser, "explain")
         browser.run(UNTIL % "return document.querySelector('#explanation *')")
@@ -93,9 +95,9 @@ def test_page_predicts_and_explains_in_a_browser(
 def test_one_click_on_a_sample_gives_an_answer_in_view(
     name: str,
     browser: Browser,
-    serve: Callable[..., Served],  # noqa: F811
+    shared: Callable[[str], Served],  # noqa: F811
 ) -> None:
-    opened(browser, serve(name))
+    opened(browser, shared(name))
     browser.run(
         "window.signs = [];"
         "new MutationObserver(() => signs.push(document.getElementById('working').checkVisibility()))"
@@ -113,8 +115,8 @@ def test_one_click_on_a_sample_gives_an_answer_in_view(
         assert "training values: mean 50, standard deviation 7" in browser.run(TEXT, "answer")
 
 
-def test_text_appears_while_it_is_generated(browser: Browser, serve: Callable[..., Served]) -> None:  # noqa: F811
-    served = serve("tokens")
+def test_text_appears_while_it_is_generated(browser: Browser, shared: Callable[[str], Served]) -> None:  # noqa: F811
+    served = shared("tokens")
     opened(browser, served)
     browser.run(
         "document.querySelector('#fields textarea').value = 'ab'; window.lengths = [];"
@@ -132,11 +134,11 @@ def test_text_appears_while_it_is_generated(browser: Browser, serve: Callable[..
     assert browser.run("return document.querySelector('.text').textContent") == "ab" + answer["predictions"][0]["text"]
 
 
-def test_stopped_text_stays_and_is_called_incomplete(browser: Browser, serve: Callable[..., Served]) -> None:  # noqa: F811
-    opened(browser, serve("tokens"))
+def test_stopped_text_stays_and_is_called_incomplete(browser: Browser, tokens: Served) -> None:  # noqa: F811
+    opened(browser, tokens)
     browser.run(
         "document.querySelector('#fields textarea').value = 'ab';"
-        "document.querySelector('[data-name=max_tokens]').value = 500;"
+        "document.querySelector('[data-name=max_tokens]').value = 1e6;"  # so that it ends by the click alone
     )
     click(browser, "predict")
     browser.run(UNTIL % "return document.querySelector('.text')?.textContent.length > 4")
@@ -156,7 +158,7 @@ def promote(browser: Browser, served: Served, name: str, **fields: Any) -> None:
 def test_promotion_keeps_what_was_typed(browser: Browser, serve: Callable[..., Served]) -> None:  # noqa: F811
     """Also if the new version has another column, and other known values of a column."""
     columns = (replace(COLUMNS[2], categories=("first",)), COLUMNS[0], Column("size", "numeric", 3.0, 1.0, (1.0, 5.0)))
-    served = serve("table")
+    served = serve("table", poll=0.3)
     opened(browser, served)
     values = (
         "return Object.fromEntries([...document.querySelectorAll('[data-name]')].map(e => [e.dataset.name, e.value]))"
@@ -182,7 +184,7 @@ def test_promotion_keeps_what_was_typed(browser: Browser, serve: Callable[..., S
 
 @pytest.mark.parametrize("name", ["text", "image"])
 def test_promotion_keeps_text_and_image(name: str, browser: Browser, serve: Callable[..., Served]) -> None:  # noqa: F811
-    served = serve(name)
+    served = serve(name, poll=0.3)
     opened(browser, served)
     if name == "image":
         choose_image(browser)
@@ -217,7 +219,7 @@ def test_hostile_names_are_shown_as_text(
     described = Numbers(HOSTILE, (0.0,) * 5, (1.0,) * 5) if target is Numbers else target(HOSTILE)
     name = f"hostile-{target.__name__.lower()}"
     registry.add(name, replace(SPECS["labels"], input=TableInput(columns), target=described))
-    opened(browser, serve(name, deadline=120.0))
+    opened(browser, serve(name))
     click(browser, "sample")
     browser.run(ANSWERED)
     shown = browser.run(TEXT, "answer") + browser.run(TEXT, "facts") + browser.run(TEXT, "fields")
@@ -233,8 +235,11 @@ def test_hostile_names_are_shown_as_text(
         assert browser.screenshot(tmp_path / f"{name}-{width}.png", width) <= width, "wider than the window"
 
 
-def test_failed_explanation_leaves_the_answer_as_it_is(browser: Browser, serve: Callable[..., Served]) -> None:  # noqa: F811
-    served = serve("table", deadline=120.0)
+def test_failed_explanation_leaves_the_answer_as_it_is(
+    browser: Browser,
+    shared: Callable[[str], Served],  # noqa: F811
+) -> None:
+    served = shared("table")
     opened(browser, served)
     click(browser, "sample")
     browser.run(ANSWERED)
@@ -246,6 +251,7 @@ def test_failed_explanation_leaves_the_answer_as_it_is(browser: Browser, serve: 
         browser.run(UNTIL % "return document.querySelector('#explanation *')")
     finally:
         served.project.good("ratchet", "keys", "off")
+        until(lambda: served.get("/v1/models")[0] == 200)
     assert browser.run(TEXT, "explanation").startswith("There is no explanation: the request has no valid key.")
     assert browser.run("return document.querySelector('#explanation .none') !== null")  # not red
     assert browser.run("return document.getElementById('error').hidden")

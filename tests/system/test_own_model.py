@@ -120,7 +120,8 @@ def test_a_changed_model_file_causes_a_new_training(own, tmp_path) -> None:
     (own.root / "mynets" / "net.py").write_text(NET.replace("block(8, 16)", "block(8, 12)").replace("16 * 4", "12 * 4"))
     status = own.good("dvc", "status", "train")
     assert "modified:           mynets" in status
-    message = own.good("ratchet", "train", "--set", "registry.promotion=manual")
+    own.good("ratchet", "set", "registry.promotion=manual")
+    message = own.good("dvc", "repro")
     assert "mynets.net:net" in message
     assert shapes(own.root / "data" / "model" / "model.safetensors")["network.2.weight"] == [10, 48]
     assert json.loads(served(own, 1, tmp_path / "elsewhere")[0]) == [1, 10]
@@ -140,10 +141,11 @@ def test_a_model_that_cannot_be_exported_is_refused(own) -> None:
     (own.root / "mynets" / "net.py").write_text(UNFOLLOWED)
     reason = "(net.py, line 12: if images.mean() > 9.0:)"
     assert reason in own.refused("ratchet", "preflight")
-    assert "Refused, 1 of" in own.good("ratchet", "train")
+    assert "Refused, 1 of" in own.good("dvc", "repro")
     refused = json.loads((own.root / "data" / "registration.json").read_text())
     assert reason in refused["summary"]
-    own.good("ratchet", "train", "--set", "registry.export=none")
+    own.good("ratchet", "set", "registry.export=none")
+    own.good("dvc", "repro")
     registration = json.loads((own.root / "data" / "registration.json").read_text())
     assert registration["run_id"] == refused["run_id"]
     assert registration["passed"]
@@ -159,13 +161,13 @@ def test_weights_of_one_training_begin_another_layer_by_layer(project) -> None:
     shutil.copy(project.root / "data" / "model" / "model.safetensors", weights)
     assert "data/pretrained" not in project.good("git", "status", "--short")
 
+    begun_at_random = json.loads((project.root / "data" / "model" / "history.json").read_text())[0]
     transfer = ("training.frozen_epochs=1", "training.unfreeze_epochs=1", "training.layer_decay=0.7")
-    project.good("ratchet", "set", "training.max_steps=0", "training.epochs=2", *transfer)
+    project.good("ratchet", "set", "training.max_steps=1", "training.epochs=2", *transfer)
     without = project.good(*project.stage("train"))
     assert "model.pretrained is none, but training.frozen_epochs, training.unfreeze_epochs, training.layer" in without
-    begun_at_random = json.loads((project.root / "data" / "model" / "history.json").read_text())[0]
 
-    project.good("ratchet", "set", "model.pretrained=digits.safetensors")
+    project.good("ratchet", "set", "model.pretrained=digits.safetensors", "training.max_steps=0")
     message = project.good(*project.stage("train"))
     assert "pretrained weights of digits.safetensors: 44 of the network's 44 tensors loaded" in message
     assert "model.pretrained is none" not in message

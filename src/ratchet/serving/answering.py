@@ -114,6 +114,10 @@ class Answering:
         self.bodies, self.worker = Bodies(settings), Worker("writing")
         self._fallback, self._recent = fallback, RecentAnswers()
 
+    def has_room(self) -> bool:
+        """Return whether a request may go to the queue, or be answered in another way if that is full."""
+        return self._fallback is not None or self._recent.is_useful or not self.batcher.is_nearly_full
+
     def version_for(self, path: Mapping[str, str | None]) -> LoadedVersion:
         """Return the served version, which must be the one that the parameters of the path name.
 
@@ -202,7 +206,7 @@ class Answering:
         try:
             self.batcher_of(loaded).check(content_length(call.headers), lifetime.deadline)
         except Overloaded:
-            if self._fallback is None and not self._recent:
+            if self._fallback is None and not (self._recent and self._recent.is_useful):
                 await discard(call.receive, call.headers)
                 raise
 

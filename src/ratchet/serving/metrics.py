@@ -43,6 +43,7 @@ class Metrics:
                                   ["envelope", "model", "version"], registry=self.registry,
                                   buckets=sorted({*_BUCKETS, deadline}))  # fmt: skip
         self.in_flight = Gauge("ratchet_requests_in_flight", "Requests without an answer yet", registry=self.registry)
+        self.refused: Tally[tuple[str, int]] = Tally()  # requests by envelope and status, which did not even begin
         self._children: dict[tuple[str, int, str, str], tuple[Counter, Histogram]] = {}
         labels = ["reason", "model", "version"]
         unlike = "Warnings about rows unlike the training samples, by reason"
@@ -74,6 +75,9 @@ class Metrics:
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus's text format."""
+        for (envelope, status), number in self.refused.items():
+            self._requests.labels(envelope, str(status), "", "").inc(number)
+        self.refused.clear()
         return generate_latest(self.registry)
 
 
@@ -140,9 +144,13 @@ class Meter:
         finally:
             self._metrics.in_flight.dec()
 
-    def refuse(self, status: int) -> None:
-        """Count a request that is refused before there is a scope: bad HTTP."""
-        self._metrics.count("http", status, 0.0, None)
+    def refuse(self, status: int, path: str | None = None) -> None:
+        """Count a request that is refused before there is a scope: bad HTTP, or by POST while the server is busy.
+
+        That must be cheap, and these requests have no seconds.
+        """
+        envelope = "http" if path is None else self._envelope({"method": "POST", "path": path})
+        self._metrics.refused[envelope, status] += 1
 
     def _count(self, scope: Scope, status: int, began: float) -> None:
         seconds = time.monotonic() - began

@@ -126,9 +126,8 @@ def run(
         say: gets the line for the user.
         fix: sentence that says how to add a name.
     """
-    import uvicorn
-
     from ratchet.servers.addresses import address
+    from ratchet.serving.protocol import Server
 
     log_lines.set_up()
     place, follower = address(host, port), server.follower
@@ -138,7 +137,7 @@ def run(
     gc.collect()
     gc.freeze()  # each request makes thousands of objects, and a collection would walk through all of the libraries'
     config = configuration(server, store, host=host, port=port, allowed=allowed, fix=fix)
-    _run_until_signal(uvicorn.Server(config), server.settings.deadline + _LAST)
+    _run_until_signal(Server(config), server.settings.deadline + _LAST)
 
 
 def configuration(
@@ -149,6 +148,7 @@ def configuration(
 
     from ratchet.servers.addresses import address, is_loopback, own_origins
     from ratchet.serving.app import envelope_of
+    from ratchet.serving.entrance import Entrance, busy_app
     from ratchet.serving.formats.uploads import UPLOADS
     from ratchet.serving.keys import KeyFilter
     from ratchet.serving.metrics import Meter
@@ -158,10 +158,17 @@ def configuration(
     keyed = KeyFilter(server, store, required=server.settings.keys == "required" or not is_loopback(host))
     filtered = RequestFilter(keyed, origins=origins, types=UPLOADS, uploads=("/v2/models/",), fix=fix)
     meter = Meter(filtered, server.metrics, envelope_of)
-    protocol = type("Protocol", (HeadLimits,), {"most": allow_connections(), "refused": staticmethod(meter.refuse)})
+    deadline = server.settings.deadline
+    attributes = {
+        "most": allow_connections(),
+        "refused": staticmethod(meter.refuse),
+        "entrance": Entrance(deadline, server.answering.has_room),
+        "busy": staticmethod(Meter(busy_app(deadline), server.metrics, envelope_of)),
+    }
+    protocol = type("Protocol", (HeadLimits,), attributes)
     return uvicorn.Config(
         meter, host=host, port=port, http=protocol, log_config=None, log_level="warning", access_log=False,
-        proxy_headers=False, timeout_graceful_shutdown=math.ceil(server.settings.deadline),
+        proxy_headers=False, timeout_graceful_shutdown=math.ceil(deadline),
     )  # fmt: skip
 
 

@@ -2,26 +2,37 @@
 
 import asyncio
 import logging
+import os
+import re
 import resource
+import socket
 import time
 from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any
 
+import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from ratchet.serving.entrance import BUSY, Entrance
 from ratchet.serving.requests import Refused, error_response
 
-__all__ = ["HeadLimits", "allow_connections"]
+__all__ = ["HeadLimits", "Server", "allow_connections"]
 
 _LOG = logging.getLogger(__name__)
 _MOST_CONNECTIONS = 4096
 _RESERVE = 64  # connections above the limit, at which health is answered
 _OTHER_FILES = 256  # that the process may open besides its connections
+_ACCEPTS = 16  # connections that are accepted in one turn of the event loop
 _EVERY = 60.0  # seconds between two lines of the log about connections
 _HEALTH = ("/health", "/ready", "/ping", "/metrics", "/v2/health/live", "/v2/health/ready")
 _MOST_BYTES = 64 << 10
 _SECONDS = 30.0  # until a head that has begun is complete
+_LONGEST_HEAD = 4 << 10  # that is looked at without parsing
+_POST = re.compile(rb"post (/[^ ?]*)[^ ]* http/1\.1\r\n")
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d{1,9})(?:\r\n|$)")
+_SPECIAL = (b"transfer-encoding", b"expect", b"upgrade", b"close")  # a head with one of these words is parsed
 
 
 def allow_connections() -> int:
@@ -36,19 +47,46 @@ def allow_connections() -> int:
     return max(1, min(_MOST_CONNECTIONS, soft - _RESERVE - _OTHER_FILES))
 
 
+class Server(uvicorn.Server):
+    """Accepts several connections in one turn of the event loop.
+
+    libuv accepts one for each listening socket, so that health would wait for the turns of all connections before it.
+    """
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, on copies of each socket too."""
+        await super().startup(sockets)
+        config, loop = self.config, asyncio.get_running_loop()
+        protocol: Any = config.http_protocol_class
+        create = partial(protocol, config=config, server_state=self.server_state, app_state=self.lifespan.state)
+        for listening in [each for server in self.servers for each in server.sockets]:
+            for _ in range(_ACCEPTS - 1):
+                copy = socket.socket(fileno=os.dup(listening.fileno()))
+                self.servers.append(await loop.create_server(create, sock=copy, backlog=config.backlog))
+
+
 class HeadLimits(HttpToolsProtocol):
     """Refuses a head that is too long, and closes a connection that does not complete one, or sends none.
 
     At the limit of connections, a new one closes the oldest without a request. If there is none, the new one gets 503,
     except for health.
 
+    Requests to the model (POST) wait at the entrance. While it is full they are refused: one that comes in one piece
+    costs no more than a look at its head.
+
     Attributes:
         most: connections at a time.
-        refused: called with the status of each request that the application does not see.
+        refused: called with the status of each request that the application does not see, and with the path if it is
+            known.
+        entrance: None: requests begin at once.
+        busy: refuses a request while the entrance is full.
     """
 
     most = _MOST_CONNECTIONS
-    refused: Callable[[int], None] = staticmethod(lambda status: None)
+    refused: Callable[..., None] = staticmethod(lambda status, path=None: None)
+    entrance: Entrance | None = None
+    busy: Any = staticmethod(error_response(BUSY))
+    _refused_at = 0.0  # time of the latest refusal that was not parsed, on the clock of the loop
     _last_line = 0.0  # time of the latest line about connections
     _is_in_head = True
     _has_ended = False  # a head or a body, in the bytes that came last
@@ -106,6 +144,10 @@ class HeadLimits(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes of the client. A head that comes in one piece is complete afterwards, and costs no timer."""
+        if self.entrance and self.entrance.is_full and self._can_refuse() and (path := _path_of_post(data)):
+            self.entrance.refuse()
+            self._refuse(path)
+            return
         self._has_ended = False
         super().data_received(data)
         if self._has_ended or not self._is_in_head or self.transport.is_closing():
@@ -115,6 +157,41 @@ class HeadLimits(HttpToolsProtocol):
             self.send_400_response(f"The head of the request is longer than {_MOST_BYTES >> 10} KiB.")
         elif self._timer is None:
             self._timer = self.loop.call_later(_SECONDS, self.transport.close)
+
+    def _can_refuse(self) -> bool:
+        """Return whether the next bytes begin a request, to which the client reads the answer."""
+        is_between = self._is_in_head and not self._bytes and (self.cycle is None or self.cycle.response_complete)
+        return is_between and not self.flow.write_paused and not self.transport.is_closing()
+
+    def _refuse(self, path: str) -> None:
+        """Refuse a request that has come as a whole. The connection stays open."""
+        self._refused_at = self.loop.time()
+        if self._timer is not None:  # it is the first request
+            self._stop_timer()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+        self.transport.write(_BUSY)
+        self.refused(503, path)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close the connection, unless a request was refused meanwhile."""
+        rest = self._refused_at + self.timeout_keep_alive - self.loop.time()
+        if rest > 0:
+            self.timeout_keep_alive_task = self.loop.call_later(rest, self.timeout_keep_alive_handler)
+        else:
+            super().timeout_keep_alive_handler()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """Begin a request; one to the model waits for its turn, or is refused."""
+        begin = super()._start_asgi_task
+        if self.entrance is None or cycle.scope["method"] != "POST":
+            begin(cycle, app)
+        elif self.entrance.is_full:
+            self.entrance.refuse()
+            begin(cycle, self.busy)
+        else:
+            self.entrance.enter(partial(begin, cycle, app), self.loop)
 
     def on_headers_complete(self) -> None:
         """End the head."""
@@ -138,6 +215,33 @@ class HeadLimits(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _path_of_post(data: bytes) -> str | None:
+    """Return the path of a whole request by POST; None if these bytes are not one, or must be parsed to be sure."""
+    end = data.find(b"\r\n\r\n", 0, _LONGEST_HEAD)
+    path, length = _read_head(data[:end]) if end > 0 else (None, 0)
+    return path if len(data) == end + 4 + length else None
+
+
+@lru_cache(256)  # one client sends the same head again and again
+def _read_head(head: bytes) -> tuple[str | None, int]:
+    """Return the path and the bytes of the body; without a path it must be parsed."""
+    lower = head.lower()
+    first, length = _POST.match(lower), _LENGTH.search(lower)
+    if not first or not length or lower.count(b"content-length") > 1 or any(word in lower for word in _SPECIAL):
+        return None, 0
+    return first[1].decode("latin-1"), int(length[1])
+
+
+def _written(error: Refused) -> bytes:
+    """Return the bytes of a response that refuses a request."""
+    response = error_response(error)
+    lines = [name + b": " + value + b"\r\n" for name, value in response.raw_headers]
+    return b"".join((STATUS_LINE[error.status], *lines, b"\r\n", bytes(response.body)))
+
+
+_BUSY = _written(BUSY)
 
 
 class _Full:

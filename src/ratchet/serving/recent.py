@@ -13,6 +13,8 @@ __all__ = ["RecentAnswers", "request_key"]
 _MOST_BYTES = 32 << 20
 _LONGEST = 1 << 20  # bytes of a body; the digest of a longer one would take too long
 _OVERHEAD = 1000  # bytes of an entry besides its arrays and warnings
+_MISSES = 256  # requests in succession without an equal one, after which looking for one is not worth its time
+_RETRY = 64  # answers after which one further request is looked for
 RequestKey = tuple[str, ...] | None
 
 
@@ -29,7 +31,12 @@ class RecentAnswers:
 
     def __init__(self) -> None:
         self._known: OrderedDict[RequestKey, tuple[Question, Any]] = OrderedDict()
-        self._bytes = 0
+        self._bytes, self._misses = 0, 0.0
+
+    @property
+    def is_useful(self) -> bool:
+        """Whether clients repeat requests, as far as the latest ones show."""
+        return self._misses < _MISSES
 
     def __bool__(self) -> bool:
         """Whether a request is remembered."""
@@ -37,6 +44,7 @@ class RecentAnswers:
 
     def add(self, key: RequestKey, question: Question, predictions: Any) -> None:
         """Remember the predictions, float32 (n, outputs), for the rows of a request."""
+        self._misses = max(0.0, self._misses - 1 / _RETRY)
         if key is None or key in self._known:
             return
         self._known[key] = question, predictions.copy()  # a view would keep its whole batch in memory
@@ -47,7 +55,9 @@ class RecentAnswers:
 
     def get(self, key: RequestKey) -> tuple[Question, Any] | None:
         """Return the rows and the predictions of an equal request; None: they are not known."""
-        return self._known.get(key)
+        known = self._known.get(key)
+        self._misses = 0.0 if known else self._misses + 1.0
+        return known
 
 
 def _size(question: Question, predictions: Any) -> int:

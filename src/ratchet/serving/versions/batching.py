@@ -138,6 +138,11 @@ class Batcher:
         """Whether a request would wait for others."""
         return self._waiting > 0 or not self._idle
 
+    @property
+    def is_nearly_full(self) -> bool:
+        """Whether the requests of two further batches would not all find room. A small queue decides on each one."""
+        return self._waiting > self._queue_rows - 2 * _LARGEST > 0
+
     def check(self, size: int, deadline: float) -> None:
         """Refuse a request of this many bytes before its body is read, if it would not be answered in time.
 

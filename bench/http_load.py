@@ -21,6 +21,8 @@ _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 _ANSWERED = (200, 503)
 _CHECKED = 50_000  # answers that are all kept to be compared; of further ones every 64th is
 _EVERY = 64
+_HEALTH = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+_HEALTH_PAUSE = 0.25  # seconds between two
 _PATIENCE = 60.0  # seconds without any answer, after the last request
 
 
@@ -34,6 +36,7 @@ class Load:
         latencies: seconds of the answers with status 200; with a rate, from the time at which the request was due.
         refusals: the same of the answers with status 503.
         late: seconds from the time at which each request was due until it was sent.
+        health: seconds of answers to GET /health, each over a new connection.
         cpu: CPU seconds of this client.
     """
 
@@ -42,6 +45,7 @@ class Load:
     latencies: list[float] = field(default_factory=list)
     refusals: list[float] = field(default_factory=list)
     late: list[float] = field(default_factory=list)
+    health: list[float] = field(default_factory=list)
     cpu: float = 0.0
 
     @property
@@ -131,6 +135,8 @@ class _Client:
         self._connections = dict[int, _Connection]()
         self._free, self._asking = deque[_Connection](), 0
         self._load, self._answers = Load(), list[tuple[int, int, bytes]]()
+        self._health: _Connection | None = None
+        self._next_health = 0.0
         for _ in range(connections):
             self._connect()
             self._take_events(0.0)
@@ -149,6 +155,9 @@ class _Client:
                     break
                 self._send(number, due)
                 number += 1
+            if self._health is None and now > self._next_health:
+                self._health = self._connect()
+                self._health.began = now
             is_over = (began + number / rate if rate else now) >= began + seconds
             if is_over and not self._asking:
                 break
@@ -157,15 +166,18 @@ class _Client:
             elif is_over and now > latest + _PATIENCE:
                 load.status[0] = load.status.get(0, 0) + self._asking
                 break
+        if self._health:  # without an answer yet
+            load.health.append(time.perf_counter() - self._health.began)
         load.seconds, load.cpu = latest - began, time.process_time() - cpu
         for connection in self._connections.values():
             connection.socket.close()
         self._poll.close()
         return load, self._answers
 
-    def _connect(self) -> None:
+    def _connect(self) -> _Connection:
         connection = _Connection(self._port, self._poll)
         self._connections[connection.socket.fileno()] = connection
+        return connection
 
     def _send(self, number: int, due: float) -> None:
         connection, place = self._free.popleft(), number % len(self._requests)
@@ -185,14 +197,19 @@ class _Client:
             if not connection.is_open:
                 connection.is_open = True
                 self._poll.modify(number, select.EPOLLIN)
-                self._free.append(connection)
+                if connection is self._health:
+                    connection.send(-1, _HEALTH, connection.began)
+                else:
+                    self._free.append(connection)
                 continue
             try:
                 answer = connection.answer()
             except ConnectionError:
                 self._lose(connection)
                 continue
-            if answer is not None:
+            if answer is not None and connection is self._health:
+                self._end_health(connection)
+            elif answer is not None:
                 self._finish(connection, *answer)
         return bool(events)
 
@@ -207,8 +224,17 @@ class _Client:
         connection.place, self._asking = -1, self._asking - 1
         self._free.append(connection)
 
+    def _end_health(self, connection: _Connection) -> None:
+        now = time.perf_counter()
+        self._load.health.append(now - connection.began)
+        self._health, self._next_health = None, now + _HEALTH_PAUSE
+        del self._connections[connection.socket.fileno()]
+        connection.socket.close()
+
     def _lose(self, connection: _Connection) -> None:
         """Connect again after the server has closed the connection."""
+        if connection is self._health:
+            raise RuntimeError("GET /health: the server closed the connection")
         if connection.place >= 0:
             self._load.status[0] = self._load.status.get(0, 0) + 1
             self._asking -= 1

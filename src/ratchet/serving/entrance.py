@@ -19,8 +19,8 @@ from ratchet.serving.time_limit import TimeLimit
 __all__ = ["BUSY", "Entrance", "busy_app"]
 
 _TURN = 32  # requests of one turn: a batch, which takes a few milliseconds
-_REFUSED = 8  # refusals for which one further request begins, so that clients in a loop leave time for answers
-_LONGEST, _SHARE = 0.5, 0.1  # seconds that a request may wait here, and share of the deadline
+_REFUSED = 256  # refusals for which so many begin again, so that clients in a loop leave time for answers
+_LONGEST, _SHARE = 0.25, 0.1  # seconds that a request may wait here, and share of the deadline
 _PAUSE = 0.002  # seconds until the model's queue may have room
 _WEIGHT = 0.1  # of the latest turn
 BUSY = Busy("the server is busy: more requests come than it can answer", 1.0)
@@ -67,7 +67,7 @@ class Entrance:
             loop.call_soon(self._next_turn, loop)
 
     def _next_turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        most, self._begun, self._refused = _TURN + self._refused // _REFUSED, 0, 0
+        most, self._begun, self._refused = _TURN * (1 + self._refused // _REFUSED), 0, 0
         self._ends_turn = bool(self._waiting)
         if not self._waiting:
             return

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ratchet.serving.keys import KeyStore
 
 _LAST = 1.0  # seconds after the deadline of the last requests, until the process is ended
+_OBJECTS = 5000  # new ones before the youngest are collected; those of waiting requests would be so all the time
 _NOT_STARTED = 3  # exit status, as uvicorn's
 __all__ = ["check_free", "configuration", "configured", "run", "serve"]
 
@@ -135,6 +136,7 @@ def run(
     say(f"{served} at {place}; Ctrl-C ends it")
     sys.setswitchinterval(_SWITCH)
     gc.collect()
+    gc.set_threshold(int(os.environ.get("GCT", "700")), 10, 10)
     gc.freeze()  # each request makes thousands of objects, and a collection would walk through all of the libraries'
     config = configuration(server, store, host=host, port=port, allowed=allowed, fix=fix)
     _run_until_signal(Server(config), server.settings.deadline + _LAST)

@@ -161,9 +161,8 @@ def on_fire(project: Any, log: Path) -> Iterator[Fire]:
 def test_a_training_killed_thirty_times_ends_the_same(
     new_project, use_small_net, tmp_path, assert_same_training
 ) -> None:
-    undisturbed, killed, log, chance = (
-        new_project("undisturbed"), new_project("killed"), tmp_path / "log", random.Random(100)
-    )  # fmt: skip
+    undisturbed, killed = new_project("undisturbed"), new_project("killed")
+    log, chance = tmp_path / "log", random.Random(100)
     for project in (undisturbed, killed):
         use_small_net(project)
         settings.override(project.workspace.params, SETTINGS)

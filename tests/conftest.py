@@ -213,13 +213,27 @@ def make_project(root: Path, home: Path) -> Project:
     return project
 
 
-@pytest.fixture(scope="session")
-def new_project(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Project]:
-    """Make a fresh copy of the project under a name of its own."""
+def copy_project(project: Project, root: Path, home: Path) -> Project:
+    """Copy a project in which nothing runs."""
+    subprocess.run(["cp", "-a", project.root, root], check=True)
+    home.mkdir(parents=True)
+    return Project(root, home)
 
-    def make(name: str) -> Project:
+
+@pytest.fixture(scope="session")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """The project of which tests get copies: to commit its files takes a second."""
+    folder = tmp_path_factory.mktemp("shipped").resolve()
+    return make_project(folder / "project", folder / "home")
+
+
+@pytest.fixture(scope="session")
+def new_project(tmp_path_factory: pytest.TempPathFactory, shipped: Project) -> Callable[..., Project]:
+    """Make a fresh copy of the project, or of the project `of`, under a name of its own."""
+
+    def make(name: str, *, of: Project = shipped) -> Project:
         folder = tmp_path_factory.mktemp(name).resolve()
-        return make_project(folder / name, folder / f"{name}-home")
+        return copy_project(of, folder / name, folder / f"{name}-home")
 
     return make
 
@@ -246,9 +260,9 @@ def unprivileged() -> tuple[str, ...]:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
+def project(tmp_path: Path, shipped: Project) -> Project:
     """A fresh copy of the project for one test."""
-    return make_project(tmp_path.resolve() / "project", tmp_path.resolve() / "home")
+    return copy_project(shipped, tmp_path.resolve() / "project", tmp_path.resolve() / "home")
 
 
 @pytest.fixture(scope="session")

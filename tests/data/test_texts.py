@@ -341,7 +341,7 @@ def test_names_without_a_clear_class_are_refused(place: Place, names: list[str],
 @pytest.mark.system
 def test_texts_of_unusual_characters_and_lengths_are_kept(place: Place) -> None:
     kept = {
-        "emoji": "🎬🎬👍🏽", "signs": "?!... --- ***", "long": "word " * 2_000_000, "line": "x" * 10_000_000,
+        "emoji": "🎬🎬👍🏽", "signs": "?!... --- ***", "long": "word " * 400_000, "line": "x" * 2_000_000,
         "crlf": "a\r\nb",
     }  # fmt: skip
     folder(place)
@@ -426,7 +426,7 @@ def outcome(place: Place, source: str) -> tuple[Manifest | None, str]:
         return None, str(error)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_mutated_files_give_a_message_or_account_for_all(tmp_path: Path, seed: int) -> None:
     generator = random.Random(seed)
     for number in range(10):

@@ -548,13 +548,14 @@ def test_the_same_training_gets_the_same_findings(look: Callable[..., list[Findi
 
 SHIPPED = {"convnet": 8, "resnet": 8, "fastnet": 32}
 SAMPLE = {  # of torchvision's classifiers, each at a size it can take
-    "resnet18": 32, "mobilenet_v3_small": 32, "efficientnet_b0": 32, "densenet121": 32, "squeezenet1_0": 64,
+    "resnet18": 32, "mobilenet_v3_small": 32, "efficientnet_b0": 32, "densenet121": 32, "squeezenet1_1": 64,
     "shufflenet_v2_x0_5": 32, "mnasnet0_5": 32, "regnet_y_400mf": 32, "googlenet": 32,
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize(
+    ("name", "seed"), [("convnet", 0), ("convnet", 1), ("resnet", 0), ("resnet", 1), ("fastnet", 0)]
+)
 def test_shipped_model_gets_no_finding(tmp_path: Path, name: str, seed: int) -> None:
     assert examined(name, SHIPPED[name], seed, tmp_path) == []
 
@@ -566,25 +567,30 @@ def test_torchvision_model_gets_no_finding(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "side"),
-    [
-        ("vgg11_bn", 64), ("alexnet", 96), ("convnext_tiny", 64), ("swin_t", 64), ("inception_v3", 96),
-        ("resnext50_32x4d", 64), ("mobilenet_v2", 32), ("squeezenet1_1", 64), ("vit_b_16", 224), ("maxvit_t", 224),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "side"), [("convnext_tiny", 64), ("swin_t", 64), ("inception_v3", 96)])
 def test_large_torchvision_model_gets_no_finding(tmp_path: Path, name: str, side: int) -> None:
+    """Layers that the smaller ones have not: layer norm and scales, windows of attention, a second head."""
     findings = examined(name, side, 0, tmp_path)
     assert [finding for finding in findings if finding.rule != "memory"] == []  # the machine may be small
 
 
-def examined(name: str, side: int, seed: int, folder: Path) -> list[Finding]:
+@pytest.mark.system
+def test_vision_transformer_gets_no_finding(tmp_path: Path) -> None:
+    """A small one: torchvision's own take 224 x 224 pixels, a minute of a core."""
+    from torchvision.models import VisionTransformer
+
+    torch.manual_seed(0)
+    network = VisionTransformer(32, 8, num_layers=2, num_heads=4, hidden_dim=64, mlp_dim=128, num_classes=3)
+    assert examined("vit", 32, 0, tmp_path, network=network) == []
+
+
+def examined(name: str, side: int, seed: int, folder: Path, *, network: nn.Module | None = None) -> list[Finding]:
     """Examine a fresh model with the shipped settings, on noise."""
     train = split("train", 96, first=0, side=side, channels=3)
     validation = split("validation", 24, first=1000, side=side, channels=3)
     spec = image_spec(name, SPEC.classes, 3, side, side, (120.0,) * 3, (60.0,) * 3)
     torch.manual_seed(seed)
-    model = build(spec)
+    model = ImageModel(network, spec) if network else build(spec)
     if hasattr(model.network, "initialise"):
         with torch.no_grad():
             model.network.initialise(*model.prepared(*train.batch(np.arange(96), CPU)[0]))

@@ -898,7 +898,7 @@ def test_class_of_one_sample_is_no_label_in_the_image() -> None:
     assert list(check_images(ReadSamples("train", torch.from_numpy(images), labels, np.arange(400)))) == []
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_noise_without_classes_gets_no_finding(seed: int) -> None:
     """Nothing can be learned here, in any reading of the data."""
     noise = np.random.default_rng(seed).integers(0, 256, (336, 16, 16, 3), dtype=np.uint8)

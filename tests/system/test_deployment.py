@@ -11,9 +11,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+import numpy as np
 import polars as pl
 import psutil
 import pytest
@@ -33,7 +36,7 @@ pytestmark = pytest.mark.system
 HOST = "127.0.0.1"
 STAGES = ["ingest", "version", "train", "evaluate", "export", "register"]
 LOG_EVERY = 5  # steps, as conftest.py shrinks it
-EPOCHS = 25  # of the training whose worker is killed
+EPOCHS = 30  # of a training that is interrupted
 OVER = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
@@ -52,13 +55,13 @@ class Served:
         return root
 
     def prefect(self, path: str, body: object = None) -> Any:
-        return self.request("GET" if body is None else "POST", path, body)
+        """Read from Prefect's API, again if it does not answer: its server may start, or its database be busy."""
+        url = f"http://{HOST}:{self.prefect_port}/api{path}"
+        [answer] = until(lambda: [answer for answer in [read_json(url, body, timeout=30.0)] if answer is not None])
+        return answer
 
-    def change(self, path: str, body: object) -> None:
-        self.request("PATCH", path, body)
-
-    def request(self, method: str, path: str, body: object) -> Any:
-        """Send one request to Prefect's API. Its client retries while the server's database is busy."""
+    def change(self, method: str, path: str, body: object) -> Any:
+        """Change something by Prefect's API."""
         with prefect_client(f"http://{HOST}:{self.prefect_port}/api") as client:
             answer = client.request(method, path, json=body)  # type: ignore[arg-type]
             return answer.json() if answer.content else None
@@ -80,51 +83,66 @@ class Served:
         )
         return done.stdout
 
-    def deploy(self, *options: str, **overrides: object) -> dict[str, Any]:
-        """`prefect deployment run`; the newest run as Prefect has it."""
-        parameter = ["--param", f"overrides={json.dumps(overrides)}"] if overrides else []
-        output = self.shell("deployment", "run", "train-flow/local", *parameter, *options)
-        runs = self.runs()
-        assert runs, output
-        return runs[0]
+    def start(self, deployment: str, **parameters: object) -> dict[str, Any]:
+        """Start a run as the deployment's page does."""
+        deployed = self.prefect(f"/deployments/name/{deployment}")
+        path = f"/deployments/{deployed['id']}/create_flow_run"
+        run: dict[str, Any] = self.change("POST", path, {"parameters": parameters})
+        return run
 
-    def train(self, **overrides: object) -> dict[str, Any]:
-        """The same, waiting for the run's end."""
-        return self.deploy("--watch", "--watch-interval", "1", **overrides)
-
-    def retried(self, run: dict[str, Any]) -> dict[str, Any]:
-        """`prefect flow-run retry`; the run when it is over again."""
-        output = self.shell("flow-run", "retry", run["id"])
-        assert "scheduled for retry" in output
-        until(lambda: self.prefect(f"/flow_runs/{run['id']}")["run_count"] > run["run_count"])
-        until(lambda: self.prefect(f"/flow_runs/{run['id']}")["state"]["type"] in OVER)
+    def ended(self, run: dict[str, Any]) -> dict[str, Any]:
+        """Wait until the run is over, and return it."""
+        until(lambda: self.prefect(f"/flow_runs/{run['id']}")["state"]["type"] in OVER, pause=1.0)
         again: dict[str, Any] = self.prefect(f"/flow_runs/{run['id']}")
         return again
 
-    def approve(self, **parameters: object) -> dict[str, Any]:
-        """Start approve-flow/local as its page does; return the run when it has ended."""
-        deployment = self.prefect("/deployments/name/approve-flow/local")
-        created = self.prefect(f"/deployments/{deployment['id']}/create_flow_run", {"parameters": parameters})
-        until(
-            lambda: self.prefect(f"/flow_runs/{created['id']}")["state"]["type"] in ("COMPLETED", "FAILED", "CRASHED")
-        )
-        run: dict[str, Any] = self.prefect(f"/flow_runs/{created['id']}")
-        return run
+    def run(self, deployment: str, **parameters: object) -> dict[str, Any]:
+        """Start a run, and return it when it is over."""
+        return self.ended(self.start(deployment, **parameters))
+
+    def retry(self, run: dict[str, Any]) -> None:
+        """`prefect flow-run retry`; return when the run has begun again."""
+        output = self.shell("flow-run", "retry", run["id"])
+        assert "scheduled for retry" in output
+        until(lambda: self.prefect(f"/flow_runs/{run['id']}")["run_count"] > run["run_count"], pause=1.0)
+
+    def kill(self, part: str) -> None:
+        """Kill the first process of a service; return when its supervisor has started it again."""
+        before = self.parts()[part]
+        psutil.Process(before["pid"]).kill()
+        until(lambda: self.parts()[part]["restarts"] > before["restarts"] and self.parts()[part]["pid"])
+
+    def wait_for_checkpoint(self, running: str = "data/running") -> Path:
+        """Wait until a training writes a checkpoint; return the folder of its checkpoints."""
+
+        def checkpoints() -> set[Path]:
+            return set((self.root / running).glob("[!.]*/step-*.safetensors"))  # beside .finished
+
+        before = checkpoints()
+        until(lambda: checkpoints() - before, pause=0.05)
+        [folder] = {path.parent for path in checkpoints()}
+        return folder
 
     def runs(self) -> list[dict[str, Any]]:
         """Flow runs by hand, the newest first."""
         runs = self.prefect("/flow_runs/filter", {"sort": "EXPECTED_START_TIME_DESC"})
         return [run for run in runs if not run["auto_scheduled"]]
 
-    def runs_of(self, deployment: str, *, ended: bool = True) -> list[dict[str, Any]]:
-        """The runs of a deployment that are over, or all that were made, the newest first."""
+    def runs_of(self, deployment: str) -> list[dict[str, Any]]:
+        """Return all runs of a deployment, the newest first."""
         deployed = self.prefect(f"/deployments/name/{deployment}")
         body = {"deployments": {"id": {"any_": [deployed["id"]]}}, "sort": "EXPECTED_START_TIME_DESC"}
-        return [run for run in self.prefect("/flow_runs/filter", body) if not ended or run["state"]["type"] in OVER]
+        runs: list[dict[str, Any]] = self.prefect("/flow_runs/filter", body)
+        return runs
+
+    def begun(self, deployment: str) -> list[dict[str, Any]]:
+        """Return the runs that a worker has taken."""
+        return [run for run in self.runs_of(deployment) if run["state"]["type"] != "SCHEDULED"]
 
     def settled(self, run: dict[str, Any]) -> dict[str, str]:
-        """The state of each of the run's tasks, by name."""
-        return {task["name"]: task["state"]["name"] for task in self.of_run("task_runs", run)}
+        """The state of each of the run's tasks, by name; of a task that was repeated, the last."""
+        tasks = sorted(self.of_run("task_runs", run), key=lambda task: str(task["start_time"]))
+        return {task["name"]: task["state"]["name"] for task in tasks}
 
     def of_run(self, what: str, run: dict[str, Any], **more: object) -> list[dict[str, Any]]:
         objects: list[dict[str, Any]] = self.prefect(
@@ -167,7 +185,10 @@ def served(new_project: Callable[[str], Any]) -> Iterator[Served]:
 
 @pytest.fixture(scope="session")
 def first(served: Served) -> dict[str, Any]:
-    return served.train()
+    output = served.shell("deployment", "run", "train-flow/local", "--watch", "--watch-interval", "1")
+    runs = served.runs()
+    assert runs, output
+    return runs[0]
 
 
 @pytest.fixture(scope="session")
@@ -209,15 +230,6 @@ def test_links_to_mlflow_open_the_run_and_its_report(served: Served, first: dict
     assert answers(f"{server}/get-artifact?path={report}&run_uuid={run_id}", timeout=30.0)
 
 
-def scored(served: Served, *parameters: str) -> dict[str, Any]:
-    """Run score-flow/local as a user does, and return the run when it has ended."""
-    options = [option for parameter in parameters for option in ("--param", parameter)]
-    output = served.shell("deployment", "run", "score-flow/local", *options, "--watch", "--watch-interval", "1")
-    runs = served.runs_of("score-flow/local")
-    assert runs, output
-    return runs[0]
-
-
 def test_score_flow_writes_shards_and_an_artifact(served: Served, first: dict[str, Any], tmp_path: Path) -> None:
     from sklearn.datasets import load_digits
 
@@ -226,25 +238,17 @@ def test_score_flow_writes_shards_and_an_artifact(served: Served, first: dict[st
     for number, pixels in enumerate(load_digits().images[:300]):
         Image.fromarray((pixels * 15).astype("uint8")).save(folder / f"{number:03}.png")
     (folder / "300.png").write_bytes(b"\x89PNG")
-    parameters = [f"inputs={folder}", f"output={out}", "shard_rows=100"]
-    run = scored(served, *parameters)
+    run = served.run("score-flow/local", inputs=str(folder), output=str(out), shard_rows=100)
     assert run["state"]["type"] == "COMPLETED", served.log(run)
-    assert run["state"]["message"].startswith("300 of 301 rows answered by digits version 1, 1 refused; 4 shards in ")
+    version = served.aliases()["champion"]
+    summary = f"300 of 301 rows answered by digits version {version}, 1 refused; 4 shards in "
+    assert run["state"]["message"].startswith(summary)
     answers = pl.read_parquet(sorted(out.glob("shard-*.parquet")))
     assert (answers.height, answers["refused"].count()) == (301, 1)
     assert answers["class"][:300].cast(pl.Int64).eq(pl.Series(load_digits().target[:300])).mean() > 0.5
     [artifact] = [artifact["data"] for artifact in served.of_run("artifacts", run) if artifact["key"] == "scores"]
-    for line in ("| rows | 301 |", "| refused | 1 |", "| version | digits/1 |", "| seconds | "):
+    for line in ("| rows | 301 |", "| refused | 1 |", f"| version | digits/{version} |", "| seconds | "):
         assert line in artifact
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
-    (out / "shard-000003.parquet").unlink()
-    again = scored(served, *parameters)
-    assert "3 of them earlier" in again["state"]["message"]
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
-    refused = scored(served, *parameters[:2], "shard_rows=50")
-    assert refused["state"]["type"] == "FAILED"
-    assert "shard rows was 100, is 50" in refused["state"]["message"]
-    assert not [line for line in served.log(refused) if "Traceback" in line]
 
 
 @pytest.mark.parametrize(
@@ -257,95 +261,116 @@ def test_score_flow_writes_shards_and_an_artifact(served: Served, first: dict[st
     ],
 )
 def test_wrong_values_in_the_run_form_create_no_run(served: Served, overrides: dict[str, Any], reason: str) -> None:
-    deployment = served.prefect("/deployments/name/train-flow/local")
     before = len(served.runs())
     with pytest.raises(PlatformError, match=rf"\(409\).*{reason}"):
-        served.prefect(f"/deployments/{deployment['id']}/create_flow_run", {"parameters": {"overrides": overrides}})
+        served.start("train-flow/local", overrides=overrides)
     assert len(served.runs()) == before
 
 
-def test_a_training_whose_worker_was_killed_continues_from_its_checkpoint(
-    served: Served, first: dict[str, Any]
-) -> None:
-    before = served.project.workspace.params.read_bytes()
-    served.deploy(training={"epochs": EPOCHS})
-    until(lambda: list((served.root / "data" / "running").glob("[!.]*/step-*.safetensors")), pause=0.05)
-    assert served.project.workspace.params.read_bytes() != before
-    worker = served.parts()["worker"]
+@dataclass(frozen=True)
+class Interrupted:
+    """One training whose worker was killed, that was cancelled, and whose Prefect server was killed.
+
+    Attributes:
+        key: of the training.
+        params: content of params.yaml before it, and after the cancellation.
+        workers: as recorded before the kill and after it.
+        cancelled: the second run, when it was cancelled, with its tasks, its log and the status in MLflow at that time.
+        ended: the second run, when its retry was over.
+    """
+
+    key: str
+    params: list[bytes]
+    workers: list[dict[str, Any]]
+    crashed: dict[str, Any]
+    cancelled: dict[str, Any]
+    tasks: list[dict[str, Any]]
+    log: list[str]
+    status: str
+    ended: dict[str, Any]
+    registration: dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def interrupted(served: Served, first: dict[str, Any]) -> Interrupted:
+    served.project.good("ratchet", "set", "registry.promotion=manual", "access.approvers=[ann]")
+    params, workers = [served.project.workspace.params.read_bytes()], [served.parts()["worker"]]
+    gate = {"champion": "not-worse", "tolerance": 0.99, "slice_tolerance": 0.99, "latency_factor": 0.0}
+    overrides = {"training": {"epochs": EPOCHS}, "seed": 2, "gate": gate}
+    run = served.start("train-flow/local", overrides=overrides)
+    folder = served.wait_for_checkpoint()
+    assert served.project.workspace.params.read_bytes() != params[0]
     # The worker itself; its supervisor restarts it, and the new worker first corrects the state of its runs.
-    psutil.Process(worker["pid"]).kill()
-    until(lambda: served.runs()[0]["state"]["type"] not in ("RUNNING", "PENDING"))
-    until(lambda: served.project.run("ratchet", "status").returncode == 0)
-    [folder] = (served.root / "data" / "running").glob("[!.]*/")  # beside .finished
+    served.kill("worker")
+    workers.append(served.parts()["worker"])
+    crashed = served.ended(run)
+    until(lambda: served.project.workspace.params.read_bytes() == params[0])  # by the worker, before anything runs
     assert list(folder.glob("step-*.safetensors"))
-    assert (served.parts()["worker"]["mark"], served.parts()["worker"]["restarts"]) == (worker["mark"], 1)
-    cut_off = served.runs()[0]
-    assert cut_off["state"]["type"] in ("CRASHED", "FAILED"), cut_off["state"]
-    until(lambda: served.project.workspace.params.read_bytes() == before)  # by the worker, before anything runs
 
-    again = served.train(training={"epochs": EPOCHS})
-    assert again["state"]["type"] == "COMPLETED", served.log(again)
-    assert any(re.search(r"continues at step \d+ of", line) for line in served.log(again)), served.log(again)
-    assert not folder.exists()
+    run = served.start("train-flow/local", overrides=overrides)
+    assert served.wait_for_checkpoint() == folder
+    processes = psutil.Process(served.parts()["worker"]["pid"]).children(recursive=True)
+    served.change("POST", f"/flow_runs/{run['id']}/set_state", {"state": {"type": "CANCELLING"}})
+    psutil.wait_procs(processes)
+    # Read when Prefect's worker has written its own message over the run's state.
+    until(lambda: "successfully" in (served.prefect(f"/flow_runs/{run['id']}")["state"]["message"] or ""), pause=1.0)
+    params.append(served.project.workspace.params.read_bytes())
+    cancelled, tasks = served.prefect(f"/flow_runs/{run['id']}"), served.of_run("task_runs", run)
+    log, status = served.log(run), _run_of(served, folder.name)["info"]["status"]
 
-    run = _run_of(served, folder.name)
+    served.retry(cancelled)
+    assert served.wait_for_checkpoint() == folder
+    served.kill("prefect")
+    until(lambda: answers(f"http://{HOST}:{served.prefect_port}/api/health"))
+    ended = served.ended(run)
+    registration = files.read_json(served.root / "data" / "registration.json")
+    return Interrupted(folder.name, params, workers, crashed, cancelled, tasks, log, status, ended, registration)
+
+
+def test_a_training_whose_worker_was_killed_continues_from_its_checkpoint(
+    served: Served, interrupted: Interrupted
+) -> None:
+    before, after = interrupted.workers
+    assert (after["mark"], after["restarts"]) == (before["mark"], before["restarts"] + 1)
+    assert interrupted.crashed["state"]["type"] in ("CRASHED", "FAILED"), interrupted.crashed["state"]
+    assert any(re.search(r"continues at step \d+ of", line) for line in interrupted.log), interrupted.log
+    assert not (served.root / "data" / "running" / interrupted.key).exists()
+
+    run = _run_of(served, interrupted.key)
     assert run["info"]["status"] == "FINISHED"
     steps = int(files.read_json(served.root / "data" / "model" / "model.json")["training"]["steps"])
     assert _points(served, run, "step/loss") == list(range(LOG_EVERY, steps + 1, LOG_EVERY))
     assert _points(served, run, "validation/accuracy") == list(range(1, EPOCHS + 1))
 
 
-def test_a_cancelled_run_names_its_step_and_a_retry_continues(served: Served, first: dict[str, Any]) -> None:
-    """Read when Prefect's worker has written its own message over the run's state."""
-    before = served.project.workspace.params.read_bytes()
-    served.deploy(training={"epochs": EPOCHS}, seed=2)
-    until(lambda: list((served.root / "data" / "running").glob("[!.]*/step-*.safetensors")), pause=0.05)
-    run = served.runs()[0]
-    worker = psutil.Process(served.parts()["worker"]["pid"])
-    processes = worker.children(recursive=True)
-    served.shell("flow-run", "cancel", run["id"])
-    psutil.wait_procs(processes)
-    until(lambda: "successfully" in (served.prefect(f"/flow_runs/{run['id']}")["state"]["message"] or ""))
-    cancelled = served.runs()[0]
-    assert (cancelled["id"], cancelled["state"]["type"]) == (run["id"], "CANCELLED")
+def test_a_cancelled_run_names_its_step_and_a_retry_continues(served: Served, interrupted: Interrupted) -> None:
+    run, log = interrupted.cancelled, interrupted.log
+    assert run["state"]["type"] == "CANCELLED"
     stopped = re.compile(r"stopped at step \d+ of [\d,]+: the same command continues there")
-    [artifact] = [
-        artifact["data"] for artifact in served.of_run("artifacts", cancelled) if artifact["key"] == "stopped"
-    ]
+    [artifact] = [artifact["data"] for artifact in served.of_run("artifacts", run) if artifact["key"] == "stopped"]
     assert stopped.search(artifact)
     assert f"`prefect flow-run retry {run['id']}`" in artifact
-    assert any(stopped.match(line) for line in served.log(cancelled)), served.log(cancelled)
-    [task] = [task for task in served.of_run("task_runs", cancelled) if task["name"] == "train"]
+    assert any(stopped.match(line) for line in log), log
+    [task] = [task for task in interrupted.tasks if task["name"] == "train"]
     assert task["state"]["name"] == "Cancelled"
     assert stopped.fullmatch(task["state"]["message"])
-    assert served.project.workspace.params.read_bytes() == before
-    assert not [line for line in served.log(cancelled) if "Traceback" in line]
-    [folder] = (served.root / "data" / "running").glob("[!.]*/")  # beside .finished
-    assert _run_of(served, folder.name)["info"]["status"] == "KILLED"
+    assert interrupted.params[1] == interrupted.params[0]
+    assert not [line for line in log if "Traceback" in line]
+    assert interrupted.status == "KILLED"
 
-    again = served.retried(cancelled)
-    assert again["state"]["type"] == "COMPLETED", served.log(again)
-    assert any(re.search(r"continues at step \d+ of", line) for line in served.log(again)), served.log(again)
-    assert _run_of(served, folder.name)["info"]["status"] == "FINISHED"
-    served.project.good("ratchet", "set", "seed=0")
+    later = served.log(run)[len(log) :]
+    assert interrupted.ended["state"]["type"] == "COMPLETED", later
+    assert any(re.search(r"continues at step \d+ of", line) for line in later), later
 
 
-def test_prefects_server_may_be_started_again_in_mid_run(served: Served, first: dict[str, Any]) -> None:
-    served.deploy(training={"epochs": EPOCHS}, seed=4)
-    until(lambda: list((served.root / "data" / "running").glob("[!.]*/step-*.safetensors")), pause=0.05)
-    run = served.runs()[0]
-    psutil.Process(served.parts()["prefect"]["pid"]).kill()
-    until(lambda: served.project.run("ratchet", "status").returncode == 0)
-    until(lambda: served.prefect(f"/flow_runs/{run['id']}")["state"]["type"] != "RUNNING", pause=1.0)
-    done = served.prefect(f"/flow_runs/{run['id']}")
-    assert done["state"]["type"] == "COMPLETED", served.log(done)
-    assert served.settled(done)["train"] == "Completed"
-    served.project.good("ratchet", "set", "seed=0")
+def test_prefects_server_may_be_started_again_in_mid_run(served: Served, interrupted: Interrupted) -> None:
+    assert interrupted.ended["state"]["type"] == "COMPLETED", served.log(interrupted.ended)
+    assert served.settled(interrupted.ended)["train"] == "Completed"
 
 
 def test_a_user_error_is_logged_without_a_traceback(served: Served, first: dict[str, Any]) -> None:
     before = served.project.workspace.params.read_bytes()
-    run = served.train(data={"source": "image-folder", "path": "data/nowhere"})
+    run = served.run("train-flow/local", overrides={"data": {"source": "image-folder", "path": "data/nowhere"}})
     assert (run["state"]["type"], run["state"]["name"]) == ("FAILED", "DataLoadFailed")
     assert run["state"]["message"].startswith("data.path: ")
     assert "data/nowhere" in run["state"]["message"]
@@ -353,38 +378,29 @@ def test_a_user_error_is_logged_without_a_traceback(served: Served, first: dict[
     assert not [line for line in served.log(run) if "Traceback" in line or "NoneType" in line]
 
 
-def test_an_approval_in_the_run_form_enters_the_ledger(served: Served, first: dict[str, Any]) -> None:
-    served.project.good("ratchet", "set", "registry.promotion=manual", "access.approvers=[ann]")
-    gate = {"champion": "not-worse", "tolerance": 0.99, "slice_tolerance": 0.99, "latency_factor": 0.0}
-    trained = served.train(seed=1, gate=gate)
-    assert trained["state"]["type"] == "COMPLETED", served.log(trained)
-    registration = files.read_json(served.root / "data" / "registration.json")
-    number = registration["version"]
-    assert registration["aliases"] == ["challenger"]
+def test_an_approval_in_the_run_form_enters_the_ledger(served: Served, interrupted: Interrupted) -> None:
+    number = interrupted.registration["version"]
+    assert interrupted.registration["aliases"] == ["challenger"]
     champion = served.aliases()["champion"]
     until(lambda: served.answering()["version"] == f"digits version {champion}")  # without another command
 
-    refused = served.approve(version="digits@challenger", who="bob", why="I like it")
+    refused = served.run("approve-flow/local", version="digits@challenger", who="bob", why="I like it")
     assert refused["state"]["type"] == "FAILED"
     assert refused["state"]["message"].startswith(
         "bob may not approve digits: params.yaml: access.approvers allows ann"
     )
     assert not [line for line in served.log(refused) if "Traceback" in line]
-    deployment = served.prefect("/deployments/name/approve-flow/local")
     for nonsense in ({"version": "digits@challenger", "who": "ann"}, {"version": "", "who": "ann", "why": "x"}):
         with pytest.raises(PlatformError, match=r"\(4(09|22)\)"):
-            served.prefect(f"/deployments/{deployment['id']}/create_flow_run", {"parameters": nonsense})
+            served.start("approve-flow/local", **nonsense)
 
-    approved = served.approve(version="digits@challenger", who="ann", why="looked at the errors", promote=False)
-    assert approved["state"]["message"] == f"digits version {number}: approved by ann"
-    served.project.good("ratchet", "down")  # an approval waits in the ledger, not in a paused run
-    served.project.good("ratchet", "up")
-    output = served.approve(version=f"digits/{number}", who="ann", why="as agreed")
-    assert output["state"]["message"] == f"digits version {number}: approved by ann, and champion"
+    approved = served.run("approve-flow/local", version=f"digits/{number}", who="ann", why="as agreed")
+    assert approved["state"]["message"] == f"digits version {number}: approved by ann, and champion"
+    assert {run["state"]["type"] for run in served.runs()} <= set(OVER)  # no paused run waits for an approval
     until(lambda: served.answering()["version"] == f"digits version {number}")
     assert served.aliases() == {"champion": number}
     listed = served.project.good("ratchet", "ledger", "digits")
-    assert f"ann: approve digits version {number}: looked at the errors" in listed
+    assert f"ann: approve digits version {number}: as agreed" in listed
     assert f"ann: promote digits version {number}: as agreed" in listed
     assert "OK: the ledger's hash chain" in served.project.good("ratchet", "audit")
 
@@ -404,59 +420,104 @@ def test_the_run_form_explains_every_field_and_refuses_nonsense(served: Served) 
         assert "A branch, tag or commit" in fields["revision"]["description"]
         for nonsense in ({"revision": None}, {"revision": 3}, {"revision": ["main"]}):
             with pytest.raises(PlatformError, match=r"\(4(09|22)\).*revis"):
-                served.prefect(f"/deployments/{deployment['id']}/create_flow_run", {"parameters": nonsense})
+                served.start(f"train-flow/{deployment['name']}", **nonsense)
     assert [deployment["parameters"] for deployment in deployments] == [{}, {"revision": "HEAD"}, {"revision": "HEAD"}]
     limits = [deployment["global_concurrency_limit"] for deployment in deployments]
     assert [limit and limit["limit"] for limit in limits] == [None, 1, 1]
 
 
-def test_a_drift_event_starts_one_run_of_the_commit(served: Served, committed: None) -> None:
-    mine = (served.root / "params.yaml").read_bytes()
-    for _ in range(3):  # the same drift is reported several times
-        served.shell("event", "emit", "ratchet.drift.detected", "--resource-id", "ratchet.model.digits")
-    until(lambda: served.runs_of("train-flow/on-drift"), pause=1.0)
-    [run] = served.runs_of("train-flow/on-drift", ended=False)
+@pytest.fixture(scope="session")
+def drifted(served: Served, committed: None) -> list[dict[str, Any]]:
+    """The runs that follow when the same drift is reported three times."""
+    mine, named = served.project.workspace.params.read_bytes(), ("ratchet.drift.detected", "ratchet.model.digits")
+    served.shell("event", "emit", named[0], "--resource-id", named[1])
+    for _ in range(2):
+        now = datetime.now(UTC).isoformat()
+        event = {"id": str(uuid4()), "occurred": now, "event": named[0], "resource": {"prefect.resource.id": named[1]}}
+        served.change("POST", "/events", [event])
+    [run] = until(lambda: served.begun("train-flow/on-drift"), pause=1.0)
+    served.ended(run)
+    assert served.project.workspace.params.read_bytes() == mine  # which is not what is committed
+    return served.runs_of("train-flow/on-drift")
+
+
+def test_a_drift_event_starts_one_run_of_the_commit(served: Served, drifted: list[dict[str, Any]]) -> None:
+    [run] = drifted
     assert run["state"]["type"] == "COMPLETED", served.log(run)
     assert run["created_by"]["type"] == "AUTOMATION"
     assert served.settled(run) == UNCHANGED
-    assert (served.root / "params.yaml").read_bytes() == mine  # which is not what is committed
     assert not [line for line in served.log(run) if "Traceback" in line]
 
 
-def test_a_night_trains_only_what_changed_since(served: Served, committed: None) -> None:
-    deployment = served.prefect("/deployments/name/train-flow/nightly")
-    [schedule] = deployment["schedules"]
-    assert (schedule["schedule"]["cron"], schedule["active"]) == ("0 2 * * *", True)
-    place = f"/deployments/{deployment['id']}/schedules/{schedule['id']}"
-    served.change(place, {"schedule": {"cron": "* * * * *", "timezone": "UTC"}, "active": True})
+@dataclass(frozen=True)
+class Night:
+    """A scheduled run of new data whose worker was killed, and which was retried.
+
+    Attributes:
+        key: of its training.
+        crashed: the run after the kill, with the state of each task by name.
+    """
+
+    key: str
+    crashed: dict[str, Any]
+    tasks: dict[str, str]
+    ended: dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def night(served: Served, drifted: list[dict[str, Any]]) -> Night:
+    commit_new_data(served.project)
+    place = f"/deployments/{served.prefect('/deployments/name/train-flow/nightly')['id']}"
+    # Prefect plans the runs of a changed deployment within 5 s.
+    soon = (datetime.now(UTC) + timedelta(seconds=10)).isoformat()
+    schedule = {"interval": 60.0, "anchor_date": soon, "timezone": "UTC"}
+    served.change("PATCH", place, {"schedules": [{"schedule": schedule, "active": True}]})
     try:
-        until(lambda: served.runs_of("train-flow/nightly"), pause=1.0)
-        quiet = served.runs_of("train-flow/nightly")[-1]
-        assert quiet["auto_scheduled"]
-        assert served.settled(quiet) == UNCHANGED, served.log(quiet)
-        commit_new_data(served.project)
-        until(lambda: any(served.settled(run) != UNCHANGED for run in served.runs_of("train-flow/nightly")), pause=1.0)
-    finally:
-        served.change(place, {"active": False})
-    busy = next(run for run in served.runs_of("train-flow/nightly") if served.settled(run) != UNCHANGED)
-    assert busy["state"]["type"] == "COMPLETED", served.log(busy)
-    assert served.settled(busy) == dict.fromkeys(STAGES, "Completed")
+        [run] = until(lambda: served.begun("train-flow/nightly"), pause=1.0)
+    finally:  # before another run is due
+        served.change("PATCH", place, {"schedules": [{"schedule": schedule, "active": False}]})
+    folder = served.wait_for_checkpoint(".ratchet/production/data/running")
+    served.kill("worker")
+    crashed = served.ended(run)
+    tasks = served.settled(crashed)
+    served.retry(crashed)
+    return Night(folder.name, crashed, tasks, served.ended(crashed))
+
+
+def test_a_night_trains_what_changed_since(served: Served, night: Night) -> None:
+    """A run of a commit in which nothing changed is that of the drift."""
+    assert night.ended["auto_scheduled"]
+    assert night.ended["state"]["type"] == "COMPLETED", served.log(night.ended)
+    assert (night.tasks["ingest"], night.tasks["version"]) == ("Completed", "Completed")
+    assert served.settled(night.ended) == dict.fromkeys(STAGES, "Completed") | {"ingest": "Unchanged"}
     production = served.root / ".ratchet" / "production"
     provenance = files.read_json(production / "data" / "reports" / "provenance.json")
     head = served.project.good("git", "rev-parse", "HEAD").strip()
     assert (provenance["git_commit"], provenance["git_uncommitted"]) == (head, None)
-    assert _run_of(served, files.read_json(production / "data" / "model" / "model.json")["training"]["key"])
+    assert files.read_json(production / "data" / "model" / "model.json")["training"]["key"] == night.key
     assert not (production / "mlruns" / "mlflow.db").exists()
     stages = ("ingest", "train", "evaluate", "export", "register")
     assert "in sync" in served.project.good("dvc", "--cd", str(production), "status", "--cloud", *stages)
 
 
-def commit_new_data(project: Any) -> None:
-    """Two classes of small images, kept by DVC; the copy in the project folder is gone."""
-    import numpy as np
-    from PIL import Image
+def test_a_killed_nightly_run_continues_when_prefect_retries_it(served: Served, night: Night) -> None:
+    assert night.crashed["state"]["type"] == "CRASHED", night.crashed["state"]
+    assert (night.ended["state"]["type"], night.ended["run_count"]) == ("COMPLETED", 2), served.log(night.ended)
+    log = served.log(night.ended)
+    assert any(re.search(r"continues at step \d+ of", line) for line in log), log
+    assert _run_of(served, night.key)["info"]["status"] == "FINISHED"
 
-    generator = np.random.default_rng(0)
+
+def test_a_revision_that_is_not_there_is_the_runs_message(served: Served) -> None:
+    run = served.run("train-flow/local", revision="nowhere")
+    assert run["state"]["type"] == "FAILED"
+    assert "has no branch, tag or commit nowhere" in run["state"]["message"]
+    assert not [line for line in served.log(run) if "Traceback" in line]
+
+
+def commit_new_data(project: Any) -> None:
+    """Commit two classes of small images, kept by DVC, and settings for them; the project folder is as before."""
+    generator, mine = np.random.default_rng(0), project.workspace.params.read_bytes()
     for shade, name in ((0, "dark"), (128, "bright")):
         folder = project.root / "data" / "raw" / "shades" / name
         folder.mkdir(parents=True)
@@ -464,42 +525,13 @@ def commit_new_data(project: Any) -> None:
             pixels = generator.integers(shade, shade + 128, (12, 12, 3)).astype(np.uint8)
             Image.fromarray(pixels).save(folder / f"{index}.png")
     project.good("dvc", "add", "data/raw/shades")
-    project.good("git", "add", "data/raw")
-    commit_settings(project, "data.source=image-folder", "data.path=data/raw/shades")
-    shutil.rmtree(project.root / "data" / "raw" / "shades")
-
-
-def commit_settings(project: Any, *changes: str) -> None:
-    """These, changed in what is committed and not in what lies in the project folder."""
-    mine = project.workspace.params.read_bytes()
     project.good("git", "checkout", "--quiet", "HEAD", "--", "params.yaml")
-    project.good("ratchet", "set", *changes)
-    project.good("git", "add", "params.yaml")
-    project.good("git", "commit", "--quiet", "--message=other settings")
+    training = (f"training.epochs={2 * EPOCHS}", "training.batch_size=8")
+    project.good("ratchet", "set", "data.source=image-folder", "data.path=data/raw/shades", *training)
+    project.good("git", "add", "data/raw", "params.yaml")
+    project.good("git", "commit", "--quiet", "--message=new data")
     project.workspace.params.write_bytes(mine)
-
-
-def test_a_killed_nightly_run_continues_when_prefect_retries_it(served: Served, committed: None) -> None:
-    commit_settings(served.project, f"training.epochs={8 * EPOCHS}", "training.batch_size=8", "seed=3")
-    run = served.deploy("--param", "revision=HEAD")
-    running = served.root / ".ratchet" / "production" / "data" / "running"
-    until(lambda: list(running.glob("[!.]*/step-*.safetensors")), pause=0.05)
-    psutil.Process(served.parts()["worker"]["pid"]).kill()
-    until(lambda: served.prefect(f"/flow_runs/{run['id']}")["state"]["type"] not in ("RUNNING", "PENDING"))
-    assert served.runs()[0]["state"]["type"] == "CRASHED", served.runs()[0]["state"]
-    [folder] = running.glob("[!.]*/")
-
-    again = served.retried(served.prefect(f"/flow_runs/{run['id']}"))
-    assert (again["state"]["type"], again["run_count"]) == ("COMPLETED", 2), served.log(again)
-    assert any(re.search(r"continues at step \d+ of", line) for line in served.log(again)), served.log(again)
-    assert _run_of(served, folder.name)["info"]["status"] == "FINISHED"
-
-
-def test_a_revision_that_is_not_there_is_the_runs_message(served: Served) -> None:
-    run = served.deploy("--watch", "--watch-interval", "1", "--param", "revision=nowhere")
-    assert run["state"]["type"] == "FAILED"
-    assert "has no branch, tag or commit nowhere" in run["state"]["message"]
-    assert not [line for line in served.log(run) if "Traceback" in line]
+    shutil.rmtree(project.root / "data" / "raw" / "shades")
 
 
 def test_down_leaves_no_process_and_no_open_port(served: Served) -> None:

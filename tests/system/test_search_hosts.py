@@ -21,7 +21,7 @@ from ratchet.search.store import StudyStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.system]
 
-EPOCHS, TRIALS, INTERVAL = 40, 4, 5
+EPOCHS, TRIALS, INTERVAL = 16, 4, 5
 STEPS = 20 * EPOCHS  # of 1,251 training samples in batches of 64
 
 

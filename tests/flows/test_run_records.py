@@ -13,6 +13,7 @@ import pytest
 from flows.run_records import close_dead_runs
 from flows.server.client import prefect_client
 from ratchet.servers import client_environment, prefect_server
+from ratchet.servers.http import answers
 from ratchet.servers.record import Record
 from ratchet.servers.supervisor import started_at
 from ratchet.workspace import Workspace
@@ -70,6 +71,14 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 def api(workspace: Workspace) -> Iterator[str]:
     with prefect_server(workspace) as url:
         yield url
+    assert not answers(f"{url}/health")  # it lives as long as the run
+
+
+def test_private_server_keeps_its_files_in_the_workspace(workspace: Workspace, api: str) -> None:
+    assert answers(f"{api}/health")
+    assert Record.read(workspace).api is None  # it is not the one of `ratchet up`
+    assert client_environment(workspace, api)["PREFECT_HOME"].startswith(str(workspace.state))
+    assert (workspace.state / "prefect" / "prefect.db").is_file()
 
 
 def begin(workspace: Workspace, api: str) -> "subprocess.Popen[str]":

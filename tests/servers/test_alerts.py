@@ -1,7 +1,6 @@
 """Alerts, from events of a real Prefect server to a web server and a mail server that keep what they receive."""
 
 import json
-import re
 import uuid
 from base64 import b64encode
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ import psutil
 import pytest
 from ports import reserved_port
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
+from prefect.events import Event
 from prefect.states import Crashed
 from waiting import until
 
@@ -56,14 +56,30 @@ class Alerted:
     api: str
     mlflow: str
 
-    def run(self, *parameters: str) -> dict[str, Any]:
-        """Start a run of train-flow/local, and return it when it has failed."""
-        given = [argument for parameter in parameters for argument in ("--param", parameter)]
-        output = self.project.run("prefect", "deployment", "run", "train-flow/local", *given, "--watch").stdout
-        identity = re.search(r"UUID: (\S+)", output)
-        assert identity, output
-        run: dict[str, Any] = call(self.api, f"/flow_runs/{identity[1]}")
-        return run
+    def create_run(self, *, later: timedelta = timedelta(0), **parameters: object) -> dict[str, Any]:
+        """Schedule a run of train-flow/local."""
+        deployment = call(self.api, "/deployments/name/train-flow/local")["id"]
+        time = (datetime.now(UTC) + later).isoformat()
+        scheduled = {"type": "SCHEDULED", "state_details": {"scheduled_time": time}}
+        body = {"parameters": parameters, "state": scheduled}
+        created: dict[str, Any] = call(self.api, f"/deployments/{deployment}/create_flow_run", body)
+        return created
+
+    def run(self, **parameters: object) -> dict[str, Any]:
+        """Start a run, and return it when it has failed."""
+        run = self.create_run(**parameters)["id"]
+        until(lambda: call(self.api, f"/flow_runs/{run}")["state"]["type"] == "FAILED", pause=0.5)
+        return self.read_run(run)
+
+    def read_run(self, run: str) -> dict[str, Any]:
+        known: dict[str, Any] = call(self.api, f"/flow_runs/{run}")
+        return known
+
+    def waiting_run(self, **state: str) -> dict[str, Any]:
+        """Create a run for tomorrow, and set its state as the process of a run does."""
+        run = self.create_run(later=timedelta(days=1))["id"]
+        call(self.api, f"/flow_runs/{run}/set_state", {"state": state, "force": True})
+        return self.read_run(run)
 
     def up(self) -> str:
         output: str = self.project.good("ratchet", "up", **self.secrets)
@@ -73,7 +89,8 @@ class Alerted:
         return {automation["name"]: automation for automation in call(self.api, "/automations/filter", {})}
 
     def emit(self, event: str, resource: str) -> None:
-        self.project.good("prefect", "event", "emit", event, "--resource-id", resource)
+        emitted = Event(event=event, resource={"prefect.resource.id": resource})
+        call(self.api, "/events", [emitted.model_dump(mode="json")])
 
     def drift(self, model: str) -> None:
         """Cause another alert and wait until it arrives: by then all earlier alerts have arrived."""
@@ -152,7 +169,7 @@ def test_version_that_cannot_be_served_is_reported(alerted: Alerted) -> None:
 
 
 def test_failed_run_is_reported_to_both(alerted: Alerted) -> None:
-    run = alerted.run("revision=none-such")
+    run = alerted.run(revision="none-such")
     until(lambda: alerted.alerts("failed-run", run["id"]))
     until(lambda: alerted.post.about(run["id"]))
     [alert], [message] = alerted.alerts("failed-run", run["id"]), alerted.post.about(run["id"])
@@ -168,8 +185,8 @@ def test_failed_run_is_reported_to_both(alerted: Alerted) -> None:
 
 
 def test_failed_data_load_is_reported_only_as_that(alerted: Alerted) -> None:
-    data = json.dumps({"data": {"source": "image-folder", "path": 'data/"<none> & {{ such }}'}})
-    run = alerted.run(f"overrides={data}")
+    data = {"data": {"source": "image-folder", "path": 'data/"<none> & {{ such }}'}}
+    run = alerted.run(overrides=data)
     assert (run["state"]["type"], run["state"]["name"]) == ("FAILED", "DataLoadFailed")
     until(lambda: alerted.alerts("failed-data-load", run["id"]))
     until(lambda: alerted.post.about(run["id"]))
@@ -182,12 +199,7 @@ def test_failed_data_load_is_reported_only_as_that(alerted: Alerted) -> None:
 
 
 def test_crashed_run_is_reported(alerted: Alerted) -> None:
-    deployment = call(alerted.api, "/deployments/name/train-flow/local")
-    later = (datetime.now(UTC) + timedelta(days=1)).isoformat()
-    waiting = {"state": {"type": "SCHEDULED", "state_details": {"scheduled_time": later}}}
-    run = call(alerted.api, f"/deployments/{deployment['id']}/create_flow_run", waiting)
-    crashed = {"type": "CRASHED", "name": "Crashed", "message": "The machine lost its power."}
-    call(alerted.api, f"/flow_runs/{run['id']}/set_state", {"state": crashed, "force": True})
+    run = alerted.waiting_run(type="CRASHED", name="Crashed", message="The machine lost its power.")
     until(lambda: alerted.alerts("failed-run", run["id"]))
     until(lambda: alerted.post.about(f"Crashed: run {run['name']}"))
     [alert] = alerted.alerts("failed-run", run["id"])
@@ -196,12 +208,7 @@ def test_crashed_run_is_reported(alerted: Alerted) -> None:
 
 def test_dead_run_is_reported_at_once_after_a_restart(alerted: Alerted) -> None:
     """Prefect's new process has not seen the state before, which is younger than five minutes."""
-    deployment = call(alerted.api, "/deployments/name/train-flow/local")
-    later = (datetime.now(UTC) + timedelta(days=1)).isoformat()
-    waiting = {"state": {"type": "SCHEDULED", "state_details": {"scheduled_time": later}}}
-    run = call(alerted.api, f"/deployments/{deployment['id']}/create_flow_run", waiting)
-    running = {"type": "RUNNING", "name": "Running"}
-    call(alerted.api, f"/flow_runs/{run['id']}/set_state", {"state": running, "force": True})
+    run = alerted.waiting_run(type="RUNNING", name="Running")
     services = Record.read(alerted.project.workspace).services
     psutil.Process(services["prefect"].pid).kill()
     until(lambda: Record.read(alerted.project.workspace).services["prefect"].restarts > services["prefect"].restarts)
@@ -225,12 +232,12 @@ def test_drift_is_reported_once_an_hour_for_each_model(alerted: Alerted) -> None
 def test_unreachable_webhook_affects_neither_run_nor_mail(alerted: Alerted) -> None:
     alerted.webhook.end()
     try:
-        run = alerted.run("revision=none-such-either")
+        run = alerted.waiting_run(type="FAILED", name="Failed", message="the disk is full")
         until(lambda: alerted.post.about(run["id"]))
         log = Path(Record.read(alerted.project.workspace).services["prefect"].log)
         line = f"an alert was not delivered: the webhook at http://{HOST} cannot be reached ("
         until(lambda: line in log.read_text())
-        assert run["state"]["message"].startswith("revision: ")
+        assert alerted.read_run(run["id"])["state"] == run["state"]
         wanted = {"filter": {"event": {"name": ["prefect.automation.action.failed"]}}}
         until(lambda: call(alerted.api, "/events/filter", wanted)["events"])
         failed = call(alerted.api, "/events/filter", wanted)["events"]

@@ -12,7 +12,7 @@ from waiting import until
 
 from ratchet import settings
 from ratchet.servers.record import Record
-from ratchet.servers.supervisor import Service, marked
+from ratchet.servers.supervisor import MARK, Service, marked
 
 pytestmark = pytest.mark.slow
 
@@ -52,6 +52,11 @@ def services(project: Any) -> dict[str, Service]:
     return Record.read(project.workspace).services
 
 
+def processes(project: Any) -> list[psutil.Process]:
+    """Return every process whose working folder is the project."""
+    return [process for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == str(project.root)]
+
+
 def read_until(process: "subprocess.Popen[str]", text: str) -> str:
     """Return its output up to a line that contains `text`."""
     assert process.stdout is not None
@@ -63,31 +68,31 @@ def read_until(process: "subprocess.Popen[str]", text: str) -> str:
     raise AssertionError(f"{text!r} was not printed:\n{output}")
 
 
-def test_it_replaces_a_dead_supervisor_and_stops_all_on_sigterm(project: Any, begin: Begin) -> None:
-    process = begin()
-    read_until(process, "staying in the foreground")
+def test_two_replace_a_dead_supervisor_once_and_sigterm_stops_all(project: Any, begin: Begin) -> None:
+    """What one of them stops ends the other too, as `ratchet down` in another shell does."""
+    first = begin()
+    read_until(first, "staying in the foreground")
     before, supervisor = services(project), Record.read(project.workspace).pid
     assert list(before) == ["prefect", "mlflow", "worker"]
+    second = begin()
+    read_until(second, "staying in the foreground")
+    assert services(project) == before
+
     psutil.Process(supervisor).kill()
-    output = read_until(process, "staying in the foreground")
-    assert f"supervisor: process {supervisor} is gone" in output
+    outputs = [read_until(process, "staying in the foreground") for process in (first, second)]
+    assert sum(f"supervisor: process {supervisor} is gone" in output for output in outputs) == 1
     after = services(project)
     assert not [pid for service in before.values() for pid in marked(service.mark)]
+    belonging = {process.environ().get(MARK) for process in processes(project)} - {None}
+    assert belonging == {service.mark for service in after.values()}
     assert project.run("ratchet", "status").returncode == 0
-    process.send_signal(signal.SIGTERM)
-    output = read_until(process, "Prefect server: stopped")
+
+    first.send_signal(signal.SIGTERM)
+    output = read_until(first, "Prefect server: stopped")
     assert "SIGTERM: stopping" in output
-    assert process.wait() == 0
+    assert [process.wait() for process in (first, second)] == [0, 0]
     assert not [pid for service in (*before.values(), *after.values()) for pid in marked(service.mark)]
     assert project.run("ratchet", "status").returncode == 3
-
-
-def test_it_ends_after_ratchet_down(project: Any, begin: Begin) -> None:
-    process = begin()
-    read_until(process, "staying in the foreground")
-    project.good("ratchet", "down")
-    assert process.wait() == 0
-    assert not services(project)
 
 
 def test_signal_during_startup_leaves_no_process(project: Any, begin: Begin) -> None:

@@ -4,7 +4,6 @@ The servers are started once, over a project folder whose path has a space and a
 """
 
 import json
-import os
 import re
 import shutil
 import socket
@@ -14,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from flows.server.client import prefect_client
 from flows.server.lifecycle import Addresses, down, up
 from flows.server.status import ServerStatus, status
 from ratchet.errors import PlatformError
-from ratchet.servers import PrefectServer, client_environment
+from ratchet.servers import PrefectServer
 from ratchet.servers.ports import port_holder
 from ratchet.servers.record import Record
 from ratchet.servers.start import worker_name
@@ -172,6 +172,22 @@ def flow_runs(running: Running) -> list[dict[str, Any]]:
     return runs
 
 
+def begin_run(running: Running, deployment: str, **parameters: object) -> str:
+    """Start a run of train-flow as the button on Prefect's page does. Return its id."""
+    api = running.addresses.prefect_api
+    identity = ask(f"{api}/deployments/name/train-flow/{deployment}")["id"]
+    now = {"scheduled_time": datetime.now(UTC).isoformat()}
+    body = {"parameters": parameters, "state": {"type": "SCHEDULED", "state_details": now}}
+    return str(ask(f"{api}/deployments/{identity}/create_flow_run", body)["id"])
+
+
+def end_of_run(running: Running, run: str) -> str:
+    """Wait until a run has ended, and return the type of its state."""
+    url, final = f"{running.addresses.prefect_api}/flow_runs/{run}", ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+    until(lambda: ask(url)["state"]["type"] in final, pause=0.5)
+    return str(ask(url)["state"]["type"])
+
+
 def ratchet(running: Running, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "commands", *arguments]
     return subprocess.run(command, cwd=running.workspace.root, capture_output=True, text=True, check=False)
@@ -286,9 +302,9 @@ def test_up_twice_starts_nothing_twice(running: Running) -> None:
     assert sum("already up" in line for line in output) == 3
 
 
-def test_killed_worker_restarts_and_its_run_frees_its_slot(running: Running) -> None:
-    left = running.workspace.root / "left.txt"
-    prefect(running, "deployment", "run", "train-flow/nightly", "--param", 'overrides={"wait": "yes"}')
+def test_killed_services_restart_at_their_addresses(running: Running) -> None:
+    """The worker first, whose run frees its deployment's only slot; then both servers, one of whose ports is taken."""
+    killed = begin_run(running, "nightly", overrides={"wait": "yes"})
     until((running.workspace.root / "waiting.txt").exists)
     before = running.services()
     kill_command(before["worker"])
@@ -296,24 +312,25 @@ def test_killed_worker_restarts_and_its_run_frees_its_slot(running: Running) -> 
     until(lambda: states(running) == ["up", "up", "up"])
     assert {name for name, pid in pids(running).items() if pid != before[name].pid} == {"worker"}
     assert [server.restarts for server in services(running.workspace)] == [0, 0, 1]
-    assert flow_runs(running)[0]["state"]["type"] == "CRASHED"
-    assert left.read_text() == "checkpoint"
+    assert end_of_run(running, killed) == "CRASHED"
+    assert (running.workspace.root / "left.txt").read_text() == "checkpoint"
     assert " was killed by signal 9: restart in 1 s" in Path(before["worker"].log).read_text()
-    prefect(running, "deployment", "run", "train-flow/nightly", "--watch", "--watch-interval", "1")
-    assert flow_runs(running)[0]["state"]["type"] == "COMPLETED"
 
-
-def test_killed_servers_restart_at_their_addresses(running: Running) -> None:
-    before = running.services()
-    for name in ("prefect", "mlflow"):
-        kill_command(before[name])
-    until(lambda: states(running)[:2] == ["restarting", "restarting"])
+    worker, port = pids(running)["worker"], running.settings.mlflow_port
+    with socket.socket() as thief:
+        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        for name in ("prefect", "mlflow"):
+            kill_command(before[name])
+        until(lambda: port_holder(HOST, port) is None)
+        thief.bind((HOST, port))
+        thief.listen()
+        until(lambda: "ended by itself, exit status" in Path(before["mlflow"].log).read_text())
+        assert states(running)[1] == "restarting"
     until(lambda: states(running) == ["up", "up", "up"])
-    assert pids(running)["worker"] == before["worker"].pid
-    assert ask(f"{running.addresses.prefect_api}/health") is True
+    assert "address already in use" in Path(before["mlflow"].log).read_text()
+    assert pids(running)["worker"] == worker
     assert ask(f"{running.addresses.mlflow}/api/2.0/mlflow/experiments/search", {"max_results": 5})
-    prefect(running, "deployment", "run", "train-flow/local", "--watch", "--watch-interval", "1")
-    assert flow_runs(running)[0]["state"]["type"] == "COMPLETED"
+    assert end_of_run(running, begin_run(running, "nightly")) == "COMPLETED"
 
 
 def test_worker_without_heartbeats_is_silent(running: Running) -> None:
@@ -328,26 +345,13 @@ def test_worker_without_heartbeats_is_silent(running: Running) -> None:
         done = ratchet(running, "status")
         assert done.returncode == 1
         assert "worker: silent at " in done.stdout
+        with prefect_client(api) as client:
+            client.send_worker_heartbeat("local", name, heartbeat_interval_seconds=30)
+        done = ratchet(running, "status")
+        assert done.returncode == 0
+        assert re.search(r"worker: up for .* at http://.*$", done.stdout, re.MULTILINE)
     finally:
         worker.resume()
-    until(lambda: states(running) == ["up", "up", "up"])
-    done = ratchet(running, "status")
-    assert done.returncode == 0
-    assert re.search(r"worker: up for .* at http://.*, restarted 1 time$", done.stdout, re.MULTILINE)
-
-
-def test_server_waits_until_its_port_is_free_again(running: Running) -> None:
-    service, port = running.services()["mlflow"], running.settings.mlflow_port
-    with socket.socket() as thief:
-        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        kill_command(service)
-        until(lambda: port_holder(HOST, port) is None)
-        thief.bind((HOST, port))
-        thief.listen()
-        until(lambda: "ended by itself, exit status" in Path(service.log).read_text())
-        assert states(running)[1] == "restarting"
-    until(lambda: states(running) == ["up", "up", "up"])
-    assert "address already in use" in Path(service.log).read_text()
 
 
 def test_up_restarts_only_the_silent_server(running: Running) -> None:
@@ -366,22 +370,6 @@ def test_up_refuses_other_services_than_the_running_ones(running: Running) -> No
     assert running.services() == before
 
 
-def test_concurrent_ups_replace_a_killed_supervisor_once(running: Running) -> None:
-    before = running.services()
-    psutil.Process(Record.read(running.workspace).pid).kill()
-    until(lambda: states(running) == ["down", "down", "down"])
-    assert all(map(marked, marks(before.values())))  # the services themselves, without a supervisor now
-    environment = os.environ | {"RATCHET_ROOT": str(running.workspace.root)}
-    command = [sys.executable, "-m", "commands", "up"]
-    both = [subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) for _ in range(2)]
-    assert [process.wait() for process in both] == [0, 0]
-    after = running.services()
-    assert states(running) == ["up", "up", "up"]
-    assert not any(map(marked, marks(before.values())))
-    belonging = {process.environ().get("RATCHET_SERVICE") for process in ours(running.workspace)}
-    assert belonging == {None, *marks(after.values())}  # None: the supervisor
-
-
 def test_run_uses_the_server_that_is_up(running: Running) -> None:
     server = PrefectServer.begin(running.workspace)
     assert not server.private
@@ -396,25 +384,11 @@ def test_run_uses_the_server_that_the_settings_name(running: Running, project: W
     assert server.wait() == running.addresses.prefect_api
 
 
-def test_private_server_lives_as_long_as_the_run(project: Workspace) -> None:
-    server = PrefectServer.begin(project)
-    try:
-        assert server.private
-        api = server.wait()
-        assert ask(f"{api}/health") is True
-        assert client_environment(project, api)["PREFECT_HOME"].startswith(str(project.state))
-    finally:
-        server.stop()
-    with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(f"{api}/health", timeout=30)
-    assert (project.state / "prefect" / "prefect.db").is_file()
-
-
-def test_failed_start_shows_the_log_and_stops_the_others(project: Workspace) -> None:
+def test_failed_start_shows_the_log_and_stops_the_others(running: Running, project: Workspace) -> None:
     (project.root / "mlruns").mkdir()
     (project.root / "mlruns" / "mlflow.db").write_text("this is not a database, whatever its name may say")
     with pytest.raises(PlatformError, match="mlflow: ended while starting") as caught:
-        begin(project, free_settings())
+        begin(project, free_settings().model_copy(update={"prefect_api": running.addresses.prefect_api}))
     assert "file is not a database" in str(caught.value)
     assert str(project.state / "logs" / "mlflow.log") in str(caught.value)
     assert not (project.state / "servers.json").exists()

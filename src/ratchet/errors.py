@@ -132,9 +132,9 @@ class StudyUnavailable(StudyError):
     """The database of the studies does not answer now; a later attempt may succeed."""
 
 
-def find_cause(error: BaseException | None, kind: type[E]) -> E | None:
-    """Return the error of a kind that `error` is, or that led to it; None if there is none."""
-    while error is not None and not isinstance(error, kind):
+def find_cause(error: BaseException | None, wanted: type[E]) -> E | None:
+    """Return the error of a class that `error` is, or that led to it; None if there is none."""
+    while error is not None and not isinstance(error, wanted):
         error = error.__cause__ or error.__context__
     return error
 

@@ -1,10 +1,14 @@
-"""Which failures of score-flow are tried again."""
+"""Which failures of score-flow and of the stages are tried again."""
 
 import pytest
+from httpx import ConnectError
+from prefect.states import Failed
 
 from flows.cancelled_runs import ended_by
 from flows.score import _may_succeed_later
+from flows.stages import _is_worth_retrying
 from ratchet.errors import DataError, RatchetError, StorageUnavailable, TrackingRefused, TrackingUnavailable
+from tasks.stopping import TrainingStopped
 
 
 @pytest.mark.parametrize(
@@ -18,3 +22,10 @@ from ratchet.errors import DataError, RatchetError, StorageUnavailable, Tracking
 )
 def test_only_silent_servers_are_asked_again(error: RatchetError, is_retried: bool) -> None:
     assert _may_succeed_later(None, None, ended_by(error)) is is_retried
+
+
+def test_a_stage_is_not_retried_after_its_stop_could_not_be_reported() -> None:
+    lost = ConnectError("refused")
+    assert _is_worth_retrying(None, None, Failed(data=lost))
+    lost.__context__ = TrainingStopped("stopped at step 4 of 9")
+    assert not _is_worth_retrying(None, None, Failed(data=lost))

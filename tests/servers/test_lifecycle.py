@@ -302,37 +302,6 @@ def test_up_twice_starts_nothing_twice(running: Running) -> None:
     assert sum("already up" in line for line in output) == 3
 
 
-def test_killed_services_restart_at_their_addresses(running: Running) -> None:
-    """The worker first, whose run frees its deployment's only slot; then both servers, one of whose ports is taken."""
-    killed = begin_run(running, "nightly", overrides={"wait": "yes"})
-    until((running.workspace.root / "waiting.txt").exists)
-    before = running.services()
-    kill_command(before["worker"])
-    until(lambda: states(running) == ["up", "up", "restarting"])
-    until(lambda: states(running) == ["up", "up", "up"])
-    assert {name for name, pid in pids(running).items() if pid != before[name].pid} == {"worker"}
-    assert [server.restarts for server in services(running.workspace)] == [0, 0, 1]
-    assert end_of_run(running, killed) == "CRASHED"
-    assert (running.workspace.root / "left.txt").read_text() == "checkpoint"
-    assert " was killed by signal 9: restart in 1 s" in Path(before["worker"].log).read_text()
-
-    worker, port = pids(running)["worker"], running.settings.mlflow_port
-    with socket.socket() as thief:
-        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        for name in ("prefect", "mlflow"):
-            kill_command(before[name])
-        until(lambda: port_holder(HOST, port) is None)
-        thief.bind((HOST, port))
-        thief.listen()
-        until(lambda: "ended by itself, exit status" in Path(before["mlflow"].log).read_text())
-        assert states(running)[1] == "restarting"
-    until(lambda: states(running) == ["up", "up", "up"])
-    assert "address already in use" in Path(before["mlflow"].log).read_text()
-    assert pids(running)["worker"] == worker
-    assert ask(f"{running.addresses.mlflow}/api/2.0/mlflow/experiments/search", {"max_results": 5})
-    assert end_of_run(running, begin_run(running, "nightly")) == "COMPLETED"
-
-
 def test_worker_without_heartbeats_is_silent(running: Running) -> None:
     worker = psutil.Process(running.services()["worker"].pid)
     worker.suspend()
@@ -361,6 +330,37 @@ def test_up_restarts_only_the_silent_server(running: Running) -> None:
     assert f"MLflow server: process {before['mlflow'].pid} does not answer; restarting it" in output
     assert {name for name, pid in pids(running).items() if pid != before[name].pid} == {"mlflow"}
     assert states(running) == ["up", "up", "up"]
+
+
+def test_killed_services_restart_at_their_addresses(running: Running) -> None:
+    """The worker first, whose run frees its deployment's only slot; then both servers, one of whose ports is taken."""
+    killed = begin_run(running, "nightly", overrides={"wait": "yes"})
+    until((running.workspace.root / "waiting.txt").exists)
+    before = running.services()
+    kill_command(before["worker"])
+    until(lambda: states(running) == ["up", "up", "restarting"])
+    until(lambda: states(running) == ["up", "up", "up"])
+    assert {name for name, pid in pids(running).items() if pid != before[name].pid} == {"worker"}
+    assert running.services()["worker"].restarts == before["worker"].restarts + 1
+    assert end_of_run(running, killed) == "CRASHED"
+    assert (running.workspace.root / "left.txt").read_text() == "checkpoint"
+    assert " was killed by signal 9: restart in 1 s" in Path(before["worker"].log).read_text()
+
+    worker, port = pids(running)["worker"], running.settings.mlflow_port
+    with socket.socket() as thief:
+        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        for name in ("prefect", "mlflow"):
+            kill_command(before[name])
+        until(lambda: port_holder(HOST, port) is None)
+        thief.bind((HOST, port))
+        thief.listen()
+        until(lambda: "ended by itself, exit status" in Path(before["mlflow"].log).read_text())
+        assert states(running)[1] == "restarting"
+    until(lambda: states(running) == ["up", "up", "up"])
+    assert "address already in use" in Path(before["mlflow"].log).read_text()
+    assert pids(running)["worker"] == worker
+    assert ask(f"{running.addresses.mlflow}/api/2.0/mlflow/experiments/search", {"max_results": 5})
+    assert end_of_run(running, begin_run(running, "nightly")) == "COMPLETED"
 
 
 def test_up_refuses_other_services_than_the_running_ones(running: Running) -> None:

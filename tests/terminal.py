@@ -4,6 +4,7 @@ import fcntl
 import os
 import pty
 import re
+import select
 import struct
 import subprocess
 import termios
@@ -132,6 +133,10 @@ def run_in_terminal(
     os.close(inner)
     output = b""
     while True:
+        if not select.select([outer], [], [], 0.5)[0]:
+            if process.poll() is not None:  # a process that the command has left may hold the terminal
+                break
+            continue
         try:
             piece = os.read(outer, 65536)
         except OSError:  # Linux: the last process that had the terminal has closed it

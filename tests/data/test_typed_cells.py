@@ -63,7 +63,7 @@ def outcome(content: str, *, typed: bool, missing: list[str]) -> tuple[dict[str,
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(table_file, "_SAMPLE", 5)
         if not typed:
-            patch.setattr(reading, "_numeric_names", lambda settings: lambda name: False)
+            patch.setattr(reading, "_numeric_names", lambda settings: None)
         table = TablePlace(Path(folder))
         table.write(content)
         try:

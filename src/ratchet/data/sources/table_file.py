@@ -51,10 +51,10 @@ class Cells:
 
         Cells that a row lacks are null, further cells are dropped.
         """
+        mark = self.separator
         return pl.read_csv(
-            self.content, columns=names, n_rows=rows, infer_schema=False, separator=self.separator,
-            truncate_ragged_lines=True,
-        )  # fmt: skip
+            self.content, columns=names, n_rows=rows, infer_schema=False, separator=mark, truncate_ragged_lines=True
+        )
 
     def typed(self, numeric: Sequence[str]) -> pl.DataFrame:
         """Return all columns: as Float64 those of `numeric` that have an exact number in each cell, others as texts."""
@@ -63,7 +63,7 @@ class Cells:
         width = self.content.split(b"\n", 1)[0].count(self.separator.encode()) + 1
         schema = {str(place): pl.String for place in range(width)} | dict.fromkeys(numeric, pl.Float64)
         try:
-            table = pl.read_csv(self.content, schema=schema, separator=self.separator, truncate_ragged_lines=True)
+            table = pl.read_csv(self.content, schema=schema, separator=self.separator)
         except pl.exceptions.ComputeError:  # a later row has a text
             return self.texts()
         is_exact = table.select((pl.col(numeric).abs() <= _EXACT).fill_null(False).all()).row(0)
@@ -94,7 +94,7 @@ class TableFile:
         head: the start of a CSV file.
         notes: warnings.
         lines: line from 1 of each row; None: the file has no lines.
-        cells: of a CSV file.
+        cells: of a CSV file some of whose columns may be numbers.
     """
 
     table: pl.DataFrame
@@ -141,7 +141,7 @@ def column_names(header: Sequence[str], where: str) -> list[str]:
 
 def read_table(
     content: bytes, *, where: str, needed: Sequence[str], has_header: bool = True, drop: Collection[str] = (),
-    may_be_numbers: Callable[[str], bool] = lambda name: False,
+    may_be_numbers: Callable[[str], bool] | None = None,
 ) -> TableFile:  # fmt: skip
     """Read a table; the cells of CSV become texts, or numbers where the table allows them.
 
@@ -151,7 +151,7 @@ def read_table(
         needed: columns that it should have; they decide between several possible separators.
         has_header: whether the first line of a CSV file is the header.
         drop: columns of Parquet whose cells are not read.
-        may_be_numbers: returns whether a column of CSV, by its name, may be read as numbers.
+        may_be_numbers: returns whether a column of CSV, by its name, may be read as numbers; None: all are texts.
 
     Raises:
         DataError: the file has another format, or is damaged.
@@ -247,7 +247,7 @@ def separator_of(text: str, needed: Sequence[str]) -> str:
 
 
 def _csv(
-    content: bytes, separator: str, where: str, *, has_header: bool, may_be_numbers: Callable[[str], bool]
+    content: bytes, separator: str, where: str, *, has_header: bool, may_be_numbers: Callable[[str], bool] | None
 ) -> TableFile:
     layout = layout_of(content, separator, where)
     content, head = layout.content, layout.content[:HEADER_BYTES].decode(errors="replace")
@@ -278,11 +278,13 @@ def _csv(
         )
     # The numbers of the columns are there so that an empty first line does not decide the width.
     all_cells = Cells(b"".join([separator.join(names).encode(), b"\n", body]), separator)
-    allowed = [name for name, cell in zip(names, header, strict=True) if may_be_numbers(cell.strip())]
-    numeric = _numeric_columns(all_cells, allowed) if len(lines) > _SAMPLE and not ragged else []
+    numeric: list[str] = []
+    if may_be_numbers and len(lines) > _SAMPLE and not ragged:
+        allowed = [name for name, cell in zip(names, header, strict=True) if may_be_numbers(cell.strip())]
+        numeric = _numeric_columns(all_cells, allowed)
     table = all_cells.typed(numeric)
     assert table.height == len(lines), f"polars found {table.height} rows, RFC 4180 has {len(lines)}"
-    return TableFile(table, tuple(header), _ragged(ragged), head, shown, lines, all_cells)
+    return TableFile(table, tuple(header), _ragged(ragged), head, shown, lines, all_cells if numeric else None)
 
 
 def _numeric_columns(cells: Cells, names: Sequence[str]) -> list[str]:

@@ -10,6 +10,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from ratchet.data.reading import pool
+from ratchet.data.tables.digests import coded
 from ratchet.data.tables.encode import cleaned, known_texts, plain_values, texts_of, without
 from ratchet.data.tables.forms import (
     PLAIN,
@@ -51,7 +52,8 @@ class TypedColumn:
     """A column with its type.
 
     Attributes:
-        values: Float64 for numbers and dates (seconds since 1970-01-01 UTC), else String; null: missing.
+        values: Float64 for numbers and dates (seconds since 1970-01-01 UTC), Enum for categories, else String;
+            null: missing.
         texts: the cells as they were, for messages and the index; empty if they are not needed any more.
         faults: rows (places in the table) of cells that are not of this type, by rule.
         form: how the cells write numbers or dates.
@@ -73,7 +75,7 @@ class TypedColumn:
     def take(self, places: NDArray[np.int64]) -> "TypedColumn":
         """Return the column with the rows at these places."""
         values = self.values[places]
-        texts = values if values.dtype == pl.String else self.texts[places] if self.keeps_texts else self.texts[:0]
+        texts = values if values.dtype != pl.Float64 else self.texts[places] if self.keeps_texts else self.texts[:0]
         return replace(self, values=values, texts=texts, faults={})
 
     @property
@@ -111,10 +113,11 @@ def typed_column(
     if column.values.dtype == pl.Float64 and column.is_feature:
         column = replace(column, notes=far_notes(name, values, column.values, missing))
     if values.dtype == pl.String and (column.faults or (wanted is None and column.type in ("categorical", "text"))):
-        column = replace(column, notes=column.notes + _mixed_notes(column, cleaned(values, missing), missing))
+        texts = cleaned(values, missing) if missing or column.values.dtype != pl.String else column.values
+        column = replace(column, notes=column.notes + _mixed_notes(column, texts, missing))
     if wanted is not None:
-        return replace(column, type=wanted, why="data.columns")
-    return column
+        column = replace(column, type=wanted, why="data.columns")
+    return replace(column, values=coded(column.values)) if column.type == "categorical" else column
 
 
 def _mixed_notes(column: TypedColumn, texts: pl.Series, missing: tuple[str, ...]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-__all__ = ["array_digests", "column_bits", "hexadecimal", "row_digests", "uniform"]
+__all__ = ["array_digests", "coded", "column_bits", "hexadecimal", "row_digests", "uniform"]
 
 Bits = NDArray[np.uint64]
 
@@ -25,16 +25,23 @@ _BLOCK = 1 << 14  # rows
 
 
 def column_bits(values: pl.Series) -> Bits:
-    """Return a number for each value, uint64 (n,): the bits of a float, the hash of a text."""
-    if values.dtype == pl.String:
-        distinct = values.unique().drop_nulls().sort()
+    """Return a number for each value, uint64 (n,): the bits of a float, the hash of a text or category."""
+    if not values.dtype.is_numeric():
+        values = coded(values)
+        assert isinstance(values.dtype, pl.Enum), "the texts are coded"
+        distinct = values.dtype.categories
         hashed = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in distinct)
         known = np.append(np.frombuffer(hashed, "<u8").astype(np.uint64), np.uint64(_MISSING))
-        places = values.cast(pl.Enum(distinct)).to_physical().cast(pl.Int64).fill_null(len(distinct))
+        places = values.to_physical().cast(pl.Int64).fill_null(len(distinct))
         bits: Bits = known[places.to_numpy()]
         return bits
     numbers = values.cast(pl.Float64).to_numpy() + 0.0  # -0 is 0
     return np.where(np.isnan(numbers), np.uint64(_MISSING), numbers.view(np.uint64))  # NaN has several forms
+
+
+def coded(values: pl.Series) -> pl.Series:
+    """Return texts as Enum, with the different texts in their order."""
+    return values if values.dtype == pl.Enum else values.cast(pl.Enum(values.unique().drop_nulls().sort()))
 
 
 def row_digests(columns: Iterable[Bits], rows: int) -> Bits:

@@ -120,7 +120,7 @@ def arrays_of(
 
     Args:
         numbers: Float64, of the numeric columns; null: missing.
-        texts: String, of the categorical columns; null: missing.
+        texts: String or Enum, of the categorical columns; null: missing.
         input: the columns.
         rows: length of each column.
 

@@ -38,7 +38,7 @@ def ingest_table(
         SettingsError: a setting names no column of the table, or settings contradict each other.
         DataError: the file is no table, too many rows are bad, or the whole table breaks a rule.
     """
-    ingest = _Ingest(settings, open_table(settings, root=root), table, report, sample=sample)
+    ingest = _Ingest(settings, open_table(settings, root=root, typed=True), table, report, sample=sample)
     return ingest.fill(draft, overrides.read(None) if released is None else released)
 
 

@@ -202,7 +202,9 @@ class Packing:
         columns += [column for column in content.roles.columns if column.why == "data.order_by"]
         own = {*pack.index_columns(pack.INDEX_COLUMNS, ()), "place", "group", "content", "packed"}
         extra = {f"{column.name} (column)" if column.name in own else column.name: column.texts for column in columns}
-        index = index.with_columns(texts.alias(name) for name, texts in extra.items())
+        index = index.with_columns(
+            (texts.cast(pl.String) if texts.dtype == pl.Enum else texts).alias(name) for name, texts in extra.items()
+        )
         digests = {"content": hexadecimal(self.digest), "packed": hexadecimal(packed)}
         table = index.to_arrow(compat_level=pl.CompatLevel.oldest())
         for name, texts in digests.items():

@@ -67,8 +67,8 @@ class RawTable:
         return replace(self, frame=self.frame.clear(), file=self.file.without_rows())
 
 
-def open_table(settings: DataSettings, *, root: Path) -> RawTable:
-    """Read the file data.path.
+def open_table(settings: DataSettings, *, root: Path, typed: bool = False) -> RawTable:
+    """Read the file data.path. `typed`: columns of CSV may become numbers.
 
     Raises:
         DataError: there is no such file, or it is no table.
@@ -77,7 +77,8 @@ def open_table(settings: DataSettings, *, root: Path) -> RawTable:
     content = _content(path, root)
     shown = path if is_url(path) else str(root / expanded(path))
     where, needed = f"data.path: {shown}", settings.label_columns
-    file = read_table(content, where=where, needed=needed, drop=settings.drop, may_be_numbers=_numeric_names(settings))
+    may_be_numbers = _numeric_names(settings) if typed and not settings.missing else None
+    file = read_table(content, where=where, needed=needed, drop=settings.drop, may_be_numbers=may_be_numbers)
     _check_layout(file.first_lines, where)
     names = list(file.header)
     has_header = not _looks_like_data([name.strip() for name in names], file.table, wanted=needed)
@@ -93,16 +94,14 @@ def open_table(settings: DataSettings, *, root: Path) -> RawTable:
 
 def _numeric_names(settings: DataSettings) -> Callable[[str], bool]:
     """Return whether a column, by its name, has numbers only as a feature, so that nothing else needs its texts."""
-    texts = {
-        *settings.label_columns, *settings.columns, *settings.hash, settings.split_column, settings.group_column,
-        settings.order_by,
-    }  # fmt: skip
+    roles = {settings.split_column, settings.group_column, settings.order_by}
+    texts = roles.union(settings.label_columns, settings.columns, settings.hash)
 
     def may_be_numbers(name: str) -> bool:
         has_texts = name in texts or ID_NAME.search(name) or _ID_NAME.search(name)
         return not has_texts and numbers(pl.Series([name]), PLAIN).null_count() == 1  # a header may be repeated
 
-    return (lambda name: False) if settings.missing or settings.kind != "table" else may_be_numbers
+    return may_be_numbers
 
 
 def _content(path: str, root: Path) -> bytes:

@@ -83,12 +83,13 @@ def personal(columns: Sequence[TypedColumn]) -> Faults:
     """Return the faults of texts that look like an address or a number of a person."""
     faults: Faults = {}
     for column in columns:
-        if column.values.dtype != pl.String:
+        if column.values.dtype == pl.Float64:
             continue
-        distinct = column.values.unique().drop_nulls()
+        distinct = column.values.unique().drop_nulls().cast(pl.String)
         named = distinct.filter(looks_personal(distinct))
         if len(named):
-            faults["personal-data", column.name] = column.values.is_in(named.implode()).fill_null(False).arg_true()
+            is_named = column.values.cast(pl.String).is_in(named.implode()).fill_null(False)
+            faults["personal-data", column.name] = is_named.arg_true()
     return faults
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ratchet.data.checks.far_values import inner, is_compact, moments
 from ratchet.data.profile import sorted_bins, target_leaks
 from ratchet.data.split import SPLITS
+from ratchet.data.tables import digests
 from ratchet.data.tables.columns import CONSTANT, TypedColumn
 from ratchet.kinds import MAX_CATEGORIES, Column
 
@@ -132,8 +133,8 @@ def profile_of(
 
 def _copies(packing: "Packing") -> tuple[int, int]:
     """Return how many rows are copies of another row of their split, and how many of one of another split."""
-    rows = packing.index.select("split", digest=pl.Series(packing.digest[:, 0]))
-    rows = rows.filter(pl.col("digest").is_duplicated())
+    copied = np.isin(packing.digest[:, 0], digests.repeats(packing.digest))
+    rows = packing.index.select("split", digest=pl.Series(packing.digest[:, 0])).filter(copied)
     per_split, different = rows.n_unique() if rows.height else 0, rows["digest"].n_unique()
     return rows.height - per_split, per_split - different
 

@@ -5,6 +5,7 @@ against an attacker who makes two rows with the same digest.
 """
 
 import hashlib
+from binascii import hexlify
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -12,14 +13,13 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-__all__ = ["array_digests", "coded", "column_bits", "hexadecimal", "row_digests", "uniform"]
+__all__ = ["array_digests", "coded", "column_bits", "hexadecimal", "repeats", "row_digests", "uniform"]
 
 Bits = NDArray[np.uint64]
 
 _SEEDS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)
 _FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _EXPANDED = (0xD6E8FEB86659FD93, 0xA0761D6478BD642F)
-_HEXADECIMAL = np.frombuffer(b"".join(b"%04x" % pair for pair in range(1 << 16)), np.uint32)  # of two bytes
 _MISSING = 0x7FF8_0000_0000_0001
 _BLOCK = 1 << 14  # rows
 
@@ -69,13 +69,19 @@ def uniform(digests: Bits) -> NDArray[np.float64]:
     return result
 
 
+def repeats(digests: Bits) -> Bits:
+    """Return a first lane for each row that is a copy of another one, uint64: k - 1 times if k rows have it."""
+    ordered: Bits = np.sort(digests[:, 0])  # NumPy sorts faster than polars hashes
+    result: Bits = ordered[1:][ordered[1:] == ordered[:-1]]
+    return result
+
+
 def hexadecimal(digests: Bits) -> pa.Array:
     """Return digests, uint64 (n, 2), as texts of 64 hexadecimal digits."""
     further = [(digests[:, place] ^ np.uint64(factor)) * np.uint64(factor) for place, factor in enumerate(_EXPANDED)]
     lanes = np.column_stack([digests, *further]).astype(">u8")
-    characters = _HEXADECIMAL[lanes.view(">u2")]
     ends = np.arange(len(lanes) + 1, dtype=np.int64) * 64
-    return pa.LargeStringArray.from_buffers(len(lanes), pa.py_buffer(ends), pa.py_buffer(characters))
+    return pa.LargeStringArray.from_buffers(len(lanes), pa.py_buffer(ends), pa.py_buffer(hexlify(lanes.data)))
 
 
 def array_digests(arrays: Sequence[NDArray[np.float32] | NDArray[np.int64]], rows: int) -> Bits:

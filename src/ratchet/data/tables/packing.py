@@ -19,7 +19,7 @@ from ratchet.data.split import SPLITS
 from ratchet.data.tables import describe, digests, splits
 from ratchet.data.tables.columns import TypedColumn, each
 from ratchet.data.tables.describe import Described
-from ratchet.data.tables.digests import array_digests, hexadecimal, row_digests
+from ratchet.data.tables.digests import array_digests, hexadecimal, repeats, row_digests
 from ratchet.data.tables.encode import arrays_of
 from ratchet.data.tables.reading import RawTable
 from ratchet.data.tables.targets import Labelling
@@ -131,10 +131,10 @@ class Packing:
         self.index, self.content, self.digest = self.index.filter(kept), self.content.filter(kept), self.digest[kept]
 
     def _copied(self, digest: NDArray[np.uint64]) -> pl.DataFrame:
-        """Return the rows of the index whose digest occurs more than once, with it as `packed`."""
-        copied = pl.Series(digest[:, 0]).is_duplicated()
-        texts = pl.Series(pl.from_arrow(hexadecimal(digest[copied.to_numpy()])), dtype=pl.String)
-        return self.index.filter(copied).with_columns(pixels=texts, packed=texts)
+        """Return the rows of the index whose digest occurs more than once, with it as `pixels`."""
+        places = np.flatnonzero(np.isin(digest[:, 0], repeats(digest)))
+        texts = pl.Series(pl.from_arrow(hexadecimal(digest[places])), dtype=pl.String)
+        return self.index[places].with_columns(pixels=texts)
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -145,7 +145,7 @@ class Packing:
     @property
     def copies(self) -> int:
         """Number of rows that are copies of another row."""
-        return len(self.digest) - int(pl.Series(self.digest[:, 0]).n_unique())
+        return len(repeats(self.digest))
 
     @property
     def train(self) -> slice:
@@ -205,17 +205,16 @@ class Packing:
         index = index.with_columns(
             (texts.cast(pl.String) if texts.dtype == pl.Enum else texts).alias(name) for name, texts in extra.items()
         )
-        digests = {"content": hexadecimal(self.digest), "packed": hexadecimal(packed)}
+        digests = {"content": hexadecimal(self.digest), "pixels": hexadecimal(packed)}
         table = index.to_arrow(compat_level=pl.CompatLevel.oldest())
         for name, texts in digests.items():
             table = table.append_column(name, texts)
-        table = table.append_column("pixels", digests["packed"])
-        unlike = {"row", "id", "source", *digests, "pixels"}  # have no value twice
+        unlike = {"row", "id", "source", *digests}  # have no value twice
         pq.write_table(
             table.select(pack.index_columns(table.column_names, list(extra))), draft / "index.parquet",
             use_dictionary=[name for name in table.column_names if name not in unlike], row_group_size=1 << 17,
             write_statistics=[name for name in table.column_names if name not in unlike],
-            compression={name: "none" if name in digests else "zstd" for name in table.column_names},
+            compression={name: "none" if name == "content" else "zstd" for name in table.column_names},
         )  # fmt: skip
 
     def _write_arrays(self, draft: Path, arrays: dict[str, Array]) -> dict[str, SplitFiles]:

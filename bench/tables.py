@@ -34,7 +34,7 @@ from ratchet.settings.model import DataSettings
 
 __all__ = ["measure"]
 
-_CLAIM = 1.5
+_CLAIM = 4.0
 _COLOURS = np.array(["red", "green", "blue", "violet", "black"])
 
 

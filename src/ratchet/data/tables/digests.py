@@ -7,13 +7,14 @@ against an attacker who makes two rows with the same digest.
 import hashlib
 from binascii import hexlify
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-__all__ = ["array_digests", "coded", "column_bits", "hexadecimal", "repeats", "row_digests", "uniform"]
+__all__ = ["array_digests", "coded", "column_digests", "hexadecimal", "repeats", "uniform"]
 
 Bits = NDArray[np.uint64]
 
@@ -24,18 +25,34 @@ _MISSING = 0x7FF8_0000_0000_0001
 _BLOCK = 1 << 14  # rows
 
 
-def column_bits(values: pl.Series) -> Bits:
-    """Return a number for each value, uint64 (n,): the bits of a float, the hash of a text or category."""
-    if not values.dtype.is_numeric():
-        values = coded(values)
-        assert isinstance(values.dtype, pl.Enum), "the texts are coded"
-        distinct = values.dtype.categories
-        hashed = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in distinct)
-        known = np.append(np.frombuffer(hashed, "<u8").astype(np.uint64), np.uint64(_MISSING))
-        places = values.to_physical().cast(pl.Int64).fill_null(len(distinct))
-        bits: Bits = known[places.to_numpy()]
-        return bits
-    numbers = values.cast(pl.Float64).to_numpy() + 0.0  # -0 is 0
+def column_digests(columns: Sequence[pl.Series], rows: int) -> Bits:
+    """Return the digest of each row, uint64 (rows, 2), from its numbers, texts or categories."""
+    read = [_numbers_or_codes(values) for values in columns]
+    digests = np.empty((rows, len(_SEEDS)), np.uint64)
+    for start in range(0, rows, _BLOCK):  # small copies stay in the processor's cache
+        bits = [_bits(values[start : start + _BLOCK], known) for values, known in read]
+        digests[start : start + _BLOCK] = row_digests(bits, len(digests[start : start + _BLOCK]))
+    return digests
+
+
+def _numbers_or_codes(values: pl.Series) -> tuple[NDArray[Any], Bits | None]:
+    """Return numbers, or for texts their places among hashes, and these hashes."""
+    if values.dtype.is_numeric():
+        return values.cast(pl.Float64).to_numpy(), None
+    values = coded(values)
+    assert isinstance(values.dtype, pl.Enum), "the texts are coded"
+    distinct = values.dtype.categories
+    hashed = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in distinct)
+    known = np.append(np.frombuffer(hashed, "<u8").astype(np.uint64), np.uint64(_MISSING))
+    return values.to_physical().cast(pl.Int64).fill_null(len(distinct)).to_numpy(), known
+
+
+def _bits(values: NDArray[Any], known: Bits | None) -> Bits:
+    """Return a number for each value, uint64 (n,): the bits of a float, the hash of a text."""
+    if known is not None:
+        hashes: Bits = known[values]
+        return hashes
+    numbers = values + 0.0  # -0 is 0
     return np.where(np.isnan(numbers), np.uint64(_MISSING), numbers.view(np.uint64))  # NaN has several forms
 
 

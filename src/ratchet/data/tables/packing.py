@@ -16,10 +16,10 @@ from ratchet.data import pack, quarantine
 from ratchet.data.checks import exact_duplicates
 from ratchet.data.manifest import FORMAT, Manifest, SplitFiles
 from ratchet.data.split import SPLITS
-from ratchet.data.tables import describe, digests, splits
+from ratchet.data.tables import describe, splits
 from ratchet.data.tables.columns import TypedColumn, each
 from ratchet.data.tables.describe import Described
-from ratchet.data.tables.digests import array_digests, hexadecimal, repeats, row_digests
+from ratchet.data.tables.digests import array_digests, column_digests, hexadecimal, repeats
 from ratchet.data.tables.encode import arrays_of
 from ratchet.data.tables.reading import RawTable
 from ratchet.data.tables.targets import Labelling
@@ -77,10 +77,8 @@ class Content:
     def digest(self) -> NDArray[np.uint64]:
         """Return the digest of features and target of each row, uint64 (rows, 2)."""
         targets = self.labels.values.reshape(len(self.rows), -1)
-        columns = each(digests.column_bits, [column.values for column in self.features if column.is_feature])
-        return row_digests(
-            [*columns, *(digests.column_bits(pl.Series(values)) for values in targets.T)], len(self.rows)
-        )
+        columns = [column.values for column in self.features if column.is_feature]
+        return column_digests([*columns, *map(pl.Series, targets.T)], len(self.rows))
 
 
 class Packing:
@@ -219,8 +217,7 @@ class Packing:
 
     def _write_arrays(self, draft: Path, arrays: dict[str, Array]) -> dict[str, SplitFiles]:
         """Write the arrays, targets and keys of each split."""
-        numbers = digests.column_bits(self.content.rows.cast(pl.Float64))
-        keys = row_digests([numbers], len(numbers))[:, 0]
+        keys = column_digests([self.content.rows], len(self.digest))[:, 0]
         written, start = {}, 0
         for split, rows in self.sizes.items():
             part = slice(start, start + rows)

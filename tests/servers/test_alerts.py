@@ -169,11 +169,10 @@ def test_version_that_cannot_be_served_is_reported(alerted: Alerted) -> None:
 
 
 def test_failed_run_is_reported_to_both(alerted: Alerted) -> None:
-    run = alerted.run(revision="none-such")
+    run = alerted.waiting_run(type="FAILED", name="Failed", message="revision: none-such is not in this repository")
     until(lambda: alerted.alerts("failed-run", run["id"]))
     until(lambda: alerted.post.about(run["id"]))
     [alert], [message] = alerted.alerts("failed-run", run["id"]), alerted.post.about(run["id"])
-    assert run["state"]["message"].startswith("revision: ")
     assert alert["message"] == run["state"]["message"]
     assert alert["page"] == f"{alerted.api.removesuffix('/api')}/runs/flow-run/{run['id']}"
     assert alert["subject"] == f"Failed: run {run['name']} of train-flow/local"

@@ -117,7 +117,7 @@ def test_failures_at_any_request_end_with_one_version(line: Any, proxy: Proxy, f
             promote(line, run_id, model_uri)
         except TrackingUnavailable as error:
             errors.append(str(error))
-        fail_at += 3
+        fail_at += 7
     proxy.fails = lambda _: None
     promote(line, run_id, model_uri)
     assert errors
@@ -167,3 +167,14 @@ def test_an_act_succeeds_when_the_server_is_back(line: Any, proxy: Proxy, server
     assert line.promotions.promote_automatically(second, over=first.number).champion == second.number
     assert line.aliases() == {"champion": second.number}
     assert line.faults() == []
+
+
+def test_an_audit_of_one_model_asks_nothing_about_others(line: Any, proxy: Proxy) -> None:
+    line.champion()
+    counts = []
+    for number in range(2):
+        proxy.requests.clear()
+        assert line.faults() == []
+        counts.append(len(proxy.requests))
+        line.place.client.create_registered_model(f"{line.name}-{number}")
+    assert counts[0] == counts[1]

@@ -15,8 +15,8 @@ from ratchet.data.manifest import Manifest
 
 pytestmark = pytest.mark.slow
 
-FILES = 1_500  # enough that worker processes read them
-KILLS = 6
+FILES, ADDED = 1_020, 100  # enough that worker processes read them
+KILLS = 3
 CLASSES = ("cat", "dog")
 
 
@@ -53,7 +53,7 @@ def test_a_killed_ingest_leaves_the_last_version_complete(photos) -> None:
     photos.good(*photos.stage("ingest"))
     cache, packed = photos.workspace.state / "ingest.parquet", photos.workspace.packed
     before, first_cache = _written(photos), cache.read_bytes()
-    _fill(photos.root / "photos", range(FILES, FILES + 300))
+    _fill(photos.root / "photos", range(FILES, FILES + ADDED))
     start = time.monotonic()
     assert _ingest(photos).wait() == 0
     taken = time.monotonic() - start
@@ -83,10 +83,10 @@ def test_a_killed_ingest_leaves_the_last_version_complete(photos) -> None:
 
 
 def _move(folder: Path, *, away: bool) -> None:
-    """Move the last 300 files out of the folder or back into it."""
+    """Move the added files out of the folder or back into it."""
     aside = folder.parent / "aside"
     start, end = (folder, aside) if away else (aside, folder)
-    for number in range(FILES, FILES + 300):
+    for number in range(FILES, FILES + ADDED):
         name = Path(CLASSES[number % 2], f"{number:05d}.png")
         (end / name).parent.mkdir(parents=True, exist_ok=True)
         (start / name).rename(end / name)

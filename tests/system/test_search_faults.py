@@ -108,8 +108,8 @@ def run_search(project: Any, *, log: list[str] | None = None) -> Study:
     return study
 
 
-def test_a_loss_that_stays_nan_fails_its_trial(search) -> None:
-    """Each step multiplies the weights by 1 - learning_rate * weight_decay."""
+def test_a_loss_that_stays_nan_fails_its_trial(search, packed) -> None:
+    """Each step multiplies the weights by 1 - learning_rate * weight_decay. MLflow has the status of every trial."""
     study = search({
         "search.space": {RATE: {"choice": [0.01, 100.0]}}, OPTIMIZER: "sgd", "training.weight_decay": 1.0,
         "training.clip_norm": 0.0, "training.max_rollbacks": 1,
@@ -119,18 +119,9 @@ def test_a_loss_that_stays_nan_fails_its_trial(search) -> None:
     assert "the loss is not finite: " in states[100.0].reason
     assert "Fix: lower training.learning_rate" in states[100.0].reason
     assert study.winner == states[0.01].number
-
-
-def test_mlflow_has_the_status_of_every_trial(search, packed) -> None:
-    study = search({
-        "search.space": {RATE: {"choice": [0.01, 100.0]}}, OPTIMIZER: "sgd", "training.weight_decay": 1.0,
-        "training.clip_norm": 0.0, "training.max_rollbacks": 0,
-    })  # fmt: skip
     publish(study, settings.load(packed.workspace.params), packed.workspace, watch=Watching())
     statuses = {number: run.info.status for number, run in trial_runs(packed, study).items()}
-    assert statuses == {
-        trial.number: "FAILED" if trial.state == "failed" else "FINISHED" for trial in study.trials
-    }  # fmt: skip
+    assert statuses == {trial.number: "FAILED" if trial.state == "failed" else "FINISHED" for trial in study.trials}
 
 
 def test_a_worker_lost_at_a_rung_leaves_no_gap(search, packed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,8 +226,8 @@ def test_edited_settings_are_not_overwritten(search, packed) -> None:
     assert settings.load(path).search.winner.startswith(f"{study.name}/{study.winner}:")
 
 
-def test_a_study_is_not_continued_with_other_settings(search, packed) -> None:
-    search()
+def test_a_study_is_not_continued_with_other_settings_code_or_data(search, packed) -> None:
+    study = search()
     with pytest.raises(StudyError) as refused:
         search({"training.weight_decay": 0.5, "search.trials": 3})
     text = str(refused.value)
@@ -247,37 +238,31 @@ def test_a_study_is_not_continued_with_other_settings(search, packed) -> None:
         search({"search.sampler": "random"})
     with pytest.raises(StudyError, match=r"search.space was "):
         search({"search.sampler": "grid", "search.space": {RATE: {"choice": [0.01, 0.03]}}})
-
-
-def test_a_study_is_not_continued_with_other_code(search, packed) -> None:
-    study = search()
-    code = packed.root / "nets" / "small.py"
+    settings.override(packed.workspace.params, {"search.space": dict(study.search.space)})
+    code, kept = packed.root / "nets" / "small.py", packed.root / "kept"
     before = code.read_text()
     try:
         code.write_text(before + "\n# changed\n")
-        with pytest.raises(StudyError, match=r"nets/small.py changed"):
-            search({"search.trials": 3, "search.space": dict(study.search.space)})
-        with pytest.raises(StudyError, match=r"nets/small.py changed"):
-            search_trials(packed.workspace, study.name, owner="other", stop=lambda: False, say=print)
+        assert_not_continued(study, search, packed, r"nets/small.py changed")
     finally:
         code.write_text(before)
-
-
-def test_a_study_is_not_continued_with_other_data(search, packed) -> None:
-    study = search()
-    kept = packed.root / "kept"
     shutil.copytree(packed.workspace.packed, kept)
     try:
         settings.override(packed.workspace.params, {"data.validation_fraction": 0.3})
         packed.good(*packed.stage("ingest"))
-        with pytest.raises(StudyError, match="data/packed changed"):
-            search({"search.trials": 3})
-        with pytest.raises(StudyError, match="data/packed changed"):
-            search_trials(packed.workspace, study.name, owner="other", stop=lambda: False, say=print)
+        assert_not_continued(study, search, packed, "data/packed changed")
     finally:
         settings.override(packed.workspace.params, {"data.validation_fraction": 0.15})
         shutil.rmtree(packed.workspace.packed)
         kept.rename(packed.workspace.packed)
+
+
+def assert_not_continued(study: Study, search: Callable[..., Study], packed: Any, match: str) -> None:
+    """Neither by the command nor by a worker that joins."""
+    with pytest.raises(StudyError, match=match):
+        search({"search.trials": 3})
+    with pytest.raises(StudyError, match=match):
+        search_trials(packed.workspace, study.name, owner="other", stop=lambda: False, say=print)
 
 
 def test_data_that_change_during_a_search_fail_no_trial(search, packed) -> None:
@@ -296,13 +281,13 @@ def test_data_that_change_during_a_search_fail_no_trial(search, packed) -> None:
     thread.start()
     try:
         with pytest.raises(Exception, match=r"manifest.json"):
-            search({"search.trials": 8, "search.space": {RATE: {"choice": [place / 100 for place in range(1, 9)]}}})
+            search({"search.trials": 4, "search.space": {RATE: {"choice": [0.01, 0.02, 0.03, 0.04]}}})
     finally:
         thread.join()
         manifest.write_text(before)
     study = search()
     assert {trial.state for trial in study.trials} == {"complete"}
-    assert len(study.trials) == 8
+    assert len(study.trials) == 4
 
 
 def test_folds_are_compared_by_wilcoxon(search, packed) -> None:

@@ -24,7 +24,7 @@ def test_only_silent_servers_are_asked_again(error: RatchetError, is_retried: bo
     assert _may_succeed_later(None, None, ended_by(error)) is is_retried
 
 
-def test_a_stage_is_not_retried_after_its_stop_could_not_be_reported() -> None:
+def test_stage_is_not_retried_when_its_stop_is_not_reported() -> None:
     lost = ConnectError("refused")
     assert _is_worth_retrying(None, None, Failed(data=lost))
     lost.__context__ = TrainingStopped("stopped at step 4 of 9")

@@ -69,7 +69,7 @@ def read_until(process: "subprocess.Popen[str]", text: str) -> str:
 
 
 def test_two_replace_a_dead_supervisor_once_and_sigterm_stops_all(project: Any, begin: Begin) -> None:
-    """What one of them stops ends the other too, as `ratchet down` in another shell does."""
+    """The second one also ends when the first has stopped all, as after `ratchet down` in another shell."""
     first = begin()
     read_until(first, "staying in the foreground")
     before, supervisor = services(project), Record.read(project.workspace).pid

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.system
 
 
 def test_an_experiment_elsewhere_is_judged_and_kept_in_the_project(project: Any) -> None:
-    project.good("ratchet", "train")
+    project.good("dvc", "repro")
     project.good("git", "add", "--all")
     project.good("git", "commit", "--quiet", "--message=trained")
     output = project.good("dvc", "exp", "run", "--temp", "--set-param", "training.epochs=3")

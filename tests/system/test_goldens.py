@@ -204,21 +204,21 @@ def results(project: Any, stages: tuple[str, ...]) -> dict[str, Any]:
     """Return digests and numbers of the stages' outputs."""
     data = project.root / "data"
     packed = project.digests("data/packed")
-    found: dict[str, Any] = {
+    outputs: dict[str, Any] = {
         "packed": {path.removeprefix("data/packed/"): digest for path, digest in packed.items()},
         "model.safetensors": sha256((data / "model" / "model.safetensors").read_bytes()).hexdigest(),
     }
     if "evaluate" in stages:
         predictions = pl.read_parquet(data / "reports" / "predictions.parquet")
-        found |= {
+        outputs |= {
             "predictions": sha256(predictions.write_ndjson().encode()).hexdigest(),
             "columns": predictions.columns,
             "evaluation": steady(json.loads((data / "reports" / "evaluation.json").read_text(encoding="utf-8"))),
         }
     if "register" in stages:
         registration = json.loads((data / "registration.json").read_text(encoding="utf-8"))
-        found["verdict"] = steady(registration["verdict"])
-    return found
+        outputs["verdict"] = steady(registration["verdict"])
+    return outputs
 
 
 def served(project: Any, requests: dict[str, Any]) -> dict[str, Any]:

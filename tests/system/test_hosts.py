@@ -261,7 +261,7 @@ def worker_of(host: Host) -> Any:
     return Record.read(host.project.workspace).services["worker"]
 
 
-def test_runs_of_a_killed_worker_and_a_lost_machine_are_settled(hosts: list[Host]) -> None:
+def test_runs_of_killed_workers_and_lost_machines_are_settled(hosts: list[Host]) -> None:
     """The runs of the others go on, those that are suspended too."""
     hosts[0].good("ratchet", "set", "platform.lost_after=60")
     ids = begin(hosts, epochs=20, checkpoint_steps=0)

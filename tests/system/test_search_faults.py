@@ -226,7 +226,7 @@ def test_edited_settings_are_not_overwritten(search, packed) -> None:
     assert settings.load(path).search.winner.startswith(f"{study.name}/{study.winner}:")
 
 
-def test_a_study_is_not_continued_with_other_settings_code_or_data(search, packed) -> None:
+def test_other_settings_code_or_data_are_another_study(search, packed) -> None:
     study = search()
     with pytest.raises(StudyError) as refused:
         search({"training.weight_decay": 0.5, "search.trials": 3})

@@ -124,7 +124,6 @@ def test_nothing_is_downloaded(project: Any, tmp_path: Path) -> None:
     ("moment", "number"),
     [
         ("params.yaml", signal.SIGINT),
-        ("running", signal.SIGINT),
         ("running", signal.SIGTERM),
         ("reports", signal.SIGINT),
     ],

@@ -201,7 +201,8 @@ def test_a_training_killed_thirty_times_ends_the_same(
         # At the end: further and further into the handing over, until all is handed over.
         after = 1
         while any(killed.workspace.running.glob("[!.]*")):
-            assert fire.train(near=str(killed.root / "data" / ".draft-model"), after=after) == -signal.SIGKILL
+            code = fire.train(near=str(killed.root / "data" / ".draft-model"), after=after)
+            assert code == -signal.SIGKILL or (code == 0 and after > 1), log.read_text()  # 0: past the last change
             assert after == 1 or fire.is_handing_over()
             after += 6
         print(f"{fire.struck.total()} kills: {dict(fire.struck)}, {time.monotonic() - fire.started:.0f} s")

@@ -21,7 +21,7 @@ _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 _ANSWERED = (200, 503)
 _CHECKED = 50_000  # answers that are all kept to be compared; of further ones every 64th is
 _EVERY = 64
-_HEALTH = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+_HEALTH = "GET /health HTTP/1.1\r\nHost: 127.0.0.1:{}\r\n\r\n"
 _HEALTH_PAUSE = 0.25  # seconds between two
 _PATIENCE = 60.0  # seconds without any answer, after the last request
 
@@ -208,7 +208,7 @@ class _Client:
                 self._lose(connection)
                 continue
             if answer is not None and connection is self._health:
-                self._end_health(connection)
+                self._end_health(connection, answer[0])
             elif answer is not None:
                 self._finish(connection, *answer)
         return bool(events)
@@ -224,7 +224,9 @@ class _Client:
         connection.place, self._asking = -1, self._asking - 1
         self._free.append(connection)
 
-    def _end_health(self, connection: _Connection) -> None:
+    def _end_health(self, connection: _Connection, status: int) -> None:
+        if status != 200:
+            raise RuntimeError(f"GET /health: status {status}")
         now = time.perf_counter()
         self._load.health.append(now - connection.began)
         self._health, self._next_health = None, now + _HEALTH_PAUSE

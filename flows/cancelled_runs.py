@@ -15,11 +15,11 @@ from prefect.logging import get_run_logger
 from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Failed
 
-from flows.lost_server import give_up_if_lost
+from flows.lost_server import give_up_if_lost, is_signal
 from ratchet.errors import RatchetError
 from ratchet.reports.templating import escaped
 from ratchet.workspace import Workspace
-from tasks.stopping import BudgetSpent, TrainingStopped
+from tasks.stopping import TrainingStopped
 
 __all__ = ["ended_by", "publish_stop"]
 
@@ -36,11 +36,11 @@ def ended_by(error: RatchetError, *, failed: str = "Failed") -> "State[Any]":
     Raises:
         TrainingStopped: the server is gone, so no state can be recorded there.
     """
-    if isinstance(error, TrainingStopped) and give_up_if_lost():
+    if is_signal(error) and give_up_if_lost():
         raise error
     if isinstance(error, TrainingStopped) and _is_cancelled():
         return Cancelled(message=str(error), data=error)
-    if isinstance(error, TrainingStopped) and not isinstance(error, BudgetSpent) and _is_going_down():
+    if is_signal(error) and _is_going_down():
         how = f"To continue: `ratchet up`, then `prefect flow-run retry {flow_run.get_id()}`"
         return Failed(name="Stopped", message=f"{error}. {how}", data=error)  # not Failed: no alert is sent
     return Failed(name=failed, message=str(error), data=error)

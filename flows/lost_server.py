@@ -4,20 +4,30 @@ Prefect repeats each request, event and batch of logs for up to a minute, so tha
 server. A run that has got SIGTERM or Ctrl-C would wait so for minutes, at its end and again at the end of the process.
 """
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from prefect._internal.concurrency.services import _active_services
+from httpx import ConnectError, ConnectTimeout
+from prefect.client.orchestration import get_client
 from prefect.events.clients import NullEventsClient
 from prefect.events.worker import EventsWorker
-from prefect.settings import get_current_settings
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, get_current_settings, temporary_settings
 
-from ratchet.servers.http import answers
-from tasks.stopping import TrainingStopped
+from tasks.stopping import BudgetSpent, TrainingStopped
 
-__all__ = ["ending_promptly", "give_up_if_lost"]
+__all__ = ["ending_promptly", "give_up_if_lost", "is_signal"]
 
-_TIMEOUT = 10.0  # seconds: a busy server is not lost, and a lost one refuses at once
+_TRIES, _PAUSE = 3, 1.0  # and seconds between them: a server that starts again is not lost
+_TIMEOUT = 5.0  # seconds for a connection
+_lost: list[str] = []  # addresses of servers that this process has given up
+
+
+def is_signal(error: BaseException) -> bool:
+    """Return whether a signal ended the run, and not a failure or a spent budget."""
+    if isinstance(error, TrainingStopped):
+        return not isinstance(error, BudgetSpent)
+    return not isinstance(error, Exception)
 
 
 @contextmanager
@@ -26,21 +36,42 @@ def ending_promptly() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if isinstance(error, TrainingStopped) or not isinstance(error, Exception):
+        if is_signal(error):
             give_up_if_lost()
         raise
 
 
 def give_up_if_lost() -> bool:
-    """Return whether the server does not answer. Then nothing is repeated, and logs and events are dropped."""
+    """Return whether no connection to the server is possible. If so, stop retries, and drop logs and events."""
     settings = get_current_settings()
-    if answers(f"{settings.api.url}/health", timeout=_TIMEOUT):
+    if settings.api.url is None or settings.api.url in _lost:
+        return settings.api.url is not None
+    if not _is_lost():
         return False
+    _lost.append(settings.api.url)
     settings.client.max_retries = 0
     settings.logging.to_api.enabled = False
     EventsWorker.set_client_override(NullEventsClient)
+    try:
+        from prefect._internal.concurrency.services import _active_services
+    except ImportError:  # of another release of Prefect, whose services end after their last tries
+        return True
     for service in list(_active_services):
         loop, task = service._loop, service._task
         if loop is not None and task is not None and not loop.is_closed():
             loop.call_soon_threadsafe(task.cancel)
+    return True
+
+
+def _is_lost() -> bool:
+    """Ask by Prefect's own client, which knows about proxies, certificates and headers."""
+    for attempt in range(_TRIES):
+        if attempt:
+            time.sleep(_PAUSE)
+        with (
+            temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+            get_client(httpx_settings={"timeout": _TIMEOUT}, sync_client=True) as client,
+        ):
+            if not isinstance(client.api_healthcheck(), ConnectError | ConnectTimeout):
+                return False
     return True

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeVar
 
+from httpx import TransportError
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
@@ -107,7 +108,9 @@ def as_task(
 def _is_worth_retrying(_task: Any, _run: Any, state: State[Any]) -> bool:
     """Retry neither user errors nor what failed after one, as when the server is gone to which it was reported."""
     error = state.result(raise_on_failure=False)
-    return not isinstance(error, BaseException) or find_cause(error, RatchetError) is None
+    if isinstance(error, TransportError):
+        error = find_cause(error, RatchetError)
+    return not isinstance(error, RatchetError)
 
 
 ingest_stage = as_task(ingest, Dataset, unit="samples")

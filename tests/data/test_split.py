@@ -287,6 +287,22 @@ def test_metadata_are_no_part_of_a_jpeg_digest(options) -> None:
     assert _jpeg_digest(two.getvalue()) == plain
 
 
+@pytest.mark.parametrize("orientation", [0, 1, 9])
+def test_undefined_orientation_is_upright(orientation: int) -> None:
+    plain, turned, exif = io.BytesIO(), io.BytesIO(), Image.Exif()
+    exif[0x0112] = orientation
+    _smooth(1, (260, 200)).save(plain, "JPEG")
+    _smooth(1, (260, 200)).save(turned, "JPEG", exif=exif)
+    assert _jpeg_digest(turned.getvalue()) == _jpeg_digest(plain.getvalue())
+
+
+def test_jpeg_with_a_megabyte_of_fill_bytes_is_read_once() -> None:
+    file = io.BytesIO()
+    _smooth(1, (260, 200)).save(file, "JPEG")
+    erased = b"\xff" * (1 << 20) + b"\0"  # a search from each of them would take hours
+    assert _jpeg_digest(file.getvalue()[:-2] + erased + b"\xff\xd9") != _jpeg_digest(file.getvalue())
+
+
 def test_jpegs_that_look_different_have_different_digests() -> None:
     turned = Image.Exif()
     turned[0x0112] = 6

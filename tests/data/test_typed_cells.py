@@ -3,6 +3,7 @@
 import random
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import polars as pl
 import pytest
@@ -45,7 +46,9 @@ def written(draw: random.Random) -> str:
     """Return a table of numbers in some forms, with some odd cells, missing labels and odd names."""
     forms = draw.sample(sorted(PLAIN), 4)
     names = [draw.choice([form, f"{form} id", "5", "client"]) for form in forms]
-    lines = [",".join([*dict.fromkeys(f"{name}{place}" for place, name in enumerate(names)), "label"])]
+    header = [f"{name}{place}" for place, name in enumerate(names)]
+    header[draw.randrange(4)] = draw.choice([header[0], "", "NA"])
+    lines = [",".join([*header, "label"])]
     columns = [[PLAIN[form](draw) for _ in range(ROWS)] for form in forms]
     for _ in range(draw.choice([0, 0, 0, 1, 2, 5])):
         columns[draw.randrange(4)][draw.randrange(ROWS)] = draw.choice(ODD)
@@ -58,16 +61,17 @@ def written(draw: random.Random) -> str:
     return draw.choice(["\n", "\n", "\r\n"]).join(lines) + "\n"
 
 
-def outcome(content: str, *, typed: bool, missing: list[str]) -> tuple[dict[str, str], list[tuple[object, ...]]] | str:
+def outcome(content: str, *, typed: bool, **options: Any) -> tuple[dict[str, str], list[tuple[object, ...]]] | str:
     """Return digests of all files and the quarantine table of an ingest, or its error."""
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(table_file, "_SAMPLE", 5)
+        patch.setenv("RATCHET_HASH_KEY", "a key of sixteen characters")
         if not typed:
             patch.setattr(reading, "_numeric_names", lambda settings: None)
         table = TablePlace(Path(folder))
         table.write(content)
         try:
-            table.ingest(label_column="label", max_bad_fraction=0.5, min_per_class=1, missing=missing)
+            table.ingest(**{"label_column": "label", "max_bad_fraction": 0.5, "min_per_class": 1} | options)
         except RatchetError as error:
             return str(error).replace(folder, "")
         digests = {name: digest for name, digest in table.digests().items() if name != "quarantine.parquet"}
@@ -88,6 +92,25 @@ def test_an_odd_cell_among_numbers_is_read_as_before(odd: str) -> None:
     rows[40] = f"{odd},1,yes"
     content = "\n".join(["x,y,label", *rows]) + "\n"
     assert outcome(content, typed=True, missing=[]) == outcome(content, typed=False, missing=[])
+
+
+@pytest.mark.parametrize(
+    ("first", "options"),
+    [
+        (",x,label", {}),  # the index that pandas writes
+        ("x,,label", {"columns": {"column_2": "categorical"}}),
+        ("x,,label", {"group_column": "column_2"}),
+        ("x,,label", {"hash": ("column_2",)}),
+        ("NA,5.5,yes", {"label_column": "column_3"}),  # a row
+        (",5.5,yes", {"label_column": "column_3"}),
+    ],
+)
+def test_column_without_a_name_is_read_as_before(first: str, options: dict[str, Any]) -> None:
+    rows = [f"{row * 7 % ROWS}.0,{row % 9}.50,{'yes' if row % 3 else 'no'}" for row in range(ROWS)]
+    content = "\n".join([first, *rows]) + "\n"
+    typed = outcome(content, typed=True, **options)
+    assert isinstance(typed, tuple), typed
+    assert typed == outcome(content, typed=False, **options)
 
 
 def test_plain_numbers_are_typed_by_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:

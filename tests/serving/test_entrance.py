@@ -1,4 +1,4 @@
-"""The entrance of the model server: while the event loop is late, requests wait in order or are refused, but health."""
+"""The entrance of the model server: while the event loop is late, requests wait in order or are refused."""
 
 import asyncio
 import socket
@@ -36,12 +36,23 @@ class Clock:
         return self.now
 
 
+class LateEntrance(Entrance):
+    """An entrance that is full, and lets no request in, when a test says so."""
+
+    is_full = False  # type: ignore[assignment]
+    refusals = 0  # in all turns
+
+    def count_refusal(self) -> None:
+        self.refusals += 1
+        super().count_refusal()
+
+
 class Late:
-    """An entrance that lets no request in until `is_free`."""
+    """A late event loop, and the time of its entrance."""
 
     def __init__(self) -> None:
         self.clock, self.is_free = Clock(), False
-        self.entrance = Entrance(10.0, lambda: self.is_free, clock=self.clock)
+        self.entrance = LateEntrance(10.0, lambda: self.is_free, clock=self.clock)
 
 
 def serve_late(folder: Path, client: Callable[[Client, Late], Coroutine[Any, Any, None]]) -> None:
@@ -71,9 +82,8 @@ def test_late_server_refuses_requests_and_answers_health(tmp_path: Path) -> None
         whole = client.request("/v1/predict", ROW)
         kept = whole.replace(b"Connection: close\r\n", b"")
         before = asyncio.create_task(client.send(whole))
-        await until_in_loop(lambda: bool(late.entrance._waiting))
-        late.clock.now = 1.0
-        await until_in_loop(lambda: late.entrance.is_full)
+        await until_in_loop(lambda: len(late.entrance) == 1)
+        late.entrance.is_full = True
 
         reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
         for _ in range(3):  # over one connection
@@ -83,7 +93,7 @@ def test_late_server_refuses_requests_and_answers_health(tmp_path: Path) -> None
             assert b"\r\nretry-after: 1\r\n" in head
             assert b"busy" in await reader.readuntil(b"}")
         writer.write(kept[:-9])  # a body that comes in pieces
-        await until_in_loop(lambda: late.entrance._refused > 0 or not late.entrance.is_full)
+        await until_in_loop(lambda: late.entrance.refusals == 4)
         writer.write(kept[-9:])
         assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 503 ")
         assert (await client.send(whole))[0] == 503
@@ -91,12 +101,44 @@ def test_late_server_refuses_requests_and_answers_health(tmp_path: Path) -> None
         for path in ("/health", "/ready", "/metrics"):
             assert await client.ask(path) == 200
         assert (await client.requests())["own", "", "503", ""] == 5
-        late.is_free = True
+        late.is_free, late.entrance.is_full = True, False
         assert (await before)[0] == 200  # it has waited
         writer.write(kept)
         assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
         writer.close()
         assert (await client.requests())["own", "model", "200", "1"] == 2
+
+    serve_late(tmp_path, ask)
+
+
+def test_end_of_another_head_is_no_request(tmp_path: Path) -> None:
+    async def ask(client: Client, late: Late) -> None:
+        whole = client.request("/v1/predict", ROW).replace(b"Connection: close\r\n", b"")
+        head, _, body = whole.partition(b"\r\n\r\n")
+        unread = head.replace(b"application/json", b"text/plain") + b"\r\n\r\n"
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        late.is_free = True
+        writer.write(unread)
+        assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 415 ")  # before the body has come
+        writer.write(body + b"POST /v1/labels HTTP/1.1\r\nHost: test\r\nX-A: ")
+        assert await client.ask("/health") == 200  # the server has read these bytes meanwhile
+        late.entrance.is_full = True
+        writer.write(b"POST /v1/predict HTTP/1.1\r\nHost: test\r\nContent-Length: 0\r\n\r\n")
+        assert (await reader.readline()).startswith((b"HTTP/1.1 4", b"HTTP/1.1 2"))  # of the labels
+        writer.close()
+        counts = await client.requests()
+        assert ("own", "", "503", "") not in counts
+        assert [status for envelope, _, status, _ in counts if envelope == "labels"]
+
+    serve_late(tmp_path, ask)
+
+
+@pytest.mark.parametrize("path", ["/v1/labels", "/unknown"])
+def test_only_requests_to_the_model_wait(tmp_path: Path, path: str) -> None:
+    async def ask(client: Client, late: Late) -> None:
+        late.entrance.is_full = True
+        assert (await client.send(client.request(path, b"{}")))[0] in (400, 404, 422)
+        assert (await client.send(client.request("/v1/predict", ROW)))[0] == 503
 
     serve_late(tmp_path, ask)
 
@@ -122,13 +164,51 @@ class Loop:
 def test_requests_begin_in_order_and_few_in_a_turn() -> None:
     entrance, loop, begun = Entrance(10.0, clock=Clock()), Loop(), list[int]()
     for number in range(100):
-        entrance.enter(lambda number=number: begun.append(number), loop)  # type: ignore[arg-type, misc]
+        entrance.enter(lambda number=number: begun.append(number), nothing, loop)  # type: ignore[arg-type, misc]
     assert begun == list(range(32))
     loop.turn()
     assert len(begun) == 64
     while loop.soon:
         loop.turn()
     assert begun == list(range(100))
+
+
+def nothing() -> None:
+    pass
+
+
+def test_entrance_is_full_while_the_loop_or_the_model_stands() -> None:
+    clock, loop = Clock(), Loop()
+    entrance = Entrance(10.0, clock=clock)
+    for _ in range(40):
+        entrance.enter(nothing, nothing, loop)  # type: ignore[arg-type]
+    assert len(entrance) == 8
+    assert not entrance.is_full
+    clock.now = 0.3
+    assert entrance.is_full
+    while loop.soon:
+        loop.turn()
+    assert len(entrance) == 0
+    for _ in range(1000):  # an hour later: that turn says nothing about these
+        assert not entrance.is_full
+        entrance.enter(nothing, nothing, loop)  # type: ignore[arg-type]
+
+
+def test_request_without_room_is_refused_in_time() -> None:
+    clock, loop, answers = Clock(), Loop(), list[str]()
+    is_free = False
+    entrance = Entrance(10.0, lambda: is_free, clock=clock)
+    entrance.enter(lambda: answers.append("first"), lambda: answers.append("busy"), loop)  # type: ignore[arg-type]
+    clock.now = 0.2
+    loop.turn()
+    entrance.enter(lambda: answers.append("second"), lambda: answers.append("busy"), loop)  # type: ignore[arg-type]
+    assert answers == []
+    clock.now = 0.26
+    loop.turn()
+    assert answers == ["busy"]
+    is_free = True
+    loop.turn()
+    assert answers == ["busy", "second"]
 
 
 ANSWER, REFUSAL = 200e-6, 10e-6  # seconds of the processor
@@ -149,11 +229,11 @@ def test_overload_leaves_the_loop_its_time_for_answers(times: float) -> None:
         while came < clock.now * times / ANSWER:
             arrived, came = came * ANSWER / times, came + 1
             if entrance.is_full:
-                entrance.refuse()
+                entrance.count_refusal()
                 refused += 1
                 clock.now += REFUSAL
             else:
-                entrance.enter(lambda arrived=arrived: begin(arrived), loop)  # type: ignore[arg-type, misc]
+                entrance.enter(lambda arrived=arrived: begin(arrived), nothing, loop)  # type: ignore[arg-type, misc]
             if clock.now - turned > 1024 * REFUSAL:  # a turn reads from so many connections
                 break
         loop.turn()
@@ -185,6 +265,15 @@ HEAD = b"POST /v1/predict?a=1 HTTP/1.1\r\nHost: test\r\nContent-Length: 3\r\n"
         (HEAD.replace(b"1.1", b"1.0") + b"\r\nabc", None),
         (HEAD.replace(b"Content-Length: 3\r\n", b"") + b"\r\n", None),
         (HEAD, None),
+        (HEAD + b"Inference-Header-Content-Length: 3\r\n\r\nabc", "/v1/predict"),
+        (HEAD.replace(b"test", b"enclose.example") + b"\r\nabc", "/v1/predict"),
+        (HEAD.replace(b"POST", b"post") + b"\r\nabc", None),
+        (HEAD.replace(b"Length: 3", b"Length: 3\r\n 4") + b"\r\nabc", None),
+        (HEAD.replace(b"Host: test\r\n", b"Host: test\nX: 1\r\n") + b"\r\nabc", None),
+        (HEAD.replace(b"Host: test\r\n", b"") + b"\r\nabc", None),
+        (HEAD + b"Host: other\r\n\r\nabc", None),
+        (HEAD.replace(b"predict?a=1", b"pre\r\ndict") + b"\r\nabc", None),
+        (HEAD + b"X: a\0b\r\n\r\nabc", None),
     ],
 )
 def test_only_whole_simple_requests_are_refused_without_parsing(data: bytes, path: str | None) -> None:

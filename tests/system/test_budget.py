@@ -112,9 +112,9 @@ def test_a_training_often_stopped_by_budget_ends_the_same(
     assert mlflow_run(project).info.status == "KILLED"
 
     at = [0]
-    part = (taken(undisturbed, "cpu") - begun) / 6  # so few that a machine twice as fast by now still stops twice
-    while True:
-        allow(project, cpu=(taken(project, "cpu") + begun + part) / 3600)
+    more, part = begun / 2, (taken(undisturbed, "cpu") - begun) / 6
+    while True:  # with more and more, until it suffices for some steps: a busy machine takes another time to begin
+        allow(project, cpu=(taken(project, "cpu") + more) / 3600)
         message = project.run(*(TRAIN if len(at) % 2 else project.stage("train")))
         assert f"continues at step {at[-1]} of {STEPS}" in message.stdout
         if message.returncode == 0:
@@ -124,6 +124,7 @@ def test_a_training_often_stopped_by_budget_ends_the_same(
         assert result[4] == "cpu_hours"
         assert taken(project, "cpu") < float(result[5]) * 3600  # what it proposes is more than what was taken
         at.append(int(result[2]))
+        more += part if at[-1] == at[-2] else 0.0
     assert at == sorted(at)
     assert sum(0 < step < STEPS for step in at) >= 2, at
     reported = [value for name, value in mlflow_run(project).data.tags.items() if name.startswith("ratchet.trouble.")]

@@ -1,4 +1,4 @@
-"""Commands in a real terminal of 80 and 40 columns: what a person sees at the end, and in the history above."""
+"""Commands in a real terminal of 100, 80 and 40 columns: what a person sees at the end, and in the history above."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -55,7 +55,7 @@ def test_run_leaves_only_its_messages_on_the_terminal(project: Any, columns: int
     assert terminal.screen[-1].endswith("search better settings")  # the last of the next steps
 
 
-@pytest.mark.parametrize("columns", MOST_LINES)
+@pytest.mark.parametrize("columns", [100, *MOST_LINES])
 def test_short_commands_break_lines_between_words(project: Any, columns: int) -> None:
     for command, expected in (
         ("set training.epochs=2", 0),

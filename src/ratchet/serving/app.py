@@ -204,6 +204,11 @@ class ModelServer:
         return json_response({"models": [about]})
 
 
+def asks_model(path: str) -> bool:
+    """Return whether a POST to this path asks the model."""
+    return _NAMES.get(_matched(path)[0], "labels") != "labels"
+
+
 def envelope_of(scope: Scope) -> str:
     """Return the request format by method and path, for metrics; "other" is the page, health, or an unknown path."""
     return _NAMES.get(_matched(scope["path"])[0], "other") if scope.get("method") == "POST" else "other"

@@ -9,21 +9,31 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ratchet.serving.requests import Busy, discard, error_response, headers_of
+from ratchet.serving.requests import Busy, Refused, discard, error_response, headers_of
 from ratchet.serving.time_limit import TimeLimit
 
 __all__ = ["BUSY", "Entrance", "busy_app"]
 
-_TURN = 32  # requests of one turn: a batch, which takes a few milliseconds
-_REFUSED = 256  # refusals for which so many begin again, so that clients in a loop leave time for answers
-_LONGEST, _SHARE = 0.25, 0.1  # seconds that a request may wait here, and share of the deadline
+_PER_TURN = 32  # requests: a batch, which takes a few milliseconds
+_REFUSALS = 256  # after so many in a turn, _PER_TURN more requests begin in the next one: refusals take its time
+_MOST_SECONDS, _SHARE = 0.25, 0.1  # that a request may wait here, and share of the deadline
 _PAUSE = 0.002  # seconds until the model's queue may have room
 _WEIGHT = 0.1  # of the latest turn
 BUSY = Busy("the server is busy: more requests come than it can answer", 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A request, the time at which it came, and the two ways to go on with it."""
+
+    since: float
+    begin: Callable[[], object]
+    refuse: Callable[[], object]
 
 
 class Entrance:
@@ -37,58 +47,66 @@ class Entrance:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Begin with requests while `has_room` returns True. `deadline`: seconds. `clock`: in seconds."""
-        self._longest, self._has_room, self._clock = min(_LONGEST, _SHARE * deadline), has_room, clock
-        self._waiting = deque[Callable[[], object]]()
-        self._begun = self._refused = 0  # in this turn
-        self._ends_turn = False  # `_next_turn` is about to run
-        self._since = 0.0  # time of the latest turn that began with a request, while others waited
-        self._seconds = 0.0  # expected until the next request begins, while others wait
+        self._most_seconds, self._has_room, self._clock = min(_MOST_SECONDS, _SHARE * deadline), has_room, clock
+        self._waiting = deque[_Waiting]()
+        self._begun = self._refusals = 0  # in this turn
+        self._is_turn_scheduled = False
+        self._turned = 0.0  # time of the latest turn that began with a request, while others waited
+        self._seconds_each = 0.0  # until the next request begins, while others wait; 0: not known yet
+
+    def __len__(self) -> int:
+        """Return how many requests wait."""
+        return len(self._waiting)
 
     @property
     def is_full(self) -> bool:
         """Whether a request that comes now would wait too long."""
-        return len(self._waiting) * self._seconds > self._longest
+        if not self._waiting:
+            return False
+        stands = self._clock() - self._turned  # the event loop is late, or the model has no room
+        return max(stands, len(self._waiting) * self._seconds_each) > self._most_seconds
 
-    def refuse(self) -> None:
+    def count_refusal(self) -> None:
         """Note that a request is refused, which takes time from this turn."""
-        self._refused += 1
+        self._refusals += 1
 
-    def enter(self, begin: Callable[[], object], loop: asyncio.AbstractEventLoop) -> None:
-        """Call `begin` at once, or after the requests that wait."""
-        if not self._waiting and self._begun < _TURN and self._has_room():
+    def enter(self, begin: Callable[[], object], refuse: Callable[[], object], loop: asyncio.AbstractEventLoop) -> None:
+        """Call `begin` at once, or after the requests that wait; or `refuse` if the model has no room for too long."""
+        if not self._waiting and self._begun < _PER_TURN and self._has_room():
             self._begun += 1
             begin()
         else:
-            if not self._waiting:
-                self._since = self._clock()
-            self._waiting.append(begin)
-        if not self._ends_turn:
-            self._ends_turn = True
+            now = self._clock()
+            if not self._waiting:  # what was measured before may be an hour old
+                self._turned, self._seconds_each = now, 0.0
+            self._waiting.append(_Waiting(now, begin, refuse))
+        if not self._is_turn_scheduled:
+            self._is_turn_scheduled = True
             loop.call_soon(self._next_turn, loop)
 
     def _next_turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        most, self._begun, self._refused = _TURN * (1 + self._refused // _REFUSED), 0, 0
-        self._ends_turn = bool(self._waiting)
+        most, self._begun, self._refusals = _PER_TURN * (1 + self._refusals // _REFUSALS), 0, 0
+        self._is_turn_scheduled = bool(self._waiting)
         if not self._waiting:
             return
         while self._waiting and self._begun < most and self._has_room():
             self._begun += 1
-            self._waiting.popleft()()
-        seconds = self._clock() - self._since
-        if not self._begun:
-            self._seconds = max(self._seconds, seconds)
-            loop.call_later(_PAUSE, self._next_turn, loop)
+            self._waiting.popleft().begin()
+        now = self._clock()
+        if self._begun:
+            each = (now - self._turned) / self._begun
+            self._seconds_each += (_WEIGHT if self._seconds_each else 1.0) * (each - self._seconds_each)
+            self._turned = now
+            loop.call_soon(self._next_turn, loop)
             return
-        if self._waiting:
-            self._seconds += _WEIGHT * (seconds / self._begun - self._seconds)
-        else:  # more might have begun
-            self._seconds = min(self._seconds, seconds / self._begun)
-        self._since += seconds
-        loop.call_soon(self._next_turn, loop)
+        while self._waiting and self._begun < most and now - self._waiting[0].since > self._most_seconds:
+            self._begun += 1
+            self._waiting.popleft().refuse()
+        loop.call_later(_PAUSE, self._next_turn, loop)
 
 
 def busy_app(seconds: float) -> ASGIApp:
-    """Return the application that refuses a request after its body, for which it waits so many seconds."""
+    """Return the application that reads a body for at most so many seconds, then refuses the request."""
     refuse = error_response(BUSY)
 
     async def refused(scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,7 +115,7 @@ def busy_app(seconds: float) -> ASGIApp:
             with TimeLimit(seconds):
                 await discard(receive, headers_of(scope["headers"]))
         except TimeoutError:
-            response = error_response(Busy(str(BUSY), 1.0, close=True))
+            response = error_response(Refused(503, str(BUSY), {"Retry-After": "1", "Connection": "close"}))
         except ClientDisconnect:
             return
         await response(scope, receive, send)

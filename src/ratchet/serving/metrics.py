@@ -43,7 +43,10 @@ class Metrics:
                                   ["envelope", "model", "version"], registry=self.registry,
                                   buckets=sorted({*_BUCKETS, deadline}))  # fmt: skip
         self.in_flight = Gauge("ratchet_requests_in_flight", "Requests without an answer yet", registry=self.registry)
-        self.refused: Tally[tuple[str, int]] = Tally()  # requests by envelope and status, which did not even begin
+        self.waiting = Gauge(
+            "ratchet_waiting_requests", "Requests that wait until the server begins with them", registry=self.registry
+        )
+        self.refused: Tally[tuple[str, int]] = Tally()  # requests by envelope and status, refused before they began
         self._children: dict[tuple[str, int, str, str], tuple[Counter, Histogram]] = {}
         labels = ["reason", "model", "version"]
         unlike = "Warnings about rows unlike the training samples, by reason"
@@ -145,7 +148,7 @@ class Meter:
             self._metrics.in_flight.dec()
 
     def refuse(self, status: int, path: str | None = None) -> None:
-        """Count a request that is refused before there is a scope: bad HTTP, or by POST while the server is busy.
+        """Count a request that is refused before there is a scope: bad HTTP, or a POST while the server is busy.
 
         That must be cheap, and these requests have no seconds.
         """

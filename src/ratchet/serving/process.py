@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ratchet.serving.keys import KeyStore
 
 _LAST = 1.0  # seconds after the deadline of the last requests, until the process is ended
-_OBJECTS = 5000  # new ones before the youngest are collected; those of waiting requests would be so all the time
+_OBJECTS = 5000  # new ones before a collection, which walks through the objects of all waiting requests
 _NOT_STARTED = 3  # exit status, as uvicorn's
 __all__ = ["check_free", "configuration", "configured", "run", "serve"]
 
@@ -136,7 +136,7 @@ def run(
     say(f"{served} at {place}; Ctrl-C ends it")
     sys.setswitchinterval(_SWITCH)
     gc.collect()
-    gc.set_threshold(int(os.environ.get("GCT", "700")), 10, 10)
+    gc.set_threshold(_OBJECTS, 10, 10)
     gc.freeze()  # each request makes thousands of objects, and a collection would walk through all of the libraries'
     config = configuration(server, store, host=host, port=port, allowed=allowed, fix=fix)
     _run_until_signal(Server(config), server.settings.deadline + _LAST)
@@ -149,7 +149,7 @@ def configuration(
     import uvicorn
 
     from ratchet.servers.addresses import address, is_loopback, own_origins
-    from ratchet.serving.app import envelope_of
+    from ratchet.serving.app import asks_model, envelope_of
     from ratchet.serving.entrance import Entrance, busy_app
     from ratchet.serving.formats.uploads import UPLOADS
     from ratchet.serving.keys import KeyFilter
@@ -161,10 +161,13 @@ def configuration(
     filtered = RequestFilter(keyed, origins=origins, types=UPLOADS, uploads=("/v2/models/",), fix=fix)
     meter = Meter(filtered, server.metrics, envelope_of)
     deadline = server.settings.deadline
+    entrance = Entrance(deadline, server.answering.has_room)
+    server.metrics.waiting.set_function(lambda: len(entrance))
     attributes = {
         "most": allow_connections(),
         "refused": staticmethod(meter.refuse),
-        "entrance": Entrance(deadline, server.answering.has_room),
+        "entrance": entrance,
+        "asks_model": staticmethod(asks_model),
         "busy": staticmethod(Meter(busy_app(deadline), server.metrics, envelope_of)),
     }
     protocol = type("Protocol", (HeadLimits,), attributes)

@@ -30,9 +30,10 @@ _HEALTH = ("/health", "/ready", "/ping", "/metrics", "/v2/health/live", "/v2/hea
 _MOST_BYTES = 64 << 10
 _SECONDS = 30.0  # until a head that has begun is complete
 _LONGEST_HEAD = 4 << 10  # that is looked at without parsing
-_POST = re.compile(rb"post (/[^ ?]*)[^ ]* http/1\.1\r\n")
-_LENGTH = re.compile(rb"\r\ncontent-length: *(\d{1,9})(?:\r\n|$)")
-_SPECIAL = (b"transfer-encoding", b"expect", b"upgrade", b"close")  # a head with one of these words is parsed
+_POST = re.compile(rb"POST (/[!-\"$->@-~]*)(?:\?[!-\"$-~]*)? HTTP/1\.1")
+_HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([ -~\t]*)")
+_LENGTH = re.compile(rb"\d{1,9}")
+_NEEDS_PARSER = {b"transfer-encoding", b"expect", b"upgrade"}
 
 
 def allow_connections() -> int:
@@ -79,16 +80,19 @@ class HeadLimits(HttpToolsProtocol):
         refused: called with the status of each request that the application does not see, and with the path if it is
             known.
         entrance: None: requests begin at once.
+        asks_model: whether a POST to a path asks the model.
         busy: refuses a request while the entrance is full.
     """
 
     most = _MOST_CONNECTIONS
     refused: Callable[..., None] = staticmethod(lambda status, path=None: None)
     entrance: Entrance | None = None
+    asks_model: Callable[[str], bool] = staticmethod(lambda path: True)
     busy: Any = staticmethod(error_response(BUSY))
     _refused_at = 0.0  # time of the latest refusal that was not parsed, on the clock of the loop
     _last_line = 0.0  # time of the latest line about connections
     _is_in_head = True
+    _has_begun = False  # a request whose last byte has not come
     _has_ended = False  # a head or a body, in the bytes that came last
     _bytes = 0  # of an incomplete head so far
     _timer: asyncio.TimerHandle | None = None
@@ -128,6 +132,7 @@ class HeadLimits(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """Begin a request: note its time, and how to learn that its client has gone."""
+        self._has_begun = True
         super().on_message_begin()
         self.scope |= {"ratchet.began": time.monotonic(), "ratchet.has_left": self.transport.is_closing}  # type: ignore[misc]
 
@@ -144,15 +149,18 @@ class HeadLimits(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes of the client. A head that comes in one piece is complete afterwards, and costs no timer."""
-        if self.entrance and self.entrance.is_full and self._can_refuse() and (path := _path_of_post(data)):
-            self.entrance.refuse()
-            self._refuse(path)
-            return
+        if self.entrance is not None and self.entrance.is_full and self._can_refuse():
+            path = _path_of_post(data)
+            if path and self.asks_model(path):
+                self.entrance.count_refusal()
+                self._refuse(path)
+                return
         self._has_ended = False
         super().data_received(data)
-        if self._has_ended or not self._is_in_head or self.transport.is_closing():
+        if not self._is_in_head or self.transport.is_closing() or (self._has_ended and not self._has_begun):
             return
-        self._bytes += len(data)
+        if not self._has_ended:  # else these bytes end with a part of the next head
+            self._bytes += len(data)
         if self._bytes > _MOST_BYTES:
             self.send_400_response(f"The head of the request is longer than {_MOST_BYTES >> 10} KiB.")
         elif self._timer is None:
@@ -160,7 +168,7 @@ class HeadLimits(HttpToolsProtocol):
 
     def _can_refuse(self) -> bool:
         """Return whether the next bytes begin a request, to which the client reads the answer."""
-        is_between = self._is_in_head and not self._bytes and (self.cycle is None or self.cycle.response_complete)
+        is_between = not self._has_begun and (self.cycle is None or self.cycle.response_complete)
         return is_between and not self.flow.write_paused and not self.transport.is_closing()
 
     def _refuse(self, path: str) -> None:
@@ -172,6 +180,8 @@ class HeadLimits(HttpToolsProtocol):
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
         self.transport.write(_BUSY)
+        self._idle.pop(self, None)
+        self._idle[self] = None  # the latest
         self.refused(503, path)
 
     def timeout_keep_alive_handler(self) -> None:
@@ -184,14 +194,15 @@ class HeadLimits(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         """Begin a request; one to the model waits for its turn, or is refused."""
-        begin = super()._start_asgi_task
-        if self.entrance is None or cycle.scope["method"] != "POST":
+        begin, scope = super()._start_asgi_task, cycle.scope
+        waits = scope["method"] == "POST" and not isinstance(app, _Full) and self.asks_model(scope["path"])
+        if self.entrance is None or not waits:
             begin(cycle, app)
         elif self.entrance.is_full:
-            self.entrance.refuse()
+            self.entrance.count_refusal()
             begin(cycle, self.busy)
         else:
-            self.entrance.enter(partial(begin, cycle, app), self.loop)
+            self.entrance.enter(partial(begin, cycle, app), partial(begin, cycle, self.busy), self.loop)
 
     def on_headers_complete(self) -> None:
         """End the head."""
@@ -203,6 +214,7 @@ class HeadLimits(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """Wait for the next head."""
         self._is_in_head = self._has_ended = True
+        self._has_begun = False
         super().on_message_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -226,12 +238,18 @@ def _path_of_post(data: bytes) -> str | None:
 
 @lru_cache(256)  # one client sends the same head again and again
 def _read_head(head: bytes) -> tuple[str | None, int]:
-    """Return the path and the bytes of the body; without a path it must be parsed."""
-    lower = head.lower()
-    first, length = _POST.match(lower), _LENGTH.search(lower)
-    if not first or not length or lower.count(b"content-length") > 1 or any(word in lower for word in _SPECIAL):
+    """Return the path and the bytes of the body; without a path it must be parsed.
+
+    What is accepted here must be a strict part of what the parser accepts, or a proxy could see other requests.
+    """
+    line, *lines = head.split(b"\r\n")
+    first, matches = _POST.fullmatch(line), [_HEADER.fullmatch(each) for each in lines]
+    headers = {header[1].lower(): header[2].lower() for header in matches if header}
+    connection, length = headers.get(b"connection", b""), headers.get(b"content-length", b"")
+    is_simple = len(headers) == len(matches) and b"host" in headers and _NEEDS_PARSER.isdisjoint(headers)
+    if not first or not is_simple or connection not in (b"", b"keep-alive") or not _LENGTH.fullmatch(length):
         return None, 0
-    return first[1].decode("latin-1"), int(length[1])
+    return first[1].decode("ascii"), int(length)
 
 
 def _written(error: Refused) -> bytes:

@@ -55,8 +55,10 @@ class RecentAnswers:
 
     def get(self, key: RequestKey) -> tuple[Question, Any] | None:
         """Return the rows and the predictions of an equal request; None: they are not known."""
+        if key is None:
+            return None
         known = self._known.get(key)
-        self._misses = 0.0 if known else self._misses + 1.0
+        self._misses = 0.0 if known else min(self._misses + 1.0, _MISSES)
         return known
 
 

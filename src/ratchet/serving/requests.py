@@ -44,10 +44,8 @@ class Refused(Exception):
 class Busy(Refused):
     """The server has no time for the request; that is no fault of a version."""
 
-    def __init__(self, message: str, retry_after: float, *, close: bool = False) -> None:
-        """Ask the client to wait so many seconds. `close`: the connection."""
-        headers = {"Retry-After": str(max(1, round(retry_after)))}
-        super().__init__(503, message, headers | ({"Connection": "close"} if close else {}))
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(503, message, {"Retry-After": str(max(1, round(retry_after)))})
 
 
 class Reply(Response):

@@ -23,9 +23,10 @@ MIN_DEPTH, MAX_DEPTH = 8, 16  # bits
 _DEEP_MODE = "I"  # beginning of Pillow's modes for values above 255
 _LOSSLESS_MARKERS = (0xC3, 0xC7, 0xCB, 0xCF)  # JPEG frames that cannot be decoded at a fraction of their size
 _DIGEST_BLOCK = 1 << 20  # pixels
-_MARKER = re.compile(rb"\xff+([\x01-\xcf\xd8-\xfe])")  # of a JPEG: in coded pixels 0 or a restart marker follows 255
+_MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")  # of a JPEG: in coded pixels 0 or a restart marker follows 255
 _METADATA = (*range(0xE0, 0xF0), 0xFE)  # markers of EXIF, XMP, colour profiles, previews and comments
 _WITHOUT_LENGTH, _END = (0x01, 0xD8), 0xD9
+_UPRIGHT = 1  # EXIF's orientation
 QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
 
@@ -79,24 +80,23 @@ def full_digest(image: Image.Image) -> str:
 
 
 def jpeg_digest(image: Image.Image, content: bytes) -> str:
-    """Return the SHA-256 (hex) of a JPEG's coded pixels and tables, its colours and its orientation.
+    """Return the SHA-256 (hex) of a JPEG's coded pixels and tables, and of its orientation.
 
-    Metadata, and what follows the first image, are left out. Files with equal digests have equal pixels. To decode all
-    pixels for their digest takes seven times as long as to decode what is packed of a large photo.
+    Metadata, and what follows the first image, are left out. Decoding a large photo at full size, for a digest of its
+    pixels, would take seven times as long as decoding it at the packed size.
     """
-    meaning = f"{image.mode} {image.info.get('adobe_transform')} {_orientation(image)} "
-    digest = hashlib.sha256(meaning.encode())
-    at = 0
+    digest = hashlib.sha256(f"{_orientation(image)} ".encode())
+    view, at = memoryview(content), 0
     while segment := _MARKER.search(content, at):
-        digest.update(content[at : segment.start()])
+        digest.update(view[at : segment.start()])
         marker, at = segment[1][0], segment.end()
         if marker == _END:
             return digest.hexdigest()
         if marker not in _WITHOUT_LENGTH:
-            at += max(2, int.from_bytes(content[at : at + 2], "big"))
+            at += max(2, int.from_bytes(view[at : at + 2], "big"))
         if marker not in _METADATA:
-            digest.update(content[segment.end() - 1 : at])
-    digest.update(content[at:])
+            digest.update(view[segment.end() - 1 : at])
+    digest.update(view[at:])
     return digest.hexdigest()
 
 
@@ -169,17 +169,18 @@ def has_grey_palette(image: Image.Image) -> bool:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    return ImageOps.exif_transpose(image) if _orientation(image) not in (0, 1) else image
+    return image if _orientation(image) == _UPRIGHT else ImageOps.exif_transpose(image)
 
 
-def _orientation(image: Image.Image) -> Any:
-    """Return EXIF's orientation; 1, which is upright, without one or with a damaged EXIF block."""
+def _orientation(image: Image.Image) -> int:
+    """Return EXIF's orientation, 1 to 8; upright without one, with an undefined one, or with a damaged EXIF block."""
     if not image.info and not hasattr(image, "tag_v2"):
-        return 1  # no metadata
+        return _UPRIGHT  # no metadata
     try:
-        return image.getexif().get(0x0112, 1)
+        orientation: Any = image.getexif().get(0x0112)
     except Exception:
-        return 1
+        return _UPRIGHT
+    return int(orientation) if orientation in range(2, 9) else _UPRIGHT
 
 
 def _is_sixteen_bit_png(image: Image.Image) -> bool:

@@ -93,12 +93,15 @@ def open_table(settings: DataSettings, *, root: Path, typed: bool = False) -> Ra
 
 
 def _numeric_names(settings: DataSettings) -> Callable[[str], bool]:
-    """Return whether a column, by its name, has numbers only as a feature, so that nothing else needs its texts."""
+    """Return whether a column, by its name, has numbers only as a feature, so that nothing else needs its texts.
+
+    A header cell without a name gets another one later, or is no name but a missing value in a file without a header.
+    """
     roles = {settings.split_column, settings.group_column, settings.order_by}
     texts = roles.union(settings.label_columns, settings.columns, settings.hash)
 
     def may_be_numbers(name: str) -> bool:
-        has_texts = name in texts or ID_NAME.search(name) or _ID_NAME.search(name)
+        has_texts = name in texts or name in MISSING_TEXTS or ID_NAME.search(name) or _ID_NAME.search(name)
         return not has_texts and numbers(pl.Series([name]), PLAIN).null_count() == 1  # a header may be repeated
 
     return may_be_numbers

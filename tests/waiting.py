@@ -55,6 +55,12 @@ async def until_in_loop(condition: Callable[[], object], seconds: float = LIMIT)
         await asyncio.sleep(0.001)
 
 
+async def let_turn(turns: int) -> None:
+    """Let the event loop have so many turns."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+
 def until_or_end(
     condition: Callable[[], object], process: "subprocess.Popen[bytes] | subprocess.Popen[str]", **limits: Any
 ) -> bool:

@@ -11,7 +11,7 @@ import pytest
 import uvicorn
 import uvloop
 from starlette.responses import PlainTextResponse
-from waiting import until_in_loop
+from waiting import let_turn, until_in_loop
 
 from ratchet.serving.app import ModelServer
 from ratchet.serving.entrance import Entrance, busy_app
@@ -313,8 +313,7 @@ def test_many_new_connections_are_accepted_in_a_few_turns() -> None:
         await until_in_loop(lambda: server.started)
         address = server.servers[0].sockets[0].getsockname()
         clients = [socket.create_connection(address) for _ in range(128)]  # the loop has no turn meanwhile
-        for _ in range(32):
-            await asyncio.sleep(0)
+        await let_turn(32)
         assert accepted == 128
         for client in clients:
             client.close()

@@ -12,7 +12,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from ratchet.errors import RegistryError
-from ratchet.registry.ledger import FIRST, Chain, Ledger
+from ratchet.registry.ledger import _CREATE, FIRST, Chain, Ledger
 from ratchet.workspace import Workspace
 
 
@@ -187,6 +187,15 @@ def test_processes_exclude_each_other(ledger: Ledger, tmp_path: Path) -> None:
         worker.join()
         assert worker.exitcode == 0
     assert counter.read_text() == "150"
+
+
+def test_two_processes_may_create_the_ledger(ledger: Ledger) -> None:
+    assert ledger.entries() == []
+    with ledger._engine.begin() as connection:  # of another process, which saw no table before
+        for statement in _CREATE[connection.dialect.name]:
+            connection.execute(text(statement))
+    ledger.append("approve", model="pets", version="0")
+    assert ledger.dropped_guards() == []
 
 
 def _write(root: str, uri: str, name: str, count: int) -> None:

@@ -40,9 +40,13 @@ _GUARDS = {
     for act in ("update", "delete")
 }
 _CREATE = {
-    "sqlite": [_TABLE, *(f"CREATE TRIGGER {name} {action}" for name, action in _GUARDS.items())],
+    "sqlite": [
+        "BEGIN IMMEDIATE",  # as below
+        _TABLE,
+        *(f"CREATE TRIGGER IF NOT EXISTS {name} {action}" for name, action in _GUARDS.items()),
+    ],
     "postgresql": [
-        "SELECT pg_advisory_xact_lock(hashtext('ratchet.ledger'))",  # two processes can create it at once
+        "SELECT pg_advisory_xact_lock(hashtext('ratchet.ledger'))",  # or two processes could create it at once
         _TABLE,
         "CREATE OR REPLACE FUNCTION ledger_only_grows() RETURNS trigger LANGUAGE plpgsql AS "
         "$$ BEGIN RAISE EXCEPTION 'the ledger is append-only'; END $$",

@@ -198,7 +198,7 @@ class _Client:
                 connection.is_open = True
                 self._poll.modify(number, select.EPOLLIN)
                 if connection is self._health:
-                    connection.send(-1, _HEALTH, connection.began)
+                    connection.send(-1, _HEALTH.format(self._port).encode(), connection.began)
                 else:
                     self._free.append(connection)
                 continue

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from ratchet import files, settings
 from ratchet.data.manifest import FORMAT, Manifest, Shard, SplitFiles
 from ratchet.data.pack import write_array
-from ratchet.kinds import Classes, ImageInput
+from ratchet.kinds import ImageInput
+from ratchet.problems import Classes
 
 __all__ = ["ROOT", "SIDE", "Clone", "Project", "StageRun", "pack", "scratch", "source"]
 

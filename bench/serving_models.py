@@ -14,7 +14,8 @@ import torch
 from bench.project import Project
 from ratchet import settings
 from ratchet.exports.program import PROGRAM, input_names
-from ratchet.kinds import Classes, Column, ImageInput, Input, ModelSpec, TableInput, TextInput
+from ratchet.kinds import Column, ImageInput, Input, ModelSpec, TableInput, TextInput
+from ratchet.problems import Classes
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.runs import Run
 from ratchet.serving.formats.raw_inputs import Arrays, to_arrays

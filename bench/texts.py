@@ -25,7 +25,8 @@ from bench.project import ROOT, scratch
 from bench.report import Row, alone, options, spread
 from ratchet import settings
 from ratchet.data.split import keys
-from ratchet.kinds import Classes, ModelSpec
+from ratchet.kinds import ModelSpec
+from ratchet.problems import Classes
 from ratchet.settings.examples import Example, compose
 from ratchet.tokens.tokenizers import encode, fit_tokenizer
 from ratchet.training import CheckpointStore, Finished, Plan, Split, TrainingInputs, fit

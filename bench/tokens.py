@@ -81,7 +81,8 @@ def measure(rounds: int, *, quick: bool, peer: Path | None = None) -> list[Row]:
 def train(steps: int, seed: int) -> tuple[float, float]:
     """Train the decoder of examples/language-model.yaml. Return its CPU-seconds and its validation loss at the end."""
     from ratchet import settings
-    from ratchet.kinds import ModelSpec, NextToken
+    from ratchet.kinds import ModelSpec
+    from ratchet.problems import NextToken
     from ratchet.settings.examples import Example, compose
     from ratchet.tokens.token_ids import encode, tokens
     from ratchet.tokens.token_ids import fit as fit_tokenizer

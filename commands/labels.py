@@ -15,7 +15,8 @@ from ratchet import files, settings
 from ratchet.data.checks.label_errors import Judgement, fold_of, judge
 from ratchet.data.manifest import Manifest
 from ratchet.errors import DataError
-from ratchet.kinds import Classes, ImageInput, ModelSpec, TableInput
+from ratchet.kinds import ImageInput, ModelSpec, TableInput
+from ratchet.problems import Classes
 from ratchet.settings.model import Params, TrainingSettings
 from ratchet.workspace import Workspace
 from tasks.progress import Terminal, Watch

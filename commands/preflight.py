@@ -19,7 +19,8 @@ from ratchet import settings
 from ratchet.data.manifest import Manifest
 from ratchet.data.reading.subset import PER_CLASS
 from ratchet.errors import DataError, RatchetError, RegistryError, SettingsError
-from ratchet.kinds import Classes, TokensInput
+from ratchet.kinds import TokensInput
+from ratchet.problems import Classes
 from ratchet.references import require_references
 from ratchet.registry.alias_sync import require_agreement
 from ratchet.settings.model import Params

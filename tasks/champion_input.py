@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.kinds import ArraysInput, Classes, ImageInput, Input, TableInput, Target, TextInput, TokensInput
+from ratchet.kinds import ArraysInput, ImageInput, Input, TableInput, TextInput, TokensInput
+from ratchet.problems import Classes, Target
 
 if TYPE_CHECKING:
     import torch

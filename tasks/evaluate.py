@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 from ratchet import files
 from ratchet.data.manifest import Manifest, split_ids
 from ratchet.evaluation.metrics import ClassificationMetrics, Metrics, read_metrics
-from ratchet.kinds import Classes, ImageInput, Labels
+from ratchet.kinds import ImageInput
+from ratchet.problems import Classes, Labels
 from ratchet.settings.model import EvaluationSettings, Params
 from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ratchet.evaluation.details import Details, ExplainedText
 from ratchet.evaluation.importance import Importance, following_columns, measure_importance
-from ratchet.kinds import Classes
+from ratchet.problems import Classes
 from ratchet.settings.model import EvaluationSettings
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from ratchet import files
 from ratchet.data.manifest import Manifest, split_ids
 from ratchet.errors import ChampionMoved, DataError
-from ratchet.kinds import ImageInput, Input, Labels, TokensInput
+from ratchet.kinds import ImageInput, Input, TokensInput
+from ratchet.problems import Labels
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ratchet import files
 from ratchet.data.depth import largest
 from ratchet.data.manifest import Manifest
-from ratchet.kinds import NextToken
+from ratchet.problems import NextToken
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 from tasks.progress import Watch

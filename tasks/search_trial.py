@@ -357,7 +357,7 @@ def constant_answer(job: TrainingJob, packed: Path, weights: Mapping[str, Any]) 
     from ratchet import training
     from ratchet.evaluation.answers import answers_to
     from ratchet.evaluation.constant_answer import common_answer
-    from ratchet.kinds import NextToken
+    from ratchet.problems import NextToken
 
     target = job.spec.target
     if isinstance(target, NextToken):

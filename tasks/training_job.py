@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from ratchet import files
 from ratchet.data.manifest import Manifest
 from ratchet.errors import TrainingError
-from ratchet.kinds import ModelSpec, Target
+from ratchet.kinds import ModelSpec
+from ratchet.problems import Target
 from ratchet.settings.model import Params, TrainingSettings
 from ratchet.workspace import Workspace
 
@@ -93,7 +94,7 @@ def _code(spec: "ModelSpec", variant: Variant) -> dict[str, str]:
     from ratchet import training
 
     package = Path(training.__file__).parents[1]
-    folders = ("kinds", "tokens", "training", *(() if variant == "network" else ("baselines",)))
+    folders = ("kinds", "problems", "tokens", "training", *(() if variant == "network" else ("baselines",)))
     digests = {
         f"src/ratchet/{path.relative_to(package).as_posix()}": files.digest_file(path)
         for folder in folders

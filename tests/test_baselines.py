@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from ratchet.baselines import FittedBaseline, fit_baseline
-from ratchet.kinds import Classes, Column, NextToken, TableInput, Target, TextInput, TokensInput
+from ratchet.kinds import Column, TableInput, TextInput, TokensInput
+from ratchet.problems import Classes, NextToken, Target
 from ratchet.tokens.words_and_pairs import encode_terms, learn_terms
 from ratchet.training import models
 from ratchet.training.models.baseline_nets import BASELINES, blend_weights, blended

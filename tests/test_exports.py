@@ -15,7 +15,8 @@ from torch import nn
 
 from ratchet.exports.onnx_export import export
 from ratchet.exports.program import NotExported, Parity, Program, compare
-from ratchet.kinds import Classes, ModelSpec, image_spec
+from ratchet.kinds import ModelSpec, image_spec
+from ratchet.problems import Classes
 from ratchet.registry.pickles import find_pickles
 from ratchet.training import build
 from ratchet.training.models import ImageModel, Model

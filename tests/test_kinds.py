@@ -10,21 +10,16 @@ from scipy.special import expit, softmax
 from ratchet.kinds import (
     Array,
     ArraysInput,
-    Classes,
     Column,
     ImageInput,
     Input,
-    Labels,
-    NextToken,
-    Numbers,
     TableInput,
-    Target,
     TextInput,
     TokensInput,
     input_from_json,
-    target_from_json,
     to_json,
 )
+from ratchet.problems import Classes, Labels, NextToken, Numbers, Target, target_from_json
 from ratchet.training.models import predictions
 
 NUMBER = Column("height", "numeric", mean=1.5, std=0.25, quantiles=(1.0, 1.5, 2.0))

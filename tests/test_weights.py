@@ -17,7 +17,8 @@ import torch
 from waiting import until
 
 from ratchet import settings, weights
-from ratchet.kinds import Classes, ImageInput, ModelSpec
+from ratchet.kinds import ImageInput, ModelSpec
+from ratchet.problems import Classes
 from ratchet.training import build
 from ratchet.training.models.pretrained import find_pretrained, load_pretrained
 from ratchet.workspace import Workspace

@@ -8,7 +8,7 @@ import pytest
 
 from ratchet.data.tables.forms import date_form, number_form, numbers, seconds
 from ratchet.errors import DataError
-from ratchet.kinds import Classes, Labels, Numbers
+from ratchet.problems import Classes, Labels, Numbers
 from ratchet.settings.file import parse_assignments
 
 DRAW = random.Random(5)

@@ -13,7 +13,8 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 
 from ratchet.baselines import fit_baseline
 from ratchet.data.checks.far_values import moments
-from ratchet.kinds import Array, ArraysInput, ModelSpec, Numbers, TableInput
+from ratchet.kinds import Array, ArraysInput, ModelSpec, TableInput
+from ratchet.problems import Numbers
 from ratchet.settings.file import parse_assignments
 from ratchet.training import build
 from ratchet.training.losses import Objective

@@ -18,7 +18,8 @@ import pytest
 from ratchet.data.manifest import Manifest
 from ratchet.data.tables.encode import encode
 from ratchet.errors import DataError, RatchetError, SettingsError
-from ratchet.kinds import Classes, Labels, Numbers, TableInput
+from ratchet.kinds import TableInput
+from ratchet.problems import Classes, Labels, Numbers
 from ratchet.reports.data_card import card
 
 ROWS = 200

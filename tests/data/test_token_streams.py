@@ -11,7 +11,8 @@ import pytest
 from ratchet.data.manifest import Manifest
 from ratchet.data.token_streams import ingest_tokens
 from ratchet.errors import DataError
-from ratchet.kinds import NextToken, TokensInput
+from ratchet.kinds import TokensInput
+from ratchet.problems import NextToken
 from ratchet.settings.model import DataSettings
 
 SPLITS = ("train", "validation", "test")

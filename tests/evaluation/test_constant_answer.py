@@ -8,7 +8,7 @@ from ratchet.evaluation.constant_answer import CommonAnswer, common_answer, comp
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.metrics import ConstantResult, NamedMetric
 from ratchet.evaluation.wording import constant_text
-from ratchet.kinds import Labels, Numbers
+from ratchet.problems import Labels, Numbers
 from ratchet.settings.model import EvaluationSettings
 
 SETTINGS = EvaluationSettings(resamples=200)

@@ -10,7 +10,7 @@ import pytest
 from ratchet.evaluation.measure import measure
 from ratchet.evaluation.metrics import LanguageMetrics, read_metrics
 from ratchet.evaluation.predictions import Predictions, read_predictions, write_predictions
-from ratchet.kinds import NextToken
+from ratchet.problems import NextToken
 from ratchet.settings.model import EvaluationSettings
 from ratchet.typed_json import to_plain
 

@@ -16,7 +16,7 @@ from ratchet.evaluation.classification import measure_classes as measure
 from ratchet.evaluation.measure import measure as measure_any
 from ratchet.evaluation.metrics import ClassificationMetrics
 from ratchet.evaluation.predictions import Predictions
-from ratchet.kinds import Classes, Labels, NextToken, Numbers, Target
+from ratchet.problems import Classes, Labels, NextToken, Numbers, Target
 from ratchet.settings.model import EvaluationSettings, MinimumMetric
 from ratchet.typed_json import parse, to_plain
 

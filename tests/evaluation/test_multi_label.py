@@ -12,7 +12,7 @@ from ratchet.evaluation.measure import measure, thresholds_for
 from ratchet.evaluation.metrics import MultiLabelMetrics, read_metrics
 from ratchet.evaluation.multi_label import fit_thresholds
 from ratchet.evaluation.predictions import Predictions, read_predictions, write_predictions
-from ratchet.kinds import Classes, Labels
+from ratchet.problems import Classes, Labels
 from ratchet.settings.model import EvaluationSettings
 from ratchet.typed_json import to_plain
 

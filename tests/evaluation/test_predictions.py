@@ -12,7 +12,7 @@ from ratchet.errors import DataError
 from ratchet.evaluation.classification import measure_classes as measure
 from ratchet.evaluation.plots import draw_confusion, write_confusion, write_reliability
 from ratchet.evaluation.predictions import Predictions, read_predictions, write_predictions
-from ratchet.kinds import Classes
+from ratchet.problems import Classes
 from ratchet.settings.model import EvaluationSettings
 
 

@@ -11,7 +11,8 @@ from ratchet.evaluation.importance import measure_importance
 from ratchet.evaluation.measure import compare_with_baseline, measure
 from ratchet.evaluation.predictions import Predictions
 from ratchet.gate.verdict import Verdict
-from ratchet.kinds import Column, Labels, NextToken, Numbers, TableInput
+from ratchet.kinds import Column, TableInput
+from ratchet.problems import Labels, NextToken, Numbers
 from ratchet.reports.distributions import feature_distributions
 from ratchet.reports.model_card import CardContent, render_html, render_markdown
 from ratchet.reports.run_report import ReportContent, render

@@ -16,7 +16,7 @@ from ratchet.evaluation.intervals import mean_of, median_of, p_mean_above
 from ratchet.evaluation.measure import measure
 from ratchet.evaluation.metrics import RegressionMetrics, read_metrics
 from ratchet.evaluation.predictions import Predictions, read_predictions, write_predictions
-from ratchet.kinds import Numbers
+from ratchet.problems import Numbers
 from ratchet.settings.model import EvaluationSettings
 from ratchet.typed_json import to_plain
 

@@ -18,7 +18,7 @@ from ratchet.evaluation.robustness import NotMeasured, measure_robustness
 from ratchet.gate import Candidate, judge, reload_rule
 from ratchet.gate.text import message, rule_text
 from ratchet.gate.verdict import AccuracyResult, ExportResult, Verdict
-from ratchet.kinds import Classes
+from ratchet.problems import Classes
 from ratchet.reports.run_report import Example, ReportContent, render
 from ratchet.settings.model import EvaluationSettings, GateSettings, Params
 

@@ -15,7 +15,7 @@ from ratchet.gate import Candidate, Champion, judge, reload_rule
 from ratchet.gate.significance import p_better, p_larger_mean, p_sign_flip
 from ratchet.gate.text import message, rule_text, verdict_table
 from ratchet.gate.verdict import ChampionResult, Verdict
-from ratchet.kinds import Classes, Labels, NextToken, Numbers, Target
+from ratchet.problems import Classes, Labels, NextToken, Numbers, Target
 from ratchet.settings.model import EvaluationSettings, GateSettings
 from ratchet.typed_json import parse, to_plain
 from tests.simulations.real_scores import DIFFERENCES, share_won

@@ -15,7 +15,7 @@ from ratchet.gate import Candidate, Champion, Tries, judge, reload_rule
 from ratchet.gate.significance import p_larger_mean
 from ratchet.gate.text import message, rule_text, verdict_table
 from ratchet.gate.verdict import ChampionResult, LeftOut, RuleResult, Unused, Verdict
-from ratchet.kinds import Classes
+from ratchet.problems import Classes
 from ratchet.settings.model import EvaluationSettings, GateSettings
 from ratchet.typed_json import parse, to_plain
 

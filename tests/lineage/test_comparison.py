@@ -8,7 +8,7 @@ import pytest
 from ratchet.data.difference import difference
 from ratchet.evaluation.intervals import Interval, paired_difference
 from ratchet.evaluation.predictions import Predictions
-from ratchet.kinds import Classes
+from ratchet.problems import Classes
 from ratchet.provenance import comparison
 from ratchet.provenance.comparison import (
     Change,

@@ -22,7 +22,8 @@ from waiting import let_run, until, until_or_end
 
 from ratchet import settings
 from ratchet.errors import DataError, StorageUnavailable, WorkspaceBusy
-from ratchet.kinds import Classes, Column, ModelSpec, TableInput, TextInput
+from ratchet.kinds import Column, ModelSpec, TableInput, TextInput
+from ratchet.problems import Classes
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.runs import Run
 from ratchet.serving.batch.output import open_output

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from waiting import until_in_loop
 
-from ratchet.kinds import Classes, ImageInput, ModelSpec
+from ratchet.kinds import ImageInput, ModelSpec
+from ratchet.problems import Classes
 from ratchet.registry.versions import Version
 from ratchet.serving.app import ModelServer
 from ratchet.serving.canary import Canary

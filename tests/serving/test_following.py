@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from ratchet.errors import RatchetError, RegistryError, TrackingUnavailable
-from ratchet.kinds import Classes, ImageInput, ModelSpec
+from ratchet.kinds import ImageInput, ModelSpec
+from ratchet.problems import Classes
 from ratchet.registry.versions import Version
 from ratchet.serving.canary import Canary
 from ratchet.serving.versions.following import Follower

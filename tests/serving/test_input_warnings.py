@@ -23,7 +23,7 @@ from PIL import Image
 from ratchet.data.ingest import ingest
 from ratchet.data.manifest import Manifest
 from ratchet.kinds import Column, ImageInput, Input, ModelSpec, TableInput, TextInput, input_from_json, to_json
-from ratchet.kinds.targets import Classes
+from ratchet.problems import Classes
 from ratchet.registry.pyfunc import ServedModel
 from ratchet.serving.app import ModelServer
 from ratchet.serving.batch.reading import Batch

@@ -10,7 +10,8 @@ import torch
 from ratchet.errors import RegistryError
 from ratchet.exports.examples import EXAMPLES, random_arrays, write_examples
 from ratchet.exports.onnx_export import export
-from ratchet.kinds import Classes, Column, ImageInput, ModelSpec, Numbers, TableInput, TextInput
+from ratchet.kinds import Column, ImageInput, ModelSpec, TableInput, TextInput
+from ratchet.problems import Classes, Numbers
 from ratchet.registry.pyfunc import ServedModel
 from ratchet.serving.formats.raw_inputs import to_arrays
 from ratchet.serving.versions.loaded import Identity, LoadedVersion

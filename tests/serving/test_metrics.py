@@ -16,7 +16,8 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from waiting import until_in_loop
 
-from ratchet.kinds import Classes, ImageInput, ModelSpec
+from ratchet.kinds import ImageInput, ModelSpec
+from ratchet.problems import Classes
 from ratchet.serving.app import ModelServer
 from ratchet.serving.keys import KeyStore
 from ratchet.serving.log_lines import LimitedHandler

@@ -29,8 +29,8 @@ from ports import reserved_port
 from waiting import until
 
 from ratchet import settings
-from ratchet.kinds import Classes, Column, ImageInput, Labels, ModelSpec, Numbers, TableInput, TextInput, TokensInput
-from ratchet.kinds.targets import NextToken
+from ratchet.kinds import Column, ImageInput, ModelSpec, TableInput, TextInput, TokensInput
+from ratchet.problems import Classes, Labels, NextToken, Numbers
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.runs import Run
 from ratchet.servers.http import answers

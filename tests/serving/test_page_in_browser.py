@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from waiting import until
 
-from ratchet.kinds import Classes, Column, Labels, Numbers, TableInput
+from ratchet.kinds import Column, TableInput
+from ratchet.problems import Classes, Labels, Numbers
 from tests.servers.browser import Browser, chromium, needs_chromium
 from tests.serving.test_model_server import COLUMNS, ROWS, SPECS, Served, registry, serve, shared, tokens  # noqa: F401
 from tests.serving.test_page import png

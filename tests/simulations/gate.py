@@ -17,7 +17,7 @@ from ratchet.evaluation.metrics import NamedMetric
 from ratchet.gate import Candidate, Case, Champion, Tries, judge, reload_rule
 from ratchet.gate.significance import FIRST_TRY, p_better, spend
 from ratchet.gate.verdict import ChampionResult, Comparison, Verdict
-from ratchet.kinds import Classes, Numbers
+from ratchet.problems import Classes, Numbers
 from ratchet.registry.ledger import Entry
 from ratchet.registry.samples import Samples
 from ratchet.registry.tries import Question, judgement, tries_before

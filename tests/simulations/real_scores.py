@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ratchet.evaluation.answers import NumberAnswers
 from ratchet.evaluation.regression import measure_numbers
 from ratchet.gate.significance import p_larger_mean
-from ratchet.kinds import Numbers
+from ratchet.problems import Numbers
 from ratchet.settings.model import EvaluationSettings
 
 __all__ = ["DIFFERENCES", "coverage", "share_won"]

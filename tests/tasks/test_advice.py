@@ -9,7 +9,7 @@ from ratchet.evaluation.measure import against_constant, measure
 from ratchet.evaluation.metrics import BaselineResult, Metrics
 from ratchet.evaluation.predictions import Predictions
 from ratchet.gate.verdict import Verdict
-from ratchet.kinds import Classes
+from ratchet.problems import Classes
 from ratchet.settings.model import EvaluationSettings, Params
 from tasks.advice import next_steps
 

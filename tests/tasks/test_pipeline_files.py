@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from ratchet.kinds import Classes
+from ratchet.problems import Classes
 from ratchet.settings.model import BESIDE, Params, TrainingSettings
 from ratchet.workspace import Workspace
 from tasks.training_job import make_plan

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ratchet.errors import DataError, RegistryError
-from ratchet.kinds import Classes, Labels, Numbers, Target
+from ratchet.problems import Classes, Labels, Numbers, Target
 from ratchet.registry.shadow_rule import judge_shadow
 from ratchet.settings.model import GateSettings
 from ratchet.traffic.comparison import comparisons

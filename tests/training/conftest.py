@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from ratchet.kinds import Classes, ModelSpec, Target, image_spec
+from ratchet.kinds import ModelSpec, image_spec
+from ratchet.problems import Classes, Target
 from ratchet.settings.model import TrainingSettings
 from ratchet.training import (
     CheckpointStore,

@@ -16,20 +16,8 @@ from torch import nn
 
 from ratchet.baselines import FittedBaseline, fit_baseline
 from ratchet.baselines.trees import columns
-from ratchet.kinds import (
-    Classes,
-    Column,
-    ImageInput,
-    Input,
-    Labels,
-    ModelSpec,
-    NextToken,
-    Numbers,
-    TableInput,
-    Target,
-    TextInput,
-    TokensInput,
-)
+from ratchet.kinds import Column, ImageInput, Input, ModelSpec, TableInput, TextInput, TokensInput
+from ratchet.problems import Classes, Labels, NextToken, Numbers, Target
 from ratchet.settings.model import TrainingSettings
 from ratchet.tokens.tokenizers import encode
 from ratchet.tokens.words_and_pairs import encode_terms, learn_terms, terms_of

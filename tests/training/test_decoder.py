@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ratchet.kinds import ModelSpec, NextToken, TokensInput
+from ratchet.kinds import ModelSpec, TokensInput
+from ratchet.problems import NextToken
 from ratchet.training.models import build, load_model, save_model
 from ratchet.training.models.decoder import Cache, Decoder
 from ratchet.training.optim import inputs_and_outputs

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ratchet.kinds import Classes, Column, ImageInput, Input, Labels, ModelSpec, NextToken, Numbers, TableInput, Target
+from ratchet.kinds import Column, ImageInput, Input, ModelSpec, TableInput
+from ratchet.problems import Classes, Labels, NextToken, Numbers, Target
 from ratchet.tokens.token_ids import encode, tokens
 from ratchet.tokens.token_ids import fit as fit_stream
 from ratchet.tokens.tokenizers import PADDING, fit_tokenizer, id_count

@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 
 from commands.cli import app
 from ratchet.errors import TrainingError
-from ratchet.kinds import ModelSpec, NextToken, TokensInput, image_spec
+from ratchet.kinds import ModelSpec, TokensInput, image_spec
+from ratchet.problems import NextToken
 from ratchet.registry.pyfunc import ServedModel
 from ratchet.tokens.token_ids import encode, fit, tokens
 from ratchet.training import build, save_model

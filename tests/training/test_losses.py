@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ratchet.errors import TrainingError
-from ratchet.kinds import Classes
+from ratchet.problems import Classes
 from ratchet.training.losses import Objective, class_weights
 from tests.training.conftest import make_plan
 

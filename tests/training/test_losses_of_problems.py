@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ratchet.errors import TrainingError
-from ratchet.kinds import Classes, Labels, NextToken, Numbers, Target
+from ratchet.problems import Classes, Labels, NextToken, Numbers, Target
 from ratchet.training import settled
 from ratchet.training.losses import Objective, class_weights
 from tests.training.conftest import make_plan

@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from ratchet.kinds import Classes, Column, Labels, ModelSpec, Numbers, TableInput, Target, image_spec
+from ratchet.kinds import Column, ModelSpec, TableInput, image_spec
+from ratchet.problems import Classes, Labels, Numbers, Target
 from ratchet.training import ImageSplit, TableSplit, build, load_model, predict_outputs, save_model
 from ratchet.training.batches import ShardedArray
 from ratchet.training.models import FrontModel

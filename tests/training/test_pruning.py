@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from ratchet.errors import TrainingError
-from ratchet.kinds import Classes, Column, ModelSpec, TableInput, TextInput, Width
+from ratchet.kinds import Column, ModelSpec, TableInput, TextInput, Width
+from ratchet.problems import Classes
 from ratchet.training import TrainingInputs, build, initial_model, load_model, models, pruned_spec, save_model
 from ratchet.training.pruning import pruned
 

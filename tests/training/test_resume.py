@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from ratchet.errors import CheckpointError
-from ratchet.kinds import Classes, ModelSpec
+from ratchet.kinds import ModelSpec
+from ratchet.problems import Classes
 from ratchet.tokens.tokenizers import encode, fit_tokenizer
 from ratchet.training import Checkpointed, Epoch, Finished, Notice, Points, Started, Stopped, Trouble
 from ratchet.training.texts import TextSplit

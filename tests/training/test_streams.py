@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from ratchet.errors import TrainingError
-from ratchet.kinds import ModelSpec, NextToken, TokensInput
+from ratchet.kinds import ModelSpec, TokensInput
+from ratchet.problems import NextToken
 from ratchet.settings.model import TrainingSettings
 from ratchet.tokens.token_ids import TOKENIZERS, UNKNOWN, decode, encode, encode_utf8, tokens, unknown
 from ratchet.tokens.token_ids import fit as fit_tokenizer

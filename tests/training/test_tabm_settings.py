@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from ratchet.kinds import Classes, Column, ModelSpec, TableInput
+from ratchet.kinds import Column, ModelSpec, TableInput
+from ratchet.problems import Classes
 from ratchet.training import Plan, build
 from ratchet.training.models import Model
 from ratchet.training.optim import build_optimizer

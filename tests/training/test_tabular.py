@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn import functional
 
 from ratchet.errors import TrainingError
-from ratchet.kinds import Classes, Column, Labels, Numbers, TableInput, Target
+from ratchet.kinds import Column, TableInput
+from ratchet.problems import Classes, Labels, Numbers, Target
 from ratchet.training.models.table_columns import bin_edges
 from ratchet.training.models.tabular import TableFront, TableMLP, TabM
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from ratchet.errors import TrainingError
-from ratchet.kinds import Classes, Labels, ModelSpec, NextToken, Numbers, Target, TextInput, TokensInput
+from ratchet.kinds import ModelSpec, TextInput, TokensInput
+from ratchet.problems import Classes, Labels, NextToken, Numbers, Target
 from ratchet.training import build, find_teacher, save_model
 from ratchet.training.losses import Objective
 from ratchet.training.precision import choose_precision

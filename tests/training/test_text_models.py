@@ -20,7 +20,8 @@ from torch import nn
 
 from ratchet.errors import TrainingError
 from ratchet.evaluation.text_explanations import word_contributions
-from ratchet.kinds import Classes, Labels, ModelSpec, Numbers, TextInput
+from ratchet.kinds import ModelSpec, TextInput
+from ratchet.problems import Classes, Labels, Numbers
 from ratchet.tokens.tokenizers import PADDING, UNKNOWN, encode, fit_tokenizer, id_count, stored_texts, words_of
 from ratchet.training.models import Model
 from ratchet.training.models.text import Bag, Transformer, load_vectors

@@ -6,7 +6,7 @@ import torch
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score
 from torch import nn
 
-from ratchet.kinds import Classes
+from ratchet.problems import Classes
 from ratchet.training import Epoch, ImageSplit
 from ratchet.training.losses import Objective
 from ratchet.training.precision import Precision

@@ -9,7 +9,7 @@ from sklearn.metrics import accuracy_score, f1_score, mean_absolute_error, r2_sc
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from ratchet.kinds import Labels, NextToken, Numbers, Target
+from ratchet.problems import Labels, NextToken, Numbers, Target
 from ratchet.training import Split, TableSplit
 from ratchet.training.batches import ShardedArray
 from ratchet.training.losses import Objective

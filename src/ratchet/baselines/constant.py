@@ -4,12 +4,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ratchet.kinds import Classes, Labels, Numbers
+from ratchet.problems import Classes, Labels, Target
 
 __all__ = ["fit_constant", "log_odds", "log_shares"]
 
 
-def fit_constant(targets: NDArray[np.generic], target: Classes | Labels | Numbers) -> dict[str, torch.Tensor]:
+def fit_constant(targets: NDArray[np.generic], target: Target) -> dict[str, torch.Tensor]:
     """Return the state of a `Constant`: log-frequencies, logits of the labels' frequencies, or the mean."""
     if isinstance(target, Classes):
         value = log_shares(targets, target.outputs)

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from ratchet.baselines.constant import fit_constant
 from ratchet.baselines.ngrams import fit_ngrams
-from ratchet.kinds import ArraysInput, Classes, Input, NextToken, Numbers, TableInput, Target, TextInput, TokensInput
+from ratchet.kinds import ArraysInput, Input, TableInput, TextInput, TokensInput
+from ratchet.problems import Classes, NextToken, Numbers, Target
 from ratchet.training.models.arrays import as_table, flattened
 
 __all__ = ["FittedBaseline", "fit_baseline"]

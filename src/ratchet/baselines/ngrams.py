@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ratchet.kinds import NextToken, TokensInput
+from ratchet.kinds import TokensInput
+from ratchet.problems import NextToken
 
 __all__ = ["fit_ngrams"]
 

@@ -16,7 +16,8 @@ from scipy import sparse
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from ratchet.baselines.constant import log_odds, log_shares
-from ratchet.kinds import Classes, Labels, Numbers, TextInput
+from ratchet.kinds import TextInput
+from ratchet.problems import Labels, Numbers, Target
 from ratchet.tokens.words_and_pairs import encode_terms, learn_terms
 
 __all__ = ["fit_linear_bag", "text_ids"]
@@ -56,7 +57,7 @@ def fit_linear_bag(
     starts: Starts,
     targets: NDArray[np.generic],
     described: TextInput,
-    target: Classes | Labels | Numbers,
+    target: Target,
 ) -> dict[str, torch.Tensor]:
     """Return the state of a `LinearBag` that was fitted to these texts (see `fit_baseline`)."""
     width = described.buckets if described.tokenizer == "hashed" else len(described.vocabulary) + 2
@@ -86,7 +87,7 @@ def _vectors(ids: Ids, starts: Starts, width: int) -> tuple[sparse.csr_matrix, N
     return vectors, idf
 
 
-def _fit(vectors: sparse.csr_matrix, targets: NDArray[np.generic], target: Classes | Labels | Numbers) -> _Linear:
+def _fit(vectors: sparse.csr_matrix, targets: NDArray[np.generic], target: Target) -> _Linear:
     if isinstance(target, Numbers):
         scaled = target.scaled(targets)
         if not vectors.shape[1]:
@@ -102,7 +103,7 @@ def _fit(vectors: sparse.csr_matrix, targets: NDArray[np.generic], target: Class
     return _classes(vectors, targets.astype(np.int64), target)
 
 
-def _classes(vectors: sparse.csr_matrix, labels: NDArray[np.int64], target: Classes) -> _Linear:
+def _classes(vectors: sparse.csr_matrix, labels: NDArray[np.int64], target: Target) -> _Linear:
     """Return a linear model with one sum for each class, or with the log-odds of the second of two classes."""
     shares = log_shares(labels, target.outputs)
     if target.outputs == 2:

@@ -15,7 +15,8 @@ from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostin
 
 from ratchet.baselines.constant import log_odds, log_shares
 from ratchet.baselines.tree_tensors import TreeSum, tree_tensors
-from ratchet.kinds import Classes, Labels, Numbers, TableInput
+from ratchet.kinds import TableInput
+from ratchet.problems import Classes, Labels, Target
 from ratchet.training.models.tabular import TableFront
 
 __all__ = ["fit_trees"]
@@ -35,7 +36,7 @@ def fit_trees(
     codes: NDArray[np.generic],
     targets: NDArray[np.generic],
     table: TableInput,
-    target: Classes | Labels | Numbers,
+    target: Target,
     *,
     seed: int,
 ) -> dict[str, torch.Tensor]:
@@ -84,7 +85,7 @@ def _categories(codes: NDArray[np.generic], table: TableInput) -> NDArray[np.int
 
 
 def _sums(
-    rows: Floats, targets: NDArray[np.generic], target: Classes | Labels | Numbers, native: NDArray[np.bool_], seed: int
+    rows: Floats, targets: NDArray[np.generic], target: Target, native: NDArray[np.bool_], seed: int
 ) -> Iterator[TreeSum]:
     """Yield the sums of trees that the network needs, in the order of its outputs."""
     if isinstance(target, Classes):

@@ -25,7 +25,8 @@ from ratchet.data.sample_rules import failures, must, terms
 from ratchet.data.sources.factory import CustomSource
 from ratchet.data.split import SPLITS, keys
 from ratchet.errors import DataError
-from ratchet.kinds import Classes, ImageInput
+from ratchet.kinds import ImageInput
+from ratchet.problems import Classes
 from ratchet.settings.model import DataSettings
 
 __all__ = ["ingest_custom"]

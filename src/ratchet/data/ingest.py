@@ -32,7 +32,8 @@ from ratchet.data.sources import LISTING, Source, open_source
 from ratchet.data.system_files import Ignored
 from ratchet.data.tables.targets import Labelling
 from ratchet.errors import DataError
-from ratchet.kinds import Classes, ImageInput, Target
+from ratchet.kinds import ImageInput
+from ratchet.problems import Classes, Target
 from ratchet.settings.model import DataSettings
 from ratchet.workspace import disk_errors
 

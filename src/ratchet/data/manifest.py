@@ -8,7 +8,8 @@ from typing import Any
 
 from ratchet import files, typed_json
 from ratchet.errors import DataError
-from ratchet.kinds import Input, Target, to_json, without_facts
+from ratchet.kinds import Input, to_json, without_facts
+from ratchet.problems import Target
 
 __all__ = ["FORMAT", "CustomDataset", "CustomRows", "Manifest", "PackedFile", "Shard", "SplitFiles", "split_ids"]
 
@@ -58,7 +59,7 @@ class SplitFiles:
         arrays: the input's arrays by name, each in shards. images: uint8 (rows, height, width, channels). Tables:
             numbers, float32 (rows, columns), and codes, int64 (rows, columns); see `TableInput`. Texts and token
             streams: text, uint8, UTF-8 without separators. Texts also: starts, int64 (rows + 1,), places in `text`.
-        targets: int64 (rows,) of classes, float32 (rows, targets) of labels and numbers; see `ratchet.kinds.targets`.
+        targets: int64 (rows,) of classes, float32 (rows, targets) of labels and numbers; see `ratchet.problems`.
         keys: uint64 (rows,), stable hashes of the ids.
     """
 

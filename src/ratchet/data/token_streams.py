@@ -30,8 +30,9 @@ from ratchet.data.split import SPLITS, SplitName, assign
 from ratchet.data.system_files import Ignored
 from ratchet.data.texts.decoding import Decoded, decode, encoding_of
 from ratchet.errors import DataError, first_line
-from ratchet.kinds import NextToken, TokensInput
+from ratchet.kinds import TokensInput
 from ratchet.kinds.pieces import piece_bounds
+from ratchet.problems import NextToken
 from ratchet.settings.model import DataSettings
 
 __all__ = ["ingest_tokens"]

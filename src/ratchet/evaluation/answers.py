@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ratchet.errors import DataError
 from ratchet.evaluation.calibration import log_softmax
-from ratchet.kinds import Classes, Labels, NextToken, Numbers, Target
+from ratchet.problems import Classes, Labels, Numbers, Target
 
 __all__ = [
     "Answers",
@@ -282,7 +282,7 @@ def answers_to(
             return NumberAnswers(outputs, targets, target)
         case Labels():
             return LabelAnswers(outputs, targets, target, thresholds)
-        case NextToken():
+        case _:
             return PieceAnswers(outputs, targets)
 
 

@@ -17,7 +17,7 @@ from ratchet.evaluation.metrics import BaselineResult, Metrics, NamedMetric
 from ratchet.evaluation.multi_label import fit_thresholds, measure_labels
 from ratchet.evaluation.predictions import Predictions
 from ratchet.evaluation.regression import measure_numbers
-from ratchet.kinds import Classes, Labels, Target
+from ratchet.problems import Classes, Labels, Target
 from ratchet.settings.model import EvaluationSettings
 
 __all__ = ["against_constant", "compare_with_baseline", "measure", "thresholds_for"]

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from ratchet import files
 from ratchet.errors import DataError, TrainingError, first_line
 from ratchet.evaluation.answers import Answers, ClassAnswers, LabelAnswers, NumberAnswers, PieceAnswers, answers_to
-from ratchet.kinds import Classes, Labels, NextToken, Target, target_from_json, to_json
+from ratchet.kinds import to_json
+from ratchet.problems import Classes, Labels, NextToken, Target, target_from_json
 
 __all__ = ["Predictions", "check_classes", "read_predictions", "write_predictions"]
 

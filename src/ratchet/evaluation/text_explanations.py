@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.kinds import Classes, Numbers, TextInput
+from ratchet.kinds import TextInput
+from ratchet.problems import Classes, Numbers
 
 if TYPE_CHECKING:
     from ratchet.kinds import ModelSpec

@@ -8,7 +8,8 @@ import numpy as np
 
 from ratchet.errors import RegistryError
 from ratchet.exports.program import largest_difference
-from ratchet.kinds import ArraysInput, ImageInput, Input, TableInput, Target, TextInput, TokensInput
+from ratchet.kinds import ArraysInput, ImageInput, Input, TableInput, TextInput, TokensInput
+from ratchet.problems import Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

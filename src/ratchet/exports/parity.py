@@ -15,7 +15,7 @@ from ratchet.evaluation.slices import rows_by_slice
 from ratchet.exports.program import Program, largest_difference
 from ratchet.exports.text import amount, difference_text, speed_text
 from ratchet.exports.variants import Measured, SlicePart, Times
-from ratchet.kinds import Classes, Labels, Numbers, Target
+from ratchet.problems import Classes, Labels, Numbers, Target
 from ratchet.settings.model import EvaluationSettings, ExportSettings
 
 __all__ = ["BATCH", "batches", "judge", "measure"]

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ratchet import files
-from ratchet.kinds import ArraysInput, Classes, Input, Numbers, Target
+from ratchet.kinds import ArraysInput, Input
+from ratchet.problems import Classes, Numbers, Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -15,7 +15,7 @@ from ratchet.evaluation.metrics import BaselineResult, ConstantResult, NamedMetr
 from ratchet.exports.program import NotExported, Parity
 from ratchet.gate.significance import FIRST_TRY, Tries, p_better, p_larger_mean, p_not_worse, spend
 from ratchet.gate.verdict import Comparison, LeftOut, Obstacle, Unused
-from ratchet.kinds import Target
+from ratchet.problems import Target
 from ratchet.settings.model import EvaluationSettings, GateSettings
 
 __all__ = ["Candidate", "Case", "Champion"]

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ratchet.kinds.inputs import ImageInput, Input, TableInput, TokensInput
-from ratchet.kinds.spec_json import input_from_json, target_from_json, to_json, without_facts
-from ratchet.kinds.targets import Classes, Target
+from ratchet.kinds.spec_json import input_from_json, to_json, without_facts
+from ratchet.problems import Classes, Target, target_from_json
 
 __all__ = ["ModelSpec", "Width", "image_spec"]
 

@@ -4,21 +4,17 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from ratchet.kinds.inputs import Array, ArraysInput, Column, ImageInput, Input, TableInput, TextInput, TokensInput
-from ratchet.kinds.targets import Classes, Labels, NextToken, Numbers, Target
 
-__all__ = ["input_from_json", "target_from_json", "to_json", "without_facts"]
+__all__ = ["input_from_json", "to_json", "without_facts"]
 
 _INPUTS: dict[str, Any] = {
     "image": ImageInput, "table": TableInput, "text": TextInput, "tokens": TokensInput, "arrays": ArraysInput,
 }  # fmt: skip
 _PARTS: dict[str, Any] = {"columns": Column, "arrays": Array}
 _FACTS = {field.name for part in (*_INPUTS.values(), *_PARTS.values()) for field in fields(part) if not field.compare}
-_TARGETS: dict[str, Any] = {
-    "classification": Classes, "multi-label": Labels, "regression": Numbers, "next-token": NextToken,
-}  # fmt: skip
 
 
-def to_json(described: Input | Target) -> dict[str, Any]:
+def to_json(described: Any) -> dict[str, Any]:
     """Return an input or a target as plain data. Values that are defaults are left out, except the kind or problem."""
     content = asdict(described)
     left_out = {
@@ -50,16 +46,6 @@ def input_from_json(content: dict[str, Any]) -> Input:
         if name in values:
             values[name] = tuple(part(**_tuples(content)) for content in values[name])
     built: Input = _INPUTS[values["kind"]](**values)
-    return built
-
-
-def target_from_json(content: dict[str, Any]) -> Target:
-    """Read what `to_json` returned for a target.
-
-    Raises:
-        ValueError, TypeError, KeyError: it is not one.
-    """
-    built: Target = _TARGETS[content["problem"]](**_tuples(content))
     return built
 
 

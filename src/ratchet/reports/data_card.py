@@ -16,7 +16,8 @@ from ratchet.data.depth import largest
 from ratchet.data.difference import Difference
 from ratchet.data.manifest import Manifest
 from ratchet.data.split import SPLITS
-from ratchet.kinds import ImageInput, Numbers
+from ratchet.kinds import ImageInput
+from ratchet.problems import Numbers
 from ratchet.reports.distributions import date_text
 from ratchet.reports.images import InlineImage, inline, inline_png
 from ratchet.reports.templating import render_html

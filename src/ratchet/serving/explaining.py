@@ -240,5 +240,5 @@ def _pixels(loaded: LoadedVersion, image: NDArray[Any], probabilities: NDArray[n
 
 
 def _name(loaded: LoadedVersion, output: int) -> str:
-    name: str = loaded.spec.target.names[output]  # type: ignore[union-attr]  # tokens are refused before
+    name: str = loaded.spec.target.names[output]
     return name

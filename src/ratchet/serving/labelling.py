@@ -12,7 +12,7 @@ import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from ratchet.kinds import Classes, Numbers
+from ratchet.problems import Classes, Numbers
 from ratchet.serving.answering import Answering, Call
 from ratchet.serving.lifetime import Lifetime
 from ratchet.serving.requests import Refused, error_response, json_response

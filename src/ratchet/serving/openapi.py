@@ -8,19 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ratchet.kinds import (
-    ArraysInput,
-    Classes,
-    Column,
-    ImageInput,
-    Labels,
-    ModelSpec,
-    Numbers,
-    TableInput,
-    Target,
-    TextInput,
-    TokensInput,
-)
+from ratchet.kinds import ArraysInput, Column, ImageInput, ModelSpec, TableInput, TextInput, TokensInput
+from ratchet.problems import Classes, Labels, Numbers, Target
 from ratchet.serving.formats.open_inference import metadata
 from ratchet.serving.formats.uploads import UPLOADS
 from ratchet.serving.versions.loaded import LoadedVersion

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratchet.errors import DataError
-from ratchet.kinds import Classes, Labels, Numbers, TableInput
+from ratchet.kinds import TableInput
+from ratchet.problems import Classes, Labels, Numbers
 from ratchet.serving.batch.reading import Batch
 from ratchet.serving.formats.input_warnings import by_row, input_warnings
 from ratchet.serving.formats.raw_inputs import Arrays, to_arrays

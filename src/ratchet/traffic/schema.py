@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.kinds import Target
+from ratchet.problems import Target
 
 if TYPE_CHECKING:
     import polars

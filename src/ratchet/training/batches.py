@@ -107,7 +107,7 @@ class Split:
 
     name: str
     arrays: tuple[Array, ...]
-    targets: NDArray[Any]  # (rows,) or (rows, targets); see `ratchet.kinds.targets`
+    targets: NDArray[Any]  # (rows,) or (rows, targets); see `ratchet.problems`
     keys: NDArray[np.uint64]  # (rows,), stable hashes of the sample ids
     _resident: dict[torch.device, Inputs | None] = field(default_factory=dict, repr=False, compare=False)
 

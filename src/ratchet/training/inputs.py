@@ -12,19 +12,8 @@ import torch
 
 from ratchet import files
 from ratchet.errors import TrainingError
-from ratchet.kinds import (
-    ArraysInput,
-    Classes,
-    ImageInput,
-    Input,
-    ModelSpec,
-    NextToken,
-    TableInput,
-    Target,
-    TextInput,
-    TokensInput,
-    input_from_json,
-)
+from ratchet.kinds import ArraysInput, ImageInput, Input, ModelSpec, TableInput, TextInput, TokensInput, input_from_json
+from ratchet.problems import Classes, NextToken, Target
 from ratchet.tokens.token_ids import tokens
 from ratchet.training.augment import epoch_order
 from ratchet.training.batches import ImageSplit, Split, TableSplit

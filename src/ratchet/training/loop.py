@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ratchet.errors import CheckpointError, NotFinite, TrainingError
-from ratchet.kinds import Numbers
+from ratchet.problems import Numbers
 from ratchet.training.augment import epoch_order
 from ratchet.training.batches import Batch, Rows, run_steps, step_rows
 from ratchet.training.checkpoint import CheckpointStore

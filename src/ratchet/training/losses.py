@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from ratchet.errors import TrainingError
-from ratchet.kinds import Classes, Labels, NextToken, Numbers, Target
+from ratchet.problems import Classes, Labels, NextToken, Numbers, Target
 from ratchet.training.plan import Plan
 
 __all__ = ["Objective", "class_weights", "settled"]
@@ -110,7 +110,7 @@ class Objective:
         return self.weights[torch.where(counts, targets, torch.zeros_like(targets))] * counts
 
     def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the losses of the samples, a scalar; see `ratchet.kinds.targets` for the shapes."""
+        """Return the sum of the losses of the samples, a scalar; see `ratchet.problems` for the shapes."""
         if outputs.dtype in (torch.bfloat16, torch.float16):
             outputs = outputs.float()
         if isinstance(self.target, NextToken):

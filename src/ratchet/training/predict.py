@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from ratchet.kinds import NextToken
+from ratchet.problems import NextToken
 from ratchet.tokens.token_ids import tokens
 from ratchet.training.batches import Split
 from ratchet.training.models.fitted import Constant

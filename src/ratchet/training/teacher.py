@@ -10,7 +10,8 @@ import torch
 from torch.nn import functional
 
 from ratchet.errors import TrainingError
-from ratchet.kinds import Classes, ImageInput, Input, Labels, ModelSpec, NextToken, Numbers, Target
+from ratchet.kinds import ImageInput, Input, ModelSpec
+from ratchet.problems import Classes, Labels, NextToken, Numbers, Target
 from ratchet.training.losses import Objective
 from ratchet.training.models import load_model
 from ratchet.training.plan import Plan

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ratchet.kinds import Classes, Labels, Numbers
+from ratchet.problems import Classes, Labels, Numbers
 from ratchet.training.batches import Split
 from ratchet.training.losses import Objective
 from ratchet.training.plan import Plan

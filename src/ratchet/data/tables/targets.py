@@ -16,7 +16,7 @@ from ratchet.data.tables.forms import PLAIN, Ambiguous, number_form, numbers
 from ratchet.data.tables.label_lists import SEPARATORS, list_separator, parts_of
 from ratchet.data.tables.notes import far_notes, yaml_list
 from ratchet.errors import DataError
-from ratchet.kinds import Classes, Labels, Numbers, Target
+from ratchet.problems import Classes, Labels, Numbers, Target
 from ratchet.settings.model import DataSettings
 
 __all__ = ["Labelling", "Problem", "read_labels"]

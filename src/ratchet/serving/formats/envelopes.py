@@ -18,7 +18,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from ratchet.kinds import Classes, Input, Labels, ModelSpec, Numbers, TokensInput
+from ratchet.kinds import Input, ModelSpec, TokensInput
+from ratchet.problems import Classes, Labels, Numbers
 from ratchet.serving.formats.input_warnings import InputWarning, by_row, input_warnings
 from ratchet.serving.formats.raw_inputs import Arrays
 from ratchet.serving.formats.request_values import BadRequest, check_rows, go_on, texts_in

@@ -276,7 +276,7 @@ def _output_options(head: _Head, spec: ModelSpec) -> dict[str, Any]:
 def _classifications(predictions: Any, spec: ModelSpec, count: int) -> NDArray[Any]:
     """Return the best outputs of each row as Triton writes them, "SCORE:INDEX:NAME"."""
     order = np.argsort(-predictions, axis=1, kind="stable")[:, :count]
-    names: tuple[str, ...] = spec.target.names  # type: ignore[union-attr]  # checked in `_output_options`
+    names: tuple[str, ...] = spec.target.names
     rows = zip(predictions.tolist(), order.tolist(), strict=True)
     texts = [[f"{row[at]:f}:{at}:{names[at]}" for at in best] for row, best in rows]
     return np.array(texts, object).reshape(order.shape)

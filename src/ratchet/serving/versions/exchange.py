@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from ratchet.kinds import Classes, ImageInput, Input, Labels, Numbers, TableInput, Target
+from ratchet.kinds import ImageInput, Input, TableInput
+from ratchet.problems import Classes, Labels, Numbers, Target
 from ratchet.serving.versions.loaded import LoadedVersion
 
 __all__ = ["can_replace", "takes_equal"]

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import torch
 from torch.nn.modules.dropout import _DropoutNd
 
-from ratchet.kinds import Classes, ModelSpec, Numbers
+from ratchet.kinds import ModelSpec
+from ratchet.problems import Classes, Numbers
 from ratchet.training.autograd_graph import graph_leaves, graph_nodes
 from ratchet.training.batches import Batch
 from ratchet.training.determinism import explained

@@ -8,19 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ratchet.kinds import (
-    Classes,
-    ImageInput,
-    Input,
-    Labels,
-    ModelSpec,
-    NextToken,
-    Numbers,
-    TableInput,
-    Target,
-    TextInput,
-    TokensInput,
-)
+from ratchet.kinds import ImageInput, Input, ModelSpec, TableInput, TextInput, TokensInput
+from ratchet.problems import Classes, Labels, NextToken, Numbers, Target
 from ratchet.training.batches import Split
 from ratchet.training.custom_dataset import DatasetSplit
 from ratchet.training.doctor.dataset_checks import ReadSamples, check_dataset, read_samples

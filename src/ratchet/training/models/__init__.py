@@ -14,7 +14,8 @@ from torch import nn
 from ratchet import files
 from ratchet.checksums import verify
 from ratchet.errors import TrainingError
-from ratchet.kinds import ArraysInput, ImageInput, ModelSpec, NextToken
+from ratchet.kinds import ArraysInput, ImageInput, ModelSpec
+from ratchet.problems import NextToken
 from ratchet.training.models.arrays import ArraysMLP
 from ratchet.training.models.baseline_nets import BASELINES, blended
 from ratchet.training.models.convnet import ConvNet

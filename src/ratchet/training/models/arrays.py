@@ -5,7 +5,8 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from ratchet.kinds import Array, ArraysInput, Column, TableInput, Target
+from ratchet.kinds import Array, ArraysInput, Column, TableInput
+from ratchet.problems import Target
 from ratchet.training.models.convnet import Dropout
 from ratchet.training.models.trees import Trees
 

@@ -3,7 +3,8 @@
 import torch
 from torch.nn import functional
 
-from ratchet.kinds import Target, TextInput, TokensInput
+from ratchet.kinds import TextInput, TokensInput
+from ratchet.problems import Target
 from ratchet.training.models.fitted import Fitted, as_outputs
 
 __all__ = ["LinearBag", "Ngrams"]

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ratchet.kinds import NextToken, TokensInput
+from ratchet.kinds import TokensInput
+from ratchet.problems import NextToken
 
 __all__ = ["Cache", "Decoder"]
 

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ratchet.kinds import Classes, Input, Labels, NextToken, Target
+from ratchet.kinds import Input
+from ratchet.problems import Classes, Labels, NextToken, Target
 
 __all__ = ["Blend", "Constant", "Fitted", "as_outputs", "blend_weights"]
 

@@ -3,18 +3,8 @@
 import torch
 from torch import nn
 
-from ratchet.kinds import (
-    ArraysInput,
-    ImageInput,
-    Input,
-    Labels,
-    ModelSpec,
-    Numbers,
-    TableInput,
-    Target,
-    TextInput,
-    TokensInput,
-)
+from ratchet.kinds import ArraysInput, ImageInput, Input, ModelSpec, TableInput, TextInput, TokensInput
+from ratchet.problems import Labels, Numbers, Target
 from ratchet.training.models.arrays import ArraysFront
 from ratchet.training.models.tabular import TableFront
 
@@ -39,7 +29,7 @@ class Model(nn.Module):
         self.fixed = frozenset(name for name, weight in self.named_parameters() if not weight.requires_grad)
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """Return the outputs for a batch; see `ratchet.kinds.targets` for their shapes.
+        """Return the outputs for a batch; see `ratchet.problems` for their shapes.
 
         In training mode an ensemble may return one more axis, (n, members, outputs).
         """

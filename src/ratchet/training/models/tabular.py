@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ratchet.kinds import Classes, Labels, TableInput, Target
+from ratchet.kinds import TableInput
+from ratchet.problems import Classes, Labels, Target
 from ratchet.training.models.convnet import Dropout
 from ratchet.training.models.table_columns import ColumnEncoder
 

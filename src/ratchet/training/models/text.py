@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from ratchet.errors import TrainingError
-from ratchet.kinds import Target, TextInput
+from ratchet.kinds import TextInput
+from ratchet.problems import Target
 from ratchet.tokens.tokenizers import PADDING, UNKNOWN, id_count
 
 __all__ = ["VECTOR_FILES", "Bag", "Transformer", "VectorReport", "load_vectors"]

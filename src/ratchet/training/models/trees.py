@@ -2,7 +2,8 @@
 
 import torch
 
-from ratchet.kinds import TableInput, Target
+from ratchet.kinds import TableInput
+from ratchet.problems import Target
 from ratchet.training.models.fitted import Fitted, as_outputs
 
 __all__ = ["NEVER", "Trees"]

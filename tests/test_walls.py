@@ -161,7 +161,9 @@ try:
     main()
 except SystemExit as leaving:
     assert leaving.code in (0, None), leaving.code
-heavy = {"torch", "torchvision", "mlflow", "prefect", "dvc", "pandas", "polars", "pandera", "sklearn", "scipy", "numpy"}
+heavy = {
+    "torch", "torchvision", "mlflow", "matplotlib", "prefect", "dvc", "pandas", "polars", "pandera", "sklearn", "scipy", "numpy"
+}
 print("heavy:", sorted(heavy & set(sys.modules)))
 """
     printed = python(program)

@@ -1,91 +1,167 @@
-"""Charts as inline SVG. Their colours are variables of report.css, so that they follow the light and dark theme."""
+"""Charts as inline SVG, drawn by matplotlib. Their colours are variables of report.css, so they follow the theme."""
 
+import io
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
 
 from markupsafe import Markup, escape
 
 from ratchet.evaluation.calibration import Bin
-from ratchet.reports.numbers import percent
+from ratchet.evaluation.intervals import Interval
+from ratchet.reports.numbers import shown
 
-__all__ = ["COLOURS", "Line", "heat_map", "line_chart", "reliability_chart", "scale", "svg", "tick_text", "ticks"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import Locator
+
+__all__ = [
+    "COLOURS", "Canvas", "Chart", "Line", "Scale", "bar_chart", "canvas", "dots", "heat_map", "histogram", "line_chart",
+    "number_text", "reliability_chart", "scatter_chart", "shortened", "strokes",
+]  # fmt: skip
 
 COLOURS = ("--series-1", "--series-2", "--series-3", "--series-4", "--series-5")
 """CSS variables for the lines of one chart."""
 
 Points = Sequence[tuple[float, float]]
 
+_VARIABLES = ("", *COLOURS, "--soft", "--line", "--good", "--bad")
+_COLOUR = MappingProxyType({name: f"#{number:06x}" for number, name in enumerate(_VARIABLES)})  # that matplotlib writes
+_STYLE: Mapping[Any, Any] = MappingProxyType(
+    {
+        "svg.hashsalt": "ratchet", "svg.fonttype": "none", "text.parse_math": False, "path.simplify": False,
+        "font.family": "DejaVu Sans", "font.size": 12, "axes.titlesize": 12, "axes.titlelocation": "left",
+        "xaxis.labellocation": "right", "axes.axisbelow": True, "axes.grid": True, "axes.grid.axis": "y",
+        "grid.color": _COLOUR["--line"], "grid.linewidth": 1, "axes.xmargin": 0, "axes.ymargin": 0,
+        "axes.autolimit_mode": "round_numbers", "xtick.bottom": False, "ytick.left": False, "figure.dpi": 72,
+    }
+)  # fmt: skip
+_DASHED: Any = MappingProxyType(
+    {"color": _COLOUR["--soft"], "linestyle": (0, (4, 4)), "linewidth": 1, "clip_on": False}
+)
+_STEPS = (1, 2, 5, 10)  # of ticks
+_SHARES = (0.0, 0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9998, 0.9999)
+_SHADES = 8
+_DRAWN = 1500  # points of a scatter plot, evenly spaced among all
+
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a chart."""
+    """One line of a chart, or of its legend."""
 
     name: str
     colour: str  # a CSS variable
-    points: Points
+    points: Points = ()
 
 
-_WIDTH, _HEIGHT = 360, 236
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 10, 38
-_SHADES = 8
+@dataclass(frozen=True)
+class Chart:
+    """A drawing with its title, the lines that its legend names, and a note."""
+
+    title: str
+    drawing: Markup
+    lines: Sequence[Line] = ()
+    note: str = ""
+
+
+@dataclass
+class Canvas:
+    """A figure to draw on. `svg` is complete when the block of `canvas` ends."""
+
+    figure: "Figure"
+    axes: "Axes"
+    svg: Markup = field(default_factory=Markup)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The values that an axis shows: linear, logarithmic, or stretched towards 100 %, where accuracies are close.
+
+    Attributes:
+        share: the values are in per cent.
+        whole: the ticks are whole numbers.
+    """
+
+    low: float
+    high: float
+    kind: Literal["linear", "log", "logit"] = "linear"
+    share: bool = False
+    whole: bool = False
+
+    @classmethod
+    def rounded(cls, low: float, high: float, *, share: bool = False, whole: bool = False) -> "Scale":
+        """Return a linear scale that begins and ends with a tick."""
+        ticks = cls(low, high, whole=whole)._locator().tick_values(low, high)
+        return cls(float(ticks[0]), float(ticks[-1]), share=share, whole=whole)
+
+    def apply(self, axes: "Axes", side: Literal["x", "y"]) -> None:
+        """Set scale, limits and ticks of the axis."""
+        from matplotlib.ticker import NullLocator
+
+        spare = 0.0 if self.low < self.high else abs(self.low) / 10 or 1.0
+        axes.set(**{f"{side}scale": self.kind, f"{side}lim": (self.low - spare, self.high + spare)})
+        axis = axes.xaxis if side == "x" else axes.yaxis
+        axis.set_major_locator(self._locator())
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(share_text if self.share else number_text)
+
+    def inside(self, value: float) -> float:
+        """Return the value, or the end of the axis if it is outside."""
+        return min(max(value, self.low), self.high)
+
+    def _locator(self) -> "Locator":
+        """Return the first locator with enough ticks inside."""
+        from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator
+
+        special: dict[str, list[Locator]] = {
+            "log": [LogLocator(numticks=7), LogLocator(subs=(1, 2, 5))], "logit": [FixedLocator(_SHARES)],
+        }  # fmt: skip
+        for locator in special.get(self.kind, []):
+            if sum(self.low <= tick <= self.high for tick in locator.tick_values(self.low, self.high)) > 2:
+                return locator
+        return MaxNLocator(6, steps=_STEPS, integer=self.whole)
 
 
 def line_chart(lines: Sequence[Line], *, name: str, x_label: str, share: bool = False) -> Markup:
-    """Draw lines in one frame; a single point shows as a dot. Return "" where there is no point.
+    """Draw lines in one frame, with a dot at their ends. Return "" where there is no point.
 
     `share`: the y axis is in per cent.
     """
-    points = [point for line in lines for point in line.points]
-    if not points:
+    lines = [line for line in lines if line.points]
+    if not lines:
         return Markup()
-    x_ticks = ticks([x for x, _ in points], most=6, whole=True)
-    y_ticks = ticks([y for _, y in points], most=5)
-    x, y = scale(x_ticks, _LEFT, _WIDTH - _RIGHT), scale(y_ticks, _HEIGHT - _BOTTOM, _TOP)
-    step = y_ticks[1] - y_ticks[0]
-    drawn = [
-        f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}" stroke="var(--line)"/>'
-        f'<text x="{_LEFT - 7}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick_text(tick, step, share=share)}</text>'
-        for tick in y_ticks
-    ]
-    drawn += [f'<text x="{x(tick):.1f}" y="{_HEIGHT - 21}" text-anchor="middle">{tick:g}</text>' for tick in x_ticks]
-    drawn.append(f'<text x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 5}" text-anchor="end">{escape(x_label)}</text>')
-    drawn += [_polyline(line, x, y) for line in lines]
-    return svg(name, "".join(drawn), width=_WIDTH, height=_HEIGHT)
+    with canvas(name, 360, 236, shares="y" if share else "", whole=True) as drawn:
+        for line in lines:
+            strokes(drawn.axes, [line.points], line.colour)
+            dots(drawn.axes, line.points[-1:], line.colour, 6.4)
+        drawn.axes.set_xlabel(x_label)
+    return drawn.svg
 
 
 def reliability_chart(bins: Sequence[Bin]) -> Markup:
     """Draw the accuracy of each confidence bin against the diagonal of perfect calibration, and the samples below."""
-    side, strip, left, top = 250, 46, _LEFT, 10
-    width, height = left + side + 64, top + side + strip + 40
     most = max((bin.count for bin in bins), default=0) or 1
-    bottom = top + side
-    drawn = []
-    for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
-        y = bottom - side * tick
-        drawn.append(
-            f'<line x1="{left}" x2="{left + side}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--line)"/>'
-            f'<text x="{left - 7}" y="{y + 4:.1f}" text-anchor="end">{percent(tick, 0)}</text>'
-            f'<text x="{left + side * tick:.1f}" y="{height - 20}" text-anchor="middle">{percent(tick, 0)}</text>'
-        )
-    for bin in bins:
-        x, bar = left + side * bin.low + 1, side * (bin.high - bin.low) - 2
-        if bin.accuracy is None or bin.confidence is None:
-            continue
-        up, samples = side * bin.accuracy, max(1.5, (strip - 8) * bin.count / most)
-        centre = left + side * bin.confidence
-        drawn.append(
-            f'<rect x="{x:.1f}" y="{bottom - up:.1f}" width="{bar:.1f}" height="{up:.1f}" fill="var(--series-1)" '
-            f'opacity=".38"/><circle cx="{centre:.1f}" cy="{bottom - up:.1f}" r="3.5" fill="var(--series-1)"/>'
-            f'<rect x="{x:.1f}" y="{bottom + strip - samples:.1f}" width="{bar:.1f}" height="{samples:.1f}" '
-            f'fill="var(--soft)" opacity=".55"><title>{bin.count:,} samples</title></rect>'
-        )
-    drawn.append(
-        f'<line x1="{left}" y1="{bottom}" x2="{left + side}" y2="{top}" stroke="var(--soft)" stroke-dasharray="4 4"/>'
-        f'<text x="{left + side + 8}" y="{bottom + strip - 4}">samples</text>'
-        f'<text x="{left + side}" y="{height - 4}" text-anchor="end">confidence</text>'
+    known = [bin for bin in bins if bin.count]
+    middles, width, ticks = (
+        [(bin.low + bin.high) / 2 for bin in known],
+        0.9 / max(1, len(bins)),
+        (0, 0.25, 0.5, 0.75, 1),
     )
-    return svg("Accuracy by confidence", "".join(drawn), width=width, height=height)
+    with canvas("Accuracy by confidence", 360, 336, right=64, bottom=36, shares="xy") as drawn:
+        axes = drawn.axes
+        axes.bar(middles, [bin.accuracy or 0 for bin in known], width, color=_COLOUR["--series-1"], alpha=0.4)
+        dots(axes, [(bin.confidence or 0, bin.accuracy or 0) for bin in known], "--series-1", 7)
+        heights = [0.15 * bin.count / most for bin in known]
+        axes.bar(middles, heights, width, -0.18, color=_COLOUR["--soft"], alpha=0.5)
+        axes.axline((0, 0), slope=1, **_DASHED)
+        axes.text(1.03, -0.17, "samples")
+        axes.set(xlim=(0, 1), ylim=(-0.18, 1), xticks=ticks, yticks=ticks, xlabel="confidence")
+    return drawn.svg
 
 
 def heat_map(confusion: Sequence[Sequence[int]]) -> Markup:
@@ -94,70 +170,175 @@ def heat_map(confusion: Sequence[Sequence[int]]) -> Markup:
     The shade is the share of the true class. Cells of one shade are one path: a page with a thousand classes stays
     small and opens quickly.
     """
-    shades: dict[tuple[bool, int], list[str]] = {}
+    shades: dict[tuple[str, int], list[Points]] = {}
     for actual, row in enumerate(confusion):
-        total = sum(row)
         for predicted, count in enumerate(row):
             if count:
-                shade = math.ceil(_SHADES * count / total)
-                shades.setdefault((actual == predicted, shade), []).append(f"M{predicted} {actual}h1v1h-1z")
+                key = "--good" if actual == predicted else "--bad", math.ceil(_SHADES * count / sum(row))
+                shades.setdefault(key, []).append([(predicted, actual + 0.5), (predicted + 1, actual + 0.5)])
     size = len(confusion)
-    cells = "".join(
-        f'<path d="{"".join(paths)}" fill="var({"--good" if correct else "--bad"})" '
-        f'opacity="{0.2 + 0.8 * shade / _SHADES:g}"/>'
-        for (correct, shade), paths in sorted(shades.items())
-    )
-    frame = f'<rect width="{size}" height="{size}" fill="var(--card)"/>'
-    edge = f'<rect width="{size}" height="{size}" fill="none" stroke="var(--line)" stroke-width="{size / 300:g}"/>'
-    return svg("Confusion matrix", frame + cells + edge, width=size, height=size)
+    with canvas("Confusion matrix", 2 * size, 2 * size, left=0, right=0, top=0, bottom=0) as drawn:
+        for (colour, shade), cells in sorted(shades.items()):
+            strokes(drawn.axes, cells, colour, width=2, alpha=0.2 + 0.1 * shade, cap="butt")
+        strokes(drawn.axes, [[(0, 0), (size, 0), (size, size), (0, size), (0, 0)]], "--line", width=size / 150)
+        drawn.axes.set(xlim=(0, size), ylim=(size, 0))
+        drawn.axes.set_axis_off()
+    return drawn.svg
 
 
-def svg(name: str, content: str, *, width: float, height: float, least_width: float = 0.0) -> Markup:
-    """Return a drawing with a name for screen readers. One with a least width (pixels) needs a box that scrolls."""
-    # The text of a drawing grows with it, so drawings with text grow by at most a third
-    limit = f' style="max-width:{width * 4 / 3:.0f}px"' if "<text" in content else ""
-    if least_width:
-        limit = f' style="max-width:{width * 4 / 3:.0f}px;min-width:{least_width:.0f}px"'
-    return Markup(
-        f'<svg viewBox="0 0 {width:g} {height:g}"{limit} role="img" aria-label="{escape(name)}">{content}</svg>'
-    )
+def scatter_chart(points: Points, *, name: str, x_label: str, y_label: str, diagonal: bool = False) -> Markup:
+    """Draw points, and the line on which they should be: the diagonal or y = 0. Return "" where there is no point."""
+    if not points:
+        return Markup()
+    with canvas(name, 360, 290, left=60, right=24, top=24) as drawn:
+        dots(drawn.axes, points[:: -(-len(points) // _DRAWN)], "--series-1", 2.6, alpha=0.5)
+        if diagonal:
+            drawn.axes.update_datalim([(value, value) for point in points for value in point])
+            drawn.axes.axline((points[0][0], points[0][0]), slope=1, **_DASHED)
+        else:
+            drawn.axes.axhline(0, **_DASHED)
+        drawn.axes.set(xlabel=x_label, title=y_label)
+    return drawn.svg
 
 
-def _polyline(line: Line, x: Callable[[float], float], y: Callable[[float], float]) -> str:
-    if not line.points:
+def bar_chart(bars: Sequence[tuple[str, Interval]], *, name: str, x_label: str) -> Markup:
+    """Draw a horizontal bar with its interval for each name. Return "" where there is none."""
+    if not bars:
+        return Markup()
+    with canvas(name, 460, 22 * len(bars) + 42, left=150, right=14, top=4) as drawn:
+        axes = drawn.axes
+        values = [each.value for _, each in bars]
+        axes.barh(range(len(bars)), values, 0.55, color=_COLOUR["--series-1"], alpha=0.5)
+        intervals = [[(each.low, y), (each.high, y)] for y, (_, each) in enumerate(bars)]
+        strokes(axes, intervals, "--series-1", cap="butt")
+        axes.set(xlabel=x_label, ylim=(len(bars) - 0.5, -0.5))
+        axes.set_yticks(range(len(bars)), [shortened(label) for label, _ in bars])
+        axes.grid(visible=False, axis="y")
+        axes.grid(visible=True, axis="x")
+    return drawn.svg
+
+
+def histogram(labels: Sequence[str], groups: Sequence[tuple[str, Sequence[float]]], *, name: str) -> Markup:
+    """Draw the shares of each bin or value as bars side by side.
+
+    Args:
+        labels: of the bins, under the bars; all of them where there are few, else the first and the last.
+        groups: a CSS variable of a colour, and the share of each bin.
+        name: for screen readers.
+    """
+    most = max((share for _, shares in groups for share in shares), default=0.0) or 1.0
+    count, width = max(1, len(labels)), 0.84 / max(1, len(groups))
+    with canvas(name, 300, 130, left=38, right=6, bottom=24) as drawn:
+        for place, (colour, shares) in enumerate(groups):
+            bars = [[(x + width * (place + 0.5), 0.0), (x + width * (place + 0.5), y)] for x, y in enumerate(shares)]
+            strokes(drawn.axes, bars, colour, width=256 * width / count, alpha=0.75, cap="butt")
+        strokes(drawn.axes, [[(0, 0), (count, 0)]], "--line", width=1)
+        drawn.axes.set(xlim=(0, count), ylim=(0, most))
+        drawn.axes.grid(visible=False)
+        drawn.axes.set_yticks([most], [f"{100 * most:.0f} %"])
+        few = len(labels) <= 3
+        drawn.axes.set_xticks(
+            [x + 0.42 for x in range(len(labels))] if few else [], map(shortened, labels if few else [])
+        )
+        if not few:
+            drawn.axes.text(0, -0.19 * most, shortened(labels[0]))
+            drawn.axes.text(count, -0.19 * most, shortened(labels[-1]), horizontalalignment="right")
+    return drawn.svg
+
+
+@contextmanager
+def canvas(
+    name: str, width: float, height: float, *, left: float = 54, right: float = 12, top: float = 10, bottom: float = 38,
+    least_width: float = 0.0, shares: str = "", whole: bool = False,
+) -> Iterator[Canvas]:  # fmt: skip
+    """Open a figure, and turn it into SVG at the end. The same drawing gives the same bytes.
+
+    Args:
+        name: for screen readers.
+        width: of the figure, in its own units, which become pixels; `height` likewise.
+        left: margin of the axes; the other sides likewise.
+        least_width: pixels; a drawing that has one needs a box that scrolls.
+        shares: axes with values in per cent: "x", "y" or "xy".
+        whole: ticks of the x axis are whole numbers.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    with matplotlib.rc_context(dict(_STYLE)):
+        figure = Figure(figsize=(width / 72, height / 72), frameon=False)
+        place = left / width, bottom / height, (width - left - right) / width, (height - top - bottom) / height
+        drawn = Canvas(figure, figure.add_axes(place, frameon=False))
+        for side, axis in (("x", drawn.axes.xaxis), ("y", drawn.axes.yaxis)):
+            axis.set_major_locator(MaxNLocator(6, steps=_STEPS, integer=whole and side == "x"))
+            axis.set_major_formatter(share_text if side in shares else number_text)
+        yield drawn
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+        content = re.sub(r"\s*<[^>]*>\s*", _tag, file.getvalue().split("</defs>")[1].partition("<defs>")[0])
+        # The text of a drawing grows with it, so drawings with text grow by at most a third
+        style = f"max-width:{width * 4 / 3:.0f}px" if "<text" in content else ""
+        style += f";min-width:{least_width:.0f}px" if least_width else ""
+        title = f"<title>{escape(name)}</title><desc>{escape(_description(drawn.axes))}</desc>"
+        drawn.svg = Markup(f'<svg viewBox="0 0 {width:g} {height:g}" style="{style}" role="img">{title}{content}</svg>')
+
+
+def strokes(
+    axes: "Axes", lines: Sequence[Points], colour: str, *, width: float = 2, alpha: float = 1, cap: Any = "round",
+    steps: bool = False,
+) -> None:  # fmt: skip
+    """Draw lines, or bars with the cap "butt", as one path: many of them stay small. A single point is a dot."""
+    gap = (math.nan, math.nan)
+    points = [point for line in lines for point in (*line, *(line if len(line) == 1 else ()), gap)]
+    axes.plot(
+        [x for x, _ in points], [y for _, y in points], color=_COLOUR[colour], linewidth=width, alpha=alpha,
+        solid_capstyle=cap, clip_on=False, drawstyle="steps-post" if steps else "default",
+    )  # fmt: skip
+
+
+def dots(axes: "Axes", points: Points, colour: str, size: float, *, alpha: float = 1) -> None:
+    """Draw points as one path of lines without length, whose round ends are the dots."""
+    strokes(axes, [[point] for point in points], colour, width=size, alpha=alpha)
+
+
+def number_text(value: float, _: object = None) -> str:
+    """Return a number in few characters: 1.5M, 20k, 0.01, 1e-5."""
+    for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.6g}{letter}"
+    if 0 < abs(value) < 1e-3:
+        mantissa, exponent = f"{value:e}".split("e")
+        return f"{float(mantissa):.4g}e{int(exponent)}"
+    return f"{value:.6g}"
+
+
+def share_text(value: float, _: object = None) -> str:
+    """Return a share in per cent with as many digits as it needs."""
+    return f"{100 * value:.6g} %"
+
+
+def shortened(text: str, longest: int = 22) -> str:
+    """Return a text in one line, cut if it is too long for a chart."""
+    line = " ".join(shown(text).split())
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
+
+
+def _description(axes: "Axes") -> str:
+    """Return the ends of both axes, for screen readers."""
+    sides = []
+    for axis, label in ((axes.xaxis, axes.get_xlabel() or "x axis"), (axes.yaxis, axes.get_title("left") or "y axis")):
+        texts = [tick.get_text() for tick in axis.get_ticklabels() if tick.get_text()] if axes.axison else []
+        sides += [f"{label}: {texts[0]} to {texts[-1]}"] if texts else []
+    return "; ".join(sides)
+
+
+def _tag(match: re.Match[str]) -> str:
+    """Return a tag of matplotlib's SVG without fonts and groups, with CSS variables as colours and one decimal."""
+    tag = " ".join(match[0].split())
+    if tag.startswith(("<g ", "<g>", "</g>", "</svg>")):
         return ""
-    places = [f"{x(across):.1f},{y(up):.1f}" for across, up in line.points]
-    last_x, last_y = places[-1].split(",")
-    return (
-        f'<polyline points="{" ".join(places)}" fill="none" stroke="var({line.colour})" stroke-width="2" '
-        f'stroke-linejoin="round"/><circle cx="{last_x}" cy="{last_y}" r="3.2" fill="var({line.colour})"/>'
+    tag = re.sub(
+        r"""(font-size|font-family): [^;"]*(; )?| clip-path="[^"]*"| transform="rotate\(-?0 [^"]*"| L(?= )""", "", tag
     )
-
-
-def ticks(values: Sequence[float], *, most: int, whole: bool = False) -> list[float]:
-    """Return round numbers, at least two, that span `values`."""
-    low, high = min(values), max(values)
-    if high - low < 1e-12 * max(1.0, abs(high)):
-        low, high = (low - 1, high + 1) if whole else (low - abs(low or 1) / 10, high + abs(high or 1) / 10)
-    rough = (high - low) / most
-    unit = 10.0 ** math.floor(math.log10(rough))
-    step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough)
-    if whole:
-        step = max(1.0, round(step))
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [number * step for number in range(first, max(last, first + 1) + 1)]
-
-
-def tick_text(value: float, step: float, *, share: bool) -> str:
-    """Return the text of a tick; `step` is the distance of two ticks."""
-    if share:
-        return percent(value, max(0, -math.floor(math.log10(step * 100) + 1e-9)))
-    if step < 1e-3 or abs(value) >= 1e5:
-        return "0" if value == 0 else f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
-    return f"{value:.{max(0, -math.floor(math.log10(step) + 1e-9))}f}"
-
-
-def scale(marks: Sequence[float], start: float, end: float) -> Callable[[float], float]:
-    """Return the function from values to places: the first tick is at `start`, the last at `end`."""
-    low, high = marks[0], marks[-1]
-    return lambda value: start + (end - start) * (value - low) / (high - low)
+    tag = re.sub(r"#(\w{6})", lambda code: f"var({_VARIABLES[int(code[1], 16)]})", tag)
+    return re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), tag)

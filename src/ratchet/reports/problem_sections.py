@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-from markupsafe import Markup
-
 from ratchet.evaluation.answers import NumberAnswers
 from ratchet.evaluation.details import ExplainedText
 from ratchet.evaluation.importance import Importance
@@ -27,13 +25,11 @@ from ratchet.evaluation.metrics import (
 from ratchet.evaluation.predictions import Predictions
 from ratchet.evaluation.slices import ScoreSlice
 from ratchet.evaluation.wording import baseline_sentence, number, range_text, signed_range, value_text
-from ratchet.reports.charts import COLOURS, Line
+from ratchet.reports.charts import COLOURS, Chart, Line, bar_chart, histogram, scatter_chart
 from ratchet.reports.distributions import Distribution
 from ratchet.reports.numbers import decimal, shown
-from ratchet.reports.point_charts import bar_chart, histogram, scatter_chart
 
 __all__ = [
-    "Drawing",
     "Section",
     "Table",
     "baseline_section",
@@ -66,21 +62,13 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Drawing:
-    """A chart with its title."""
-
-    title: str
-    drawing: Markup
-
-
-@dataclass(frozen=True)
 class Section:
     """A titled part of the page: sentences, then charts, then tables."""
 
     title: str
     note: str = ""
     sentences: Sequence[str] = ()
-    charts: Sequence[Drawing] = ()
+    charts: Sequence[Chart] = ()
     legend: Sequence[Line] = ()  # of the charts
     tables: Sequence[Table] = field(default_factory=tuple)
 
@@ -169,10 +157,10 @@ def _regression(metrics: RegressionMetrics, predictions: Predictions | None) -> 
         pairs, errors = list(zip(true, predicted, strict=True)), list(zip(predicted, residuals, strict=True))
         title = f"Predicted against true {name}"
         drawing = scatter_chart(pairs, name=title, x_label=f"true {name}", y_label="predicted", diagonal=True)
-        charts.append(Drawing(title, drawing))
+        charts.append(Chart(title, drawing))
         title = f"Residuals of {name}"
         drawing = scatter_chart(errors, name=title, x_label=f"predicted {name}", y_label="predicted minus true")
-        charts.append(Drawing(title, drawing))
+        charts.append(Chart(title, drawing))
     note = "On the dashed lines a prediction is right. At most 1,500 evenly spaced test samples are drawn."
     return [*sections, Section("Predicted and true values", note, charts=charts)]
 
@@ -254,7 +242,7 @@ def feature_sections(importance: Importance | None, distributions: Sequence[Dist
         ordered = sorted(importance.columns, key=lambda column: -column.drop.value)
         bars = [(column.name, column.drop) for column in ordered[:_IMPORTANT]]
         label = f"change of {importance.metric} for the worse"
-        chart = Drawing("Importance", bar_chart(bars, name="Feature importance", x_label=label))
+        chart = Chart("Importance", bar_chart(bars, name="Feature importance", x_label=label))
         rows = [(column.name, signed_range(column.drop)) for column in ordered]
         note = (
             f"How much worse {importance.metric} becomes when the values of one column are shuffled among "
@@ -269,7 +257,7 @@ def feature_sections(importance: Importance | None, distributions: Sequence[Dist
         sections.append(Section("Feature importance", note, charts=[chart], tables=[table]))
     if distributions:
         charts = [
-            Drawing(
+            Chart(
                 f"{each.name} ({100 * each.missing:.1f} % missing)" if each.missing else each.name,
                 histogram(
                     each.labels,

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from markupsafe import Markup
-
 from ratchet.evaluation.details import ExplainedText
 from ratchet.evaluation.importance import Importance
 from ratchet.evaluation.metrics import ClassificationMetrics, ClassMetrics, Metrics
@@ -18,7 +16,7 @@ from ratchet.exports.variants import Variant
 from ratchet.gate.text import message, rule_text
 from ratchet.gate.verdict import Verdict, outcome
 from ratchet.reports import images, variant_table
-from ratchet.reports.charts import COLOURS, Line, heat_map, line_chart, reliability_chart
+from ratchet.reports.charts import COLOURS, Chart, Line, heat_map, line_chart, reliability_chart
 from ratchet.reports.distributions import Distribution
 from ratchet.reports.images import Example, error_cards
 from ratchet.reports.problem_sections import (
@@ -70,15 +68,6 @@ class ReportContent:
     manifest: Mapping[str, Any] = field(default_factory=dict)  # of the data: numbers, and named numbers
     settings: Mapping[str, Any] = field(default_factory=dict)
     lineage: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A drawing with its lines, which the legend names."""
-
-    title: str
-    drawing: Markup
-    lines: Sequence[Line]
 
 
 @dataclass(frozen=True)

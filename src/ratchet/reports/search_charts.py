@@ -1,196 +1,270 @@
-"""Charts of a search as inline SVG: history, learning curves, parallel coordinates, two objectives.
+"""The charts of a search with their legends: history, learning curves, parallel coordinates, Pareto front."""
 
-Many trials share few paths, so a page with a thousand of them stays small.
-"""
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from ratchet.reports import search_text as text
+from ratchet.reports.charts import COLOURS, Canvas, Chart, Line, Scale, canvas, dots, shortened, strokes
+from ratchet.reports.numbers import setting
+from ratchet.search.finalists import winner
+from ratchet.search.front import pareto_front
+from ratchet.search.importance import dimensions
+from ratchet.search.pruning import rungs
+from ratchet.search.records import Study, Trial
+from ratchet.settings.search_space import Dimension
 
-from markupsafe import Markup, escape
-
-from ratchet.reports.axes import Scale
-from ratchet.reports.charts import Line, svg
-from ratchet.reports.numbers import shown
-
-__all__ = ["Axis", "Strand", "curves_chart", "front_chart", "history_chart", "parallel_chart"]
+__all__ = ["curves", "front", "history", "objective_scale", "parallel"]
 
 Points = Sequence[tuple[float, float]]
 
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 420, 260, 54, 14, 12, 40
-_GAP, _AXIS_TOP, _AXIS_BOTTOM, _PARALLEL_HEIGHT = 124, 46, 266, 300
-_PATHS = 24  # that the lines of one strand share: where many of them cross, the colour is stronger
-_LONGEST = 15  # characters of a text beside an axis
-_MOST_CHOICES = 12  # that are written beside an axis
+_WIDTH, _HEIGHT = 420, 260
+_TALL, _GAP, _BELOW = 300, 124, 16  # of parallel coordinates: height, between axes, where a line passes below an axis
+_STRETCHED_FROM = 0.9  # best accuracy from which the scale is stretched
+_LOG_FROM = 20.0  # ratio of the largest to the smallest positive value from which the scale is logarithmic
+_HIGHLIGHTED = 4  # learning curves in colours
+_CURVES = 300  # other learning curves that are drawn, evenly spread from good to bad
+_CURVE_POINTS = 40  # of each
+_LINES = 300  # trials of each of the pale colours in parallel coordinates
+_BEST = 20  # most trials in the strong colour
+_PATHS = 24  # that the lines of one colour share: where many of them cross, the colour is stronger
+_CHOICES, _LONGEST = 12, 15  # most choices beside an axis, and characters of each
 
 
-@dataclass(frozen=True)
-class Axis:
-    """An axis of parallel coordinates: of numbers, or of choices, whose values are their places among them."""
-
-    name: str
-    scale: Scale | None = None
-    choices: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Strand:
-    """Lines of one colour, of which each has a value for each axis; None: it has no such value."""
-
-    colour: str  # a CSS variable
-    width: float
-    opacity: float
-    lines: Sequence[Sequence[float | None]]
-
-
-def history_chart(complete: Points, others: Points, best: Points, *, name: str, values: Scale) -> Markup:
-    """Draw the value of each trial in order, and the best so far as a line. Return "" where there is no trial."""
-    if not complete and not others:
-        return Markup()
-    most = max(x for x, _ in (*complete, *others))
-    frame, x, y = _frame(Scale.of([0, max(most, 1)], whole=True), values, x_label="trial")
-    early = "".join(_square(x(at), y(up), 1.5) for at, up in others)
-    ends = "".join(_square(x(at), y(up), 2.3) for at, up in complete)
-    corners: list[tuple[float, float]] = []
-    for at, up in best:
-        corners += [(at, corners[-1][1]), (at, up)] if corners else [(at, up)]
-    if corners:
-        corners.append((most, corners[-1][1]))
-    drawn = (
-        f'<path d="{early}" fill="var(--series-5)" opacity=".65"/><path d="{ends}" fill="var(--series-1)"/>'
-        f'{_path(corners, x, y, "--series-2", 2)}'
-    )  # fmt: skip
-    return svg(name, frame + drawn, width=_WIDTH, height=_HEIGHT)
+def history(study: Study) -> Chart | None:
+    """Draw the value of each trial in order, and the best so far; None: there is no value."""
+    ranked = sorted(_ranked(study), key=lambda trial: trial.number)
+    if not ranked:
+        return None
+    better = max if study.maximize[0] else min
+    values = [trial.value or 0.0 for trial in ranked]
+    scale = _scale(study, values)
+    places = {trial.number: (float(trial.number), scale.inside(trial.value or 0.0)) for trial in ranked}
+    complete = [places[trial.number] for trial in ranked if trial.state == "complete"]
+    others = [places[trial.number] for trial in ranked if trial.state != "complete"]
+    best: list[tuple[float, float]] = []
+    for number, value in complete:
+        best.append((number, better(value, best[-1][1]) if best else value))
+    if best:
+        best.append((ranked[-1].number, best[-1][1]))
+    with canvas(f"{study.objectives[0]} of each trial, in order", _WIDTH, _HEIGHT) as drawn:
+        dots(drawn.axes, others, "--series-5", 3.4, alpha=0.65)
+        strokes(drawn.axes, [best], "--series-2", steps=True)
+        dots(drawn.axes, complete, "--series-1", 5)
+        scale.apply(drawn.axes, "y")
+        Scale.rounded(0, max(ranked[-1].number, 1), whole=True).apply(drawn.axes, "x")
+        drawn.axes.set_xlabel("trial")
+    legend = [Line("complete", "--series-1"), Line("best complete trial so far", "--series-2")]
+    if others:
+        legend.insert(1, Line(f"fewer {text.unit(study)}", "--series-5"))
+    return Chart("History", drawn.svg, legend, _note(values, scale))
 
 
-def curves_chart(
-    pale: Sequence[Points], lines: Sequence[Line], *, name: str, x_label: str, epochs: Scale, values: Scale
-) -> Markup:
-    """Draw the best curves in colours over all others. Return "" where there is no curve."""
-    if not pale and not lines:
-        return Markup()
-    frame, x, y = _frame(epochs, values, x_label=x_label)
-    shapes = [_shape([(x(at), y(up)) for at, up in points]) for points in pale if points]
-    drawn = "".join(_path(line.points, x, y, line.colour, 2) for line in reversed(lines))
-    return svg(name, frame + _strokes(shapes, "--series-5", 1, 0.4) + drawn, width=_WIDTH, height=_HEIGHT)
+def curves(study: Study) -> Chart | None:
+    """Draw the curves of all trials, of which the best have colours; None: there is none."""
+    ranked = [trial for trial in _ranked(study) if _curve(trial)]
+    if not ranked:
+        return None
+    others = ranked[_HIGHLIGHTED:]
+    pale = [_thinned(_curve(trial)) for trial in others[:: -(-len(others) // _CURVES) or 1]]
+    lines = [
+        Line(f"trial {trial.number}", colour, _curve(trial))
+        for trial, colour in zip(ranked, COLOURS[:_HIGHLIGHTED], strict=False)
+    ]
+    points = [point for curve in (*pale, *(line.points for line in lines)) for point in curve]
+    values, last = [value for _, value in points], max(epoch for epoch, _ in points)
+    scale = _scale(study, values)
+    with canvas(f"{study.objectives[0]} during training", _WIDTH, _HEIGHT) as drawn:
+        _overlaid(drawn, [_inside(curve, scale) for curve in pale], "--series-5", 1, 0.4)
+        for line in reversed(lines):
+            strokes(drawn.axes, [_inside(line.points, scale)], line.colour)
+        scale.apply(drawn.axes, "y")
+        kind: Literal["log", "linear"] = "log" if len(rungs(study)) > 1 and last > 1 else "linear"
+        Scale(min(epoch for epoch, _ in points), last, kind, whole=True).apply(drawn.axes, "x")
+        drawn.axes.set_xlabel(text.unit(study, 1))
+    note = f"{len(pale):,} of the {len(others):,} other trials are drawn." if len(pale) < len(others) else ""
+    title = "Value of each fold" if study.search.folds else "Learning curves"
+    return Chart(title, drawn.svg, lines, f"{note} {_note(values, scale)}".strip())
 
 
-def parallel_chart(axes: Sequence[Axis], strands: Sequence[Strand], *, name: str) -> Markup:
+def front(study: Study) -> Chart | None:
+    """Draw the first two of several objectives, with the Pareto front; None: there is one objective, or no trial."""
+    trials = [
+        trial for trial in study.searched if len(trial.objectives) > 1 and all(map(math.isfinite, trial.objectives))
+    ]
+    if not trials:
+        return None
+    first, second = (_scale(study, [trial.objectives[at] for trial in trials], at) for at in (0, 1))
+    points, best = (
+        [(first.inside(trial.objectives[0]), second.inside(trial.objectives[1])) for trial in part]
+        for part in (trials, pareto_front(study))
+    )
+    name = f"Pareto front of {study.objectives[0]} and {study.objectives[1]}"
+    with canvas(name, _WIDTH, _HEIGHT, top=24) as drawn:
+        dots(drawn.axes, points, "--series-5", 4, alpha=0.7)
+        strokes(drawn.axes, [best], "--series-2", width=1.5)
+        dots(drawn.axes, best, "--series-2", 6)
+        first.apply(drawn.axes, "x")
+        second.apply(drawn.axes, "y")
+        drawn.axes.set(xlabel=study.objectives[0], title=study.objectives[1])
+    return Chart("Pareto front", drawn.svg, [Line("complete", "--series-5"), Line("Pareto front", "--series-2")])
+
+
+def parallel(study: Study) -> Chart | None:
     """Draw a vertical axis for each setting and the value, and a line through them for each trial.
 
-    A line passes below an axis where its trial does not have the setting.
+    A line passes below an axis where its trial does not have the setting. None: no trial has a value.
     """
-    places = [_place(axis) for axis in axes]
-    left = 20 + _GAP // 2
-    drawn = []
-    for strand in strands:
-        shapes = [
-            _shape([
-                (left + _GAP * number, _AXIS_BOTTOM + 18 if value is None else place(value))
-                for number, (place, value) in enumerate(zip(places, line, strict=True))
-            ])
-            for line in strand.lines
-        ]  # fmt: skip
-        drawn.append(_strokes(shapes, strand.colour, strand.width, strand.opacity))
-    for number, (axis, place) in enumerate(zip(axes, places, strict=True)):
-        missing = any(line[number] is None for strand in strands for line in strand.lines)
-        drawn.append(_axis(axis, place, left + _GAP * number, missing=missing))
-    width = 2 * left + _GAP * (len(axes) - 1)
-    return svg(name, "".join(drawn), width=width, height=_PARALLEL_HEIGHT, least_width=0.8 * width)
-
-
-def front_chart(
-    points: Points, front: Points, *, name: str, labels: tuple[str, str], first: Scale, second: Scale
-) -> Markup:
-    """Draw two objectives of each trial, and the Pareto front as a line. Return "" where there is no point."""
-    if not points:
-        return Markup()
-    frame, x, y = _frame(first, second, x_label=labels[0], y_label=labels[1])
-    dots = "".join(_square(x(at), y(up), 1.8) for at, up in points)
-    best = "".join(_square(x(at), y(up), 3) for at, up in front)
-    drawn = (
-        f'<path d="{dots}" fill="var(--series-5)" opacity=".7"/>{_path(front, x, y, "--series-2", 1.5)}'
-        f'<path d="{best}" fill="var(--series-2)"/>'
-    )  # fmt: skip
-    return svg(name, frame + drawn, width=_WIDTH, height=_HEIGHT)
-
-
-def _frame(
-    across: Scale, up: Scale, *, x_label: str, y_label: str = ""
-) -> tuple[str, Callable[[float], float], Callable[[float], float]]:
-    """Return grid lines with their texts, and the functions from values to places."""
-    right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
-
-    def x(value: float) -> float:
-        return _LEFT + (right - _LEFT) * across.place(value)
-
-    def y(value: float) -> float:
-        return bottom - (bottom - _TOP) * up.place(value)
-
-    parts = [
-        f'<line x1="{_LEFT}" x2="{right}" y1="{y(mark):.1f}" y2="{y(mark):.1f}" stroke="var(--line)"/>'
-        f'<text x="{_LEFT - 6}" y="{y(mark) + 4:.1f}" text-anchor="end">{text}</text>'
-        for mark, text in up.marks
-    ]
-    parts += [
-        f'<text x="{x(mark):.1f}" y="{bottom + 18}" text-anchor="middle">{text}</text>' for mark, text in across.marks
-    ]
-    parts.append(f'<text x="{right}" y="{_HEIGHT - 6}" text-anchor="end">{_text(x_label, 60)}</text>')
-    if y_label:
-        parts.append(f'<text class="halo" x="{_LEFT + 6}" y="{_TOP + 14}">{_text(y_label, 60)}</text>')
-    return "".join(parts), x, y
-
-
-def _place(axis: Axis) -> Callable[[float], float]:
-    """Return the function from values to places on a vertical axis."""
-    length, count, scale = _AXIS_BOTTOM - _AXIS_TOP, len(axis.choices), axis.scale
-    if scale is None:
-        return lambda value: _AXIS_BOTTOM - length * (value + 0.5) / count
-    return lambda value: _AXIS_BOTTOM - length * scale.place(value)
-
-
-def _axis(axis: Axis, place: Callable[[float], float], x: float, *, missing: bool) -> str:
-    """Return an axis with its name and marks. `missing`: some trials do not have this setting."""
-    every = -(-len(axis.choices) // _MOST_CHOICES)
-    values = axis.scale.marks if axis.scale else [(float(at), name) for at, name in enumerate(axis.choices)][::every]
-    marks = [(place(value), text) for value, text in values]
-    if missing:
-        marks.append((_AXIS_BOTTOM + 18, "not used"))
-    parts = [
-        f'<line x1="{x - 3}" x2="{x + 3}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--soft)"/>'
-        f'<text class="halo" x="{x + 6}" y="{y + 4:.1f}">{_text(text, _LONGEST)}</text>'
-        for y, text in marks
-    ]
-    return (
-        f'<line x1="{x}" x2="{x}" y1="{_AXIS_TOP}" y2="{_AXIS_BOTTOM}" stroke="var(--soft)"/>{"".join(parts)}'
-        f'<text x="{x}" y="{_AXIS_TOP - 18}" text-anchor="middle">{_text(axis.name, 19)}</text>'
+    ranked = _ranked(study)
+    space = [_widened(dimension, study) for dimension in dimensions(study)]
+    if not ranked or not space:
+        return None
+    lines = [[*(_place(dimension, trial.values) for dimension in space), trial.value] for trial in ranked]
+    best, half, every = (
+        min(_BEST, max(2, len(lines) // 10)),
+        max(2, -(-len(lines) // 2)),
+        -(-len(lines) // (2 * _LINES)),
     )
+    pale = 0.25 if len(lines) > 100 else 0.5
+    groups = [
+        ("others", "--series-5", 1.0, pale, slice(half, None, every)),
+        ("better half", "--series-3", 1.0, pale, slice(best, half, every)),
+        (f"the next {best - 1}", "--series-1", 1.4, 0.9, slice(1, best)),
+        (f"trial {ranked[0].number}", "--series-2", 2.6, 1.0, slice(1)),
+    ]
+    names, scale = text.short_names(study.search.space), _scale(study, [trial.value or 0.0 for trial in ranked])
+    width, name = 164 + _GAP * len(space), "Settings and value of each trial as parallel coordinates"
+    with canvas(name, width, _TALL, left=0, right=0, top=0, bottom=0, least_width=0.8 * width) as drawn:
+        drawn.axes.set(xlim=(0, width), ylim=(0, _TALL))
+        drawn.axes.set_axis_off()
+        columns = [(names[dimension.key], _column_scale(dimension)) for dimension in space]
+        places = [
+            _column(drawn, 82 + _GAP * at, *column, [line[at] for line in lines])
+            for at, column in enumerate([*columns, (study.objectives[0], scale)])
+        ]
+        shapes = list(zip(*places, strict=True))
+        for _, colour, thickness, opacity, part in groups:
+            _overlaid(drawn, shapes[part], colour, thickness, opacity)
+    legend = [Line(caption, colour) for caption, colour, _, _, part in reversed(groups) if lines[part]]
+    note = "Each line is a trial."
+    if any(trial.state != "complete" for trial in ranked):
+        note += f" Complete trials count as better than others, whose values are of fewer {text.unit(study)}."
+    return Chart("Parallel coordinates", drawn.svg, legend, note)
 
 
-def _strokes(shapes: Sequence[str], colour: str, width: float, opacity: float) -> str:
-    """Return lines of one colour in few paths."""
-    return "".join(
-        f'<path d="{"".join(shapes[number::_PATHS])}" fill="none" stroke="var({colour})" stroke-width="{width:g}" '
-        f'stroke-opacity="{opacity:g}" stroke-linecap="round" stroke-linejoin="round"/>'
-        for number in range(min(_PATHS, len(shapes)))
-    )
+def _column(
+    drawn: Canvas, x: float, name: str, scale: Scale | Sequence[str], values: Sequence[float | None]
+) -> Sequence[tuple[float, float]]:
+    """Draw a vertical axis, and return the place of each value: those of choices are their numbers."""
+    bottom, top = 34, _TALL - 46
+    area = x / drawn.figure.bbox.width, bottom / _TALL, 1e-6, (top - bottom) / _TALL
+    axes = drawn.figure.add_axes(area, frameon=False)
+    if isinstance(scale, Scale):
+        scale.apply(axes, "y")
+        values = [value if value is None else scale.inside(value) for value in values]
+    else:
+        ticks = range(0, len(scale), -(-len(scale) // _CHOICES))
+        axes.set(ylim=(-0.5, len(scale) - 0.5))
+        axes.set_yticks(ticks, [shortened(scale[at], _LONGEST) for at in ticks])
+    axes.tick_params(axis="y", labelleft=False, labelright=True)
+    axes.xaxis.set_visible(False)
+    axes.grid(visible=False)
+    drawn.axes.text(x, top + 18, shortened(name, 19), horizontalalignment="center")
+    if None in values:
+        drawn.axes.text(x + 6, _BELOW - 4, "not used")
+    marks = axes.transData.transform([(0, tick) for tick in axes.get_yticks()])[:, 1].tolist()
+    marks = [[(x - 3, y), (x + 3, y)] for y in marks if bottom - 1 <= y <= top + 1]
+    strokes(drawn.axes, [[(x, bottom), (x, top)], *marks], "--soft", width=1)
+    known = axes.transData.transform([(0, math.nan if value is None else value) for value in values])[:, 1]
+    return [(x, _BELOW if math.isnan(y) else y) for y in known.tolist()]
 
 
-def _path(points: Points, x: Callable[[float], float], y: Callable[[float], float], colour: str, width: float) -> str:
-    return _strokes([_shape([(x(at), y(up)) for at, up in points])], colour, width, 1) if points else ""
+def _overlaid(drawn: Canvas, lines: Sequence[Points], colour: str, width: float, opacity: float) -> None:
+    """Draw lines of one colour in few paths."""
+    for number in range(min(_PATHS, len(lines))):
+        strokes(drawn.axes, lines[number::_PATHS], colour, width=width, alpha=opacity)
 
 
-def _shape(places: Points) -> str:
-    """Return a line as a path; a single point is a dash."""
-    if len(places) == 1:
-        return f"M{places[0][0] - 2:.1f} {places[0][1]:.1f}h4"
-    first, *rest = (f"{at:.1f} {up:.1f}" for at, up in places)
-    return f"M{first}L{' '.join(rest)}"
+def objective_scale(values: Sequence[float], *, maximize: bool, share: bool) -> Scale:
+    """Return the scale for values of an objective, from the best to the worst, or less if few are far off.
+
+    One trial whose loss is 1e6 would otherwise hide the differences between all others.
+    """
+    ordered = sorted(values, reverse=maximize)
+    best, worst, quartile = ordered[0], ordered[-1], ordered[max(0, 3 * len(ordered) // 4 - 1)]
+    reach = 3 * abs(quartile - best)
+    if reach and abs(worst - best) > 2 * reach:
+        worst = best - reach if maximize else best + reach
+    low, high = min(best, worst), max(best, worst)
+    if share and maximize and _STRETCHED_FROM <= high <= 1 and high > low:
+        return Scale(max(low, 0.01), min(high, 0.9999), "logit", share=True)
+    if not share and low > 0 and high > _LOG_FROM * low:
+        return Scale(low, high, "log")
+    return Scale.rounded(low, high, share=share)
 
 
-def _square(x: float, y: float, half: float) -> str:
-    return f"M{x - half:.1f} {y - half:.1f}h{2 * half:g}v{2 * half:g}h-{2 * half:g}z"
+def _scale(study: Study, values: Sequence[float], objective: int = 0) -> Scale:
+    share = text.is_share(study.objectives[objective])
+    return objective_scale(values, maximize=study.maximize[objective], share=share)
 
 
-def _text(text: str, most: int) -> Markup:
-    line = " ".join(shown(text).split())
-    return escape(line if len(line) <= most else f"{line[: most - 1]}…")
+def _ranked(study: Study) -> list[Trial]:
+    """Return the trials with a value, the winner first, then the best ones."""
+    known = [trial for trial in study.ranked() if trial.value is not None and math.isfinite(trial.value)]
+    best = winner(study)
+    return sorted(known, key=lambda trial: best is None or trial.number != best.trial.number)
+
+
+def _column_scale(dimension: Dimension) -> Scale | Sequence[str]:
+    if dimension.kind == "choice":
+        return [setting(choice) for choice in dimension.choices]
+    return Scale(dimension.low, dimension.high, "log" if dimension.log else "linear", whole=dimension.kind == "int")
+
+
+def _widened(dimension: Dimension, study: Study) -> Dimension:
+    """Return a dimension that also contains the first trial's value, which may be outside the space."""
+    values = [trial.values[dimension.key] for trial in study.searched[:1] if dimension.key in trial.values]
+    outside = tuple(value for value in values if not dimension.contains(value))
+    if dimension.kind == "choice":
+        return replace(dimension, choices=(*dimension.choices, *outside))
+    ends = [dimension.low, dimension.high]
+    ends += [value for value in outside if _is_number(value) and (value > 0 or not dimension.log)]
+    return replace(dimension, low=min(ends), high=max(ends))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _place(dimension: Dimension, values: Mapping[str, Any]) -> float | None:
+    """Return the value of a setting on its axis; None: the trial does not have it, or it is no number."""
+    if dimension.key not in values:
+        return None
+    if dimension.kind != "choice":
+        return float(values[dimension.key]) if _is_number(values[dimension.key]) else None
+    wanted = json.dumps(values[dimension.key])  # a list in the trial, a tuple in the space
+    return next((float(at) for at, choice in enumerate(dimension.choices) if json.dumps(choice) == wanted), None)
+
+
+def _curve(trial: Trial) -> list[tuple[float, float]]:
+    return [(float(epoch), value) for epoch, value in trial.curve if math.isfinite(value)]
+
+
+def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
+    """Return at most about `_CURVE_POINTS` of the points, the last included."""
+    every = -(-len(points) // _CURVE_POINTS)
+    return points if every == 1 else [*points[:-1:every], points[-1]]
+
+
+def _inside(points: Points, scale: Scale) -> Points:
+    return [(x, scale.inside(y)) for x, y in points]
+
+
+def _note(values: Sequence[float], scale: Scale) -> str:
+    """Return a sentence about an axis that is not linear, or that does not show all values."""
+    notes = ["The axis is stretched towards 100 %."] if scale.kind == "logit" else []
+    if any(not scale.low <= value <= max(scale.high, 1.0 if scale.share else scale.high) for value in values):
+        notes.append("Values far outside are drawn at the edge.")
+    return " ".join(notes)

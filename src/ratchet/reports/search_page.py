@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ratchet.reports import search_text as text
 from ratchet.reports.numbers import percent, setting, shown
-from ratchet.reports.search_drawings import curves, front, history, parallel
+from ratchet.reports.search_charts import curves, front, history, parallel
 from ratchet.reports.templating import render_html
 from ratchet.search.finalists import Finalist, finalists, winner
 from ratchet.search.front import pareto_front

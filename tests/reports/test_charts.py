@@ -1,0 +1,56 @@
+"""Charts: text stays text, colours are those of the theme, and the same chart has the same bytes."""
+
+import re
+
+import pytest
+
+from ratchet.evaluation.intervals import Interval
+from ratchet.reports.charts import Line, Scale, bar_chart, histogram, line_chart, number_text
+
+NASTY = "$x_{$ <b>#0a"
+SHOWN = "$x_{$ &lt;b&gt;#0a"
+
+
+def drawings() -> list[str]:
+    return [
+        line_chart([Line(NASTY, "--series-2", [(1, 0.5), (2, 0.75)])], name=NASTY, x_label=NASTY, share=True),
+        bar_chart([(NASTY, Interval(2, 1, 3))], name=NASTY, x_label="x"),
+        histogram([NASTY, "b", "c", "d"], [("--series-1", [0.1, 0.2, 0.3, 0.4])], name=NASTY),
+    ]
+
+
+def test_text_is_neither_formula_nor_markup() -> None:
+    for drawing in drawings():
+        assert drawing.count(SHOWN) >= 2
+        assert "<b>" not in drawing
+        assert f"<title>{SHOWN}</title>" in drawing
+        assert drawing.count("<svg") == drawing.count("</svg>") == drawing.count("<desc>") == 1
+
+
+def test_colours_follow_the_theme_and_bytes_repeat() -> None:
+    assert drawings() == drawings()
+    for drawing in drawings():
+        tags = "".join(re.findall("<[^>]*>", drawing))
+        assert "var(--series-" in tags
+        assert not re.search(r"#|rgb\(|url\(|font|\bid=", tags)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0, "0"), (1.5e6, "1.5M"), (-20_000, "-20k"), (0.00105, "0.00105"), (4e-4, "4e-4")]
+)
+def test_numbers_are_short(value: float, text: str) -> None:
+    assert number_text(value) == text
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [Scale(0.3, 0.9999, "logit", share=True), Scale(1e-5, 1e-1, "log"), Scale(2e-3, 3e-3, "log"), Scale(5, 5),
+     Scale(1, 27, "log", whole=True), Scale.rounded(-3.5, 1e6)],
+)  # fmt: skip
+def test_any_scale_has_ticks_inside(scale: Scale) -> None:
+    from matplotlib.figure import Figure
+
+    axes = Figure().add_subplot()
+    scale.apply(axes, "y")
+    low, high = axes.get_ylim()
+    assert sum(low <= tick <= high for tick in axes.get_yticks()) > 1

@@ -162,7 +162,8 @@ try:
 except SystemExit as leaving:
     assert leaving.code in (0, None), leaving.code
 heavy = {
-    "torch", "torchvision", "mlflow", "matplotlib", "prefect", "dvc", "pandas", "polars", "pandera", "sklearn", "scipy", "numpy"
+    "torch", "torchvision", "mlflow", "matplotlib", "prefect", "dvc", "pandas", "polars", "pandera", "sklearn",
+    "scipy", "numpy",
 }
 print("heavy:", sorted(heavy & set(sys.modules)))
 """

@@ -189,7 +189,7 @@ def _act(what: str, images: Path, out: Path, wait: float) -> None:
     """Run one act in this process and print its seconds."""
     import shutil
 
-    from ratchet.data.ingest import ingest
+    from ratchet.data.ingest import IngestTask, ingest
     from ratchet.settings.model import DataSettings
 
     if what == "list":
@@ -206,9 +206,10 @@ def _act(what: str, images: Path, out: Path, wait: float) -> None:
         checking = _timed_checks()
         began = time.perf_counter()
         ingest(
-            settings, packed=out / "packed", quarantine=out / "bad.parquet", root=out, report=lambda *_: None,
-            cache=out / "cache.parquet",
-        )  # fmt: skip
+            IngestTask(
+                settings, packed=out / "packed", quarantine=out / "bad.parquet", root=out, cache=out / "cache.parquet"
+            )
+        )
         taken = time.perf_counter() - began
         if what == "validation":
             taken = sum(checking) / (taken - sum(checking))

@@ -28,8 +28,7 @@ import polars as pl
 from bench.memory import Peak
 from bench.project import ROOT, scratch
 from bench.report import Row, alone, options, ratio, spread
-from ratchet import files
-from ratchet.data.tables.ingest import ingest_table
+from ratchet.data.ingest import IngestTask, ingest
 from ratchet.settings.model import DataSettings
 
 __all__ = ["measure"]
@@ -76,11 +75,7 @@ def _ingest(table: Path) -> None:
     defaults = {name: field.default for name, field in DataSettings.model_fields.items()}
     settings = DataSettings(**{**defaults, "kind": "table", "path": str(table), "label_column": "label"})
     root = Path(mkdtemp(dir=table.parent))
-    with files.draft_directory(root / "packed") as draft:
-        ingest_table(
-            settings, draft=draft, packed=root / "packed", table=root / "quarantine.parquet", root=root,
-            report=lambda done, total: None,
-        )  # fmt: skip
+    ingest(IngestTask(settings, packed=root / "packed", quarantine=root / "quarantine.parquet", root=root))
 
 
 def _bare(table: Path) -> None:

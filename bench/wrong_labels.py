@@ -20,7 +20,7 @@ from bench.project import ROOT, scratch
 from bench.report import Row, alone, options
 from commands.labels import check_labels
 from ratchet import settings
-from ratchet.data.ingest import ingest
+from ratchet.data.ingest import IngestTask, ingest
 from ratchet.settings.model import DataSettings
 from ratchet.workspace import Workspace
 
@@ -38,9 +38,13 @@ def check(images: int, *, quick: bool) -> list[Row]:
         workspace.params.write_bytes((ROOT / "params.yaml").read_bytes())
         params = settings.load(workspace.params)
         ingest(
-            DataSettings(source="image-folder", path=str(folder / "photos")), packed=workspace.packed,
-            quarantine=workspace.quarantine, root=folder, report=lambda *_: None,
-        )  # fmt: skip
+            IngestTask(
+                DataSettings(source="image-folder", path=str(folder / "photos")),
+                packed=workspace.packed,
+                quarantine=workspace.quarantine,
+                root=folder,
+            )
+        )
         began = time.perf_counter()
         result = check_labels(params, workspace, folds=2 if quick else 4, epochs=1 if quick else 0, watch=_Quiet())
         taken = time.perf_counter() - began

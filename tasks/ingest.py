@@ -48,10 +48,10 @@ class Dataset:
 
 def ingest(params: Params, workspace: Workspace, *, watch: Watch, sample: bool = False) -> Dataset:
     """Read, validate, split and pack the source that `params.data` names, or only a few samples of it (`sample`)."""
-    from ratchet.data.ingest import ingest as read_and_pack
+    from ratchet.data import ingest as data
 
     before = _index(workspace)
-    read_and_pack(
+    task = data.IngestTask(
         params.data,
         packed=workspace.packed,
         quarantine=workspace.quarantine,
@@ -63,6 +63,7 @@ def ingest(params: Params, workspace: Workspace, *, watch: Watch, sample: bool =
         sample_timeout=params.training.sample_timeout,
         say_ignored=lambda ignored: watch.say(ignored.text) if ignored.files else None,
     )
+    data.ingest(task)
     if not sample:
         _write_card(workspace, before)
     _report_problems(workspace, watch)

@@ -91,7 +91,7 @@ def data_of(params: Params, workspace: Workspace, *, watch: Watch) -> list[Path]
         return [workspace.packed]
     from filelock import FileLock
 
-    from ratchet.data.ingest import ingest
+    from ratchet.data.ingest import IngestTask, ingest
 
     digest = Manifest.read(workspace.packed).digest[:16]
     base = workspace.project.root / params.search.folder / f"folds-{digest}-{params.search.folds}"
@@ -103,10 +103,10 @@ def data_of(params: Params, workspace: Workspace, *, watch: Watch) -> list[Path]
                 continue
             watch.say(f"packing the data of fold {fold + 1} of {params.search.folds}")
             settings = params.data.model_copy(update={"folds": params.search.folds, "fold": fold})
-            ingest(
+            ingest(IngestTask(
                 settings, packed=folder / "packed", quarantine=folder / "quarantine.parquet", root=workspace.root,
                 report=watch.progress, releases=workspace.releases, sample_timeout=params.training.sample_timeout,
-            )  # fmt: skip
+            ))  # fmt: skip
     return [folder / "packed" for folder in folders]
 
 

@@ -12,9 +12,8 @@ import pytest
 from PIL import Image
 
 from ratchet import files
-from ratchet.data.ingest import ingest
+from ratchet.data.ingest import IngestTask, ingest
 from ratchet.data.manifest import Manifest
-from ratchet.data.tables.ingest import ingest_table
 from ratchet.settings.model import DataSettings
 
 Ingest = Callable[..., Manifest]
@@ -37,14 +36,16 @@ class Place:
         """Ingest the folder `images` with the shipped settings and these `changes`."""
         settings = DataSettings(**{**DEFAULTS, "source": "image-folder", "path": "images", **changes})
         return ingest(
-            settings,
-            packed=self.packed,
-            quarantine=self.quarantine,
-            root=self.root,
-            report=lambda done, total: self.progress.append((done, total)),
-            cache=self.cache,
-            releases=self.releases,
-            sample_timeout=0.5 if ":" in settings.kind else self.sample_timeout,
+            IngestTask(
+                settings,
+                packed=self.packed,
+                quarantine=self.quarantine,
+                root=self.root,
+                report=lambda done, total: self.progress.append((done, total)),
+                cache=self.cache,
+                releases=self.releases,
+                sample_timeout=0.5 if ":" in settings.kind else self.sample_timeout,
+            )
         )
 
     @staticmethod
@@ -136,11 +137,8 @@ class TablePlace:
     def ingest(self, path: object = "rows.csv", *, sample: bool = False, **changes: object) -> Manifest:
         """Ingest a table with the shipped settings and these `changes`."""
         settings = DataSettings(**{**DEFAULTS, "kind": "table", "path": str(path), **changes})
-        with files.draft_directory(self.packed) as draft:
-            return ingest_table(
-                settings, draft=draft, packed=self.packed, table=self.quarantine, root=self.root,
-                report=lambda done, total: None, sample=sample,
-            )  # fmt: skip
+        task = IngestTask(settings, packed=self.packed, quarantine=self.quarantine, root=self.root, sample=sample)
+        return ingest(task)
 
     def profile(self) -> dict[str, Any]:
         content: dict[str, Any] = files.read_json(self.packed / "profile.json")

@@ -246,15 +246,12 @@ threading.Thread(target=threading.Event().wait, daemon=True).start()
 INGEST = """
 import sys
 from pathlib import Path
-from ratchet.data.ingest import ingest
+from ratchet.data.ingest import IngestTask, ingest
 from ratchet.settings.model import DataSettings
 
 root = Path(sys.argv[1])
 settings = DataSettings(source="factory", factory="own:photos", code="own.py", workers=2)
-ingest(
-    settings, packed=root / "packed", quarantine=root / "bad.parquet", root=root, report=lambda *_: None,
-    sample_timeout=60.0,
-)
+ingest(IngestTask(settings, packed=root / "packed", quarantine=root / "bad.parquet", root=root, sample_timeout=60.0))
 """
 
 

@@ -39,7 +39,7 @@ similar_pairs(Signatures(np.repeat(marks[:, None], 8, axis=1), small), lambda so
 """
 
 ABSENT = """
-from ratchet.data.ingest import ingest
+from ratchet.data.ingest import IngestTask, ingest
 from ratchet.errors import DataError
 from ratchet.settings.model import DataSettings
 
@@ -47,13 +47,13 @@ before = peak()
 nowhere = Path("/nowhere/at/all")
 try:
     settings = DataSettings(source="MNIST", path=str(nowhere), download=False)
-    ingest(settings, packed=nowhere, quarantine=nowhere, root=nowhere, report=lambda *_: None)
+    ingest(IngestTask(settings, packed=nowhere, quarantine=nowhere, root=nowhere))
 except DataError as error:
     assert "the folder does not exist" in str(error)
 """
 
 SET = """
-from ratchet.data.ingest import ingest
+from ratchet.data.ingest import IngestTask, ingest
 from ratchet.settings.model import DataSettings
 
 import torchvision.datasets
@@ -61,7 +61,7 @@ import torchvision.datasets
 before = peak()
 folder = Path(sys.argv[2])
 settings = DataSettings(source="FashionMNIST", path=sys.argv[1], download=False, workers=2)
-ingest(settings, packed=folder / "packed", quarantine=folder / "bad", root=folder, report=lambda *_: None)
+ingest(IngestTask(settings, packed=folder / "packed", quarantine=folder / "bad", root=folder))
 """
 
 

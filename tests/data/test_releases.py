@@ -4,7 +4,7 @@ import polars as pl
 import pytest
 
 from ratchet.data import overrides
-from ratchet.data.ingest import ingest
+from ratchet.data.ingest import IngestTask, ingest
 from ratchet.data.manifest import Manifest
 from ratchet.errors import DataError
 from ratchet.settings.model import DataSettings
@@ -96,9 +96,8 @@ def test_a_number_that_looks_personal_can_be_released(tmp_path, kind: str) -> No
     def ingested(content: str) -> Manifest:
         source.write_text(content)
         return ingest(
-            settings, packed=tmp_path / "packed", quarantine=quarantine, root=tmp_path, report=lambda *_: None,
-            releases=releases,
-        )  # fmt: skip
+            IngestTask(settings, packed=tmp_path / "packed", quarantine=quarantine, root=tmp_path, releases=releases)
+        )
 
     rows = sum(split.rows for split in ingested(ROWS + NOTED + ",9,a\nlost,8,\n").splits.values())
     table = pl.read_parquet(quarantine)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ratchet.data.ingest import ingest
+from ratchet.data.ingest import IngestTask, ingest
 from ratchet.data.manifest import Manifest
 from ratchet.data.reading.storage import LocalFolder
 from ratchet.data.reading.subset import PER_CLASS, evenly_spaced, subset
@@ -48,14 +48,7 @@ def images(tmp_path: Path) -> Path:
 
 
 def take(settings: DataSettings, root: Path) -> Manifest:
-    return ingest(
-        settings,
-        packed=root / "packed",
-        quarantine=root / "bad.parquet",
-        root=root,
-        report=lambda *_: None,
-        sample=True,
-    )
+    return ingest(IngestTask(settings, packed=root / "packed", quarantine=root / "bad.parquet", root=root, sample=True))
 
 
 def test_each_class_is_sampled_evenly(images: Path) -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import polars as pl
 import pytest
 
+from ratchet.data.ingest import IngestTask, ingest
 from ratchet.data.manifest import Manifest
-from ratchet.data.token_streams import ingest_tokens
 from ratchet.errors import DataError
 from ratchet.kinds import TokensInput
 from ratchet.problems import NextToken
@@ -32,12 +32,9 @@ class Place:
 
     def ingest(self, path: str = "text", *, sample: bool = False, **changes: object) -> Manifest:
         self.packed = self.root / f"packed {len(list(self.root.iterdir()))}"
-        self.packed.mkdir()
-        settings = DataSettings(**{"path": path, **changes})
-        return ingest_tokens(
-            settings, draft=self.packed, packed=self.packed, table=self.table, root=self.root, sample=sample,
-            report=lambda done, total: None,
-        )  # fmt: skip
+        settings = DataSettings(**{"kind": "tokens", "path": path, **changes})
+        task = IngestTask(settings, packed=self.packed, quarantine=self.table, root=self.root, sample=sample)
+        return ingest(task)
 
     def text(self, split: str) -> str:
         manifest = Manifest.read(self.packed)

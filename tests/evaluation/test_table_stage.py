@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ratchet import files
-from ratchet.data.ingest import ingest
+from ratchet.data.ingest import IngestTask, ingest
 from ratchet.data.manifest import Manifest
 from ratchet.evaluation.metrics import Metrics, read_metrics
 from ratchet.evaluation.predictions import read_predictions
@@ -35,9 +35,13 @@ def evaluated(root: Path, labels: str, problem: str) -> tuple[Workspace, Metrics
     (root / "houses.csv").write_text("\n".join(lines))
     workspace = Workspace(root)
     ingest(
-        DataSettings(kind="table", path="houses.csv", label_column=labels, problem=problem),
-        packed=workspace.packed, quarantine=workspace.quarantine, root=root, report=lambda *_: None,
-    )  # fmt: skip
+        IngestTask(
+            DataSettings(kind="table", path="houses.csv", label_column=labels, problem=problem),
+            packed=workspace.packed,
+            quarantine=workspace.quarantine,
+            root=root,
+        )
+    )
     manifest = Manifest.read(workspace.packed)
     spec = ModelSpec("mlp", manifest.input, manifest.target)
     training = {"steps": 1, "best_epoch": 1, "best_metric": "validation/loss", "best_value": 1.0, "key": "none"}

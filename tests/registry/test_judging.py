@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from ratchet.data.ingest import ingest
+from ratchet.data.ingest import IngestTask, ingest
 from ratchet.data.manifest import Manifest
 from ratchet.errors import DataError, RegistryError
 from ratchet.evaluation.predictions import read_predictions
@@ -66,10 +66,13 @@ class Pets:
             lines.append(f"{names.format(number)},kind{number % classes},{split(number)}")
         (folder / "labels.csv").write_text("\n".join(lines))
         ingest(
-            DataSettings(source="image-manifest", path=folder.name, manifest="labels.csv", image_size=size),
-            packed=self.workspace.packed, quarantine=self.workspace.quarantine, root=self.workspace.root,
-            report=lambda *_: None,
-        )  # fmt: skip
+            IngestTask(
+                DataSettings(source="image-manifest", path=folder.name, manifest="labels.csv", image_size=size),
+                packed=self.workspace.packed,
+                quarantine=self.workspace.quarantine,
+                root=self.workspace.root,
+            )
+        )
 
     def pack_table(self) -> None:
         """Ingest 600 rows with two rare labels: an untrained model that predicts both from 0.5 on is rarely right."""
@@ -79,10 +82,13 @@ class Pets:
         )
         frame.write_csv(self.workspace.root / "rows.csv")
         ingest(
-            DataSettings(kind="table", path="rows.csv", label_column=["high", "low"], test_fraction=0.4),
-            packed=self.workspace.packed, quarantine=self.workspace.quarantine, root=self.workspace.root,
-            report=lambda *_: None,
-        )  # fmt: skip
+            IngestTask(
+                DataSettings(kind="table", path="rows.csv", label_column=["high", "low"], test_fraction=0.4),
+                packed=self.workspace.packed,
+                quarantine=self.workspace.quarantine,
+                root=self.workspace.root,
+            )
+        )
 
     def train(self, *, seed: int) -> tuple[str, str]:
         """Evaluate and store an untrained model. Return the run id and the model URI."""

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from ratchet import files
-from ratchet.data.ingest import ingest
+from ratchet.data.ingest import IngestTask, ingest
 from ratchet.data.manifest import Manifest
 from ratchet.evaluation.predictions import Predictions, read_predictions
 from ratchet.exports.program import Program
@@ -44,10 +44,7 @@ BEFORE: Predictions = read_predictions(STORED / "predictions.parquet")
 def project(tmp_path: Path) -> Workspace:
     """A project with the packed digits."""
     workspace = Workspace(tmp_path.resolve())
-    ingest(
-        DataSettings(), packed=workspace.packed, quarantine=workspace.quarantine, root=workspace.root,
-        report=lambda *_: None,
-    )  # fmt: skip
+    ingest(IngestTask(DataSettings(), packed=workspace.packed, quarantine=workspace.quarantine, root=workspace.root))
     return workspace
 
 

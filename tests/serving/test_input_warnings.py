@@ -20,7 +20,7 @@ import torch
 from mlflow.exceptions import MlflowException
 from PIL import Image
 
-from ratchet.data.ingest import ingest
+from ratchet.data.ingest import IngestTask, ingest
 from ratchet.data.manifest import Manifest
 from ratchet.kinds import Column, ImageInput, Input, ModelSpec, TableInput, TextInput, input_from_json, to_json
 from ratchet.problems import Classes
@@ -63,11 +63,12 @@ class Windows:
 
 def ingested(root: Path, **changes: Any) -> Manifest:
     return ingest(
-        DataSettings(**{**DEFAULTS, **changes}),
-        packed=root / "packed",
-        quarantine=root / "quarantine.parquet",
-        root=root,
-        report=lambda done, total: None,
+        IngestTask(
+            DataSettings(**{**DEFAULTS, **changes}),
+            packed=root / "packed",
+            quarantine=root / "quarantine.parquet",
+            root=root,
+        )
     )
 
 

@@ -15,7 +15,7 @@ import polars as pl
 import pytest
 from PIL import Image
 
-from ratchet.data.ingest import ingest
+from ratchet.data.ingest import IngestTask, ingest
 from ratchet.data.refusal_reasons import REASONS
 from ratchet.settings.model import DataSettings
 
@@ -142,9 +142,14 @@ def run(root: Path, place: Path, **changes: object) -> tuple[pl.DataFrame, pl.Da
         **{"source": "image-folder", "path": str(root / "images"), "max_bad_fraction": 1.0, **changes}
     )
     ingest(
-        settings, packed=place / "packed", quarantine=place / "bad.parquet", root=root, report=lambda *_: None,
-        cache=place / "cache.parquet",
-    )  # fmt: skip
+        IngestTask(
+            settings,
+            packed=place / "packed",
+            quarantine=place / "bad.parquet",
+            root=root,
+            cache=place / "cache.parquet",
+        )
+    )
     written = {
         path.relative_to(place).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in place.rglob("*")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ratchet import settings, training
-from ratchet.data.ingest import ingest
+from ratchet.data.ingest import IngestTask, ingest
 from ratchet.data.manifest import Manifest
 from ratchet.workspace import Workspace
 from tasks.search_trial import constant_answer
@@ -18,9 +18,13 @@ def workspace(tmp_path: Path) -> Workspace:
     workspace = Workspace(tmp_path)
     workspace.params.write_text(settings.template())
     ingest(
-        settings.load(workspace.params).data,
-        packed=workspace.packed, quarantine=workspace.quarantine, root=workspace.root, report=lambda *_: None,
-    )  # fmt: skip
+        IngestTask(
+            settings.load(workspace.params).data,
+            packed=workspace.packed,
+            quarantine=workspace.quarantine,
+            root=workspace.root,
+        )
+    )
     return workspace
 
 

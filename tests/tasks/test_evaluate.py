@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from ratchet.data.ingest import ingest
+from ratchet.data.ingest import IngestTask, ingest
 from ratchet.data.manifest import Manifest
 from ratchet.errors import SettingsError
 from ratchet.evaluation.explanations import read_explanations
@@ -41,9 +41,13 @@ def workspace(tmp_path_factory) -> Workspace:
     (root / "pets" / "labels.csv").write_text("\n".join(lines))
     workspace = Workspace(root)
     ingest(
-        DataSettings(source="image-manifest", path="pets", manifest="labels.csv"),
-        packed=workspace.packed, quarantine=workspace.quarantine, root=root, report=lambda *_: None,
-    )  # fmt: skip
+        IngestTask(
+            DataSettings(source="image-manifest", path="pets", manifest="labels.csv"),
+            packed=workspace.packed,
+            quarantine=workspace.quarantine,
+            root=root,
+        )
+    )
     return workspace
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from commands.labels import check_labels, summary_lines
 from ratchet import settings
-from ratchet.data.ingest import ingest
+from ratchet.data.ingest import IngestTask, ingest
 from ratchet.errors import DataError
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
@@ -35,9 +35,13 @@ def digits(tmp_path: Path) -> Workspace:
     workspace = Workspace(tmp_path)
     workspace.params.write_bytes((REPOSITORY / "params.yaml").read_bytes())
     ingest(
-        settings.load(workspace.params).data, packed=workspace.packed, quarantine=workspace.quarantine, root=tmp_path,
-        report=lambda *_: None,
-    )  # fmt: skip
+        IngestTask(
+            settings.load(workspace.params).data,
+            packed=workspace.packed,
+            quarantine=workspace.quarantine,
+            root=tmp_path,
+        )
+    )
     return workspace
 
 
@@ -105,7 +109,7 @@ def other_kind(root: Path, kind: str, **changes: object) -> tuple[Workspace, Par
 @pytest.mark.parametrize("kind", ["table", "text"])
 def test_wrong_labels_of_rows_and_texts_rank_first(tmp_path, kind: str) -> None:
     workspace, params = other_kind(tmp_path, kind)
-    ingest(params.data, packed=workspace.packed, quarantine=workspace.quarantine, root=tmp_path, report=lambda *_: None)
+    ingest(IngestTask(params.data, packed=workspace.packed, quarantine=workspace.quarantine, root=tmp_path))
 
     def change(labels: np.ndarray) -> np.ndarray:
         return np.concatenate([(labels[:30] + 1) % 3, labels[30:]])
@@ -122,6 +126,6 @@ def test_wrong_labels_of_rows_and_texts_rank_first(tmp_path, kind: str) -> None:
 
 def test_labels_that_are_no_classes_are_refused_in_one_sentence(tmp_path) -> None:
     workspace, params = other_kind(tmp_path, "table", **{"data.label_column": ["size"], "data.drop": ["text"]})
-    ingest(params.data, packed=workspace.packed, quarantine=workspace.quarantine, root=tmp_path, report=lambda *_: None)
+    ingest(IngestTask(params.data, packed=workspace.packed, quarantine=workspace.quarantine, root=tmp_path))
     with pytest.raises(DataError, match=r"problem of the data is regression\. Allowed for this check: classification"):
         check_labels(params, workspace, folds=3, epochs=0, watch=Quiet())

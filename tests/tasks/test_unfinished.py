@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ratchet import settings
-from ratchet.data.ingest import ingest
+from ratchet.data.ingest import IngestTask, ingest
 from ratchet.data.manifest import Manifest
 from ratchet.workspace import Workspace
 from tasks.training_job import TrainingJob
@@ -25,9 +25,13 @@ def workspace(tmp_path: Path) -> Workspace:
 
 def pack(workspace: Workspace) -> None:
     ingest(
-        settings.load(workspace.params).data,
-        packed=workspace.packed, quarantine=workspace.quarantine, root=workspace.root, report=lambda *_: None,
-    )  # fmt: skip
+        IngestTask(
+            settings.load(workspace.params).data,
+            packed=workspace.packed,
+            quarantine=workspace.quarantine,
+            root=workspace.root,
+        )
+    )
 
 
 def job(workspace: Workspace, **changes: Any) -> TrainingJob:

@@ -20,7 +20,7 @@ import pytest
 import torch
 from waiting import let_run, until
 
-from ratchet.data.ingest import ingest
+from ratchet.data.ingest import IngestTask, ingest
 from ratchet.errors import TrainingError
 from ratchet.settings.model import DataSettings
 from ratchet.training import CheckpointStore, Finished, Started, Stopped, TrainingInputs, Trouble, fit
@@ -84,12 +84,13 @@ class Home:
         defaults = {name: field.default for name, field in DataSettings.model_fields.items()}
         settings = DataSettings(**{**defaults, **own})
         ingest(
-            settings,
-            packed=self.packed,
-            quarantine=self.root / "data" / "quarantine.parquet",
-            root=self.root,
-            report=lambda done, total: None,
-            sample_timeout=sample_timeout,
+            IngestTask(
+                settings,
+                packed=self.packed,
+                quarantine=self.root / "data" / "quarantine.parquet",
+                root=self.root,
+                sample_timeout=sample_timeout,
+            )
         )
         (self.root / "read.txt").unlink(missing_ok=True)
         return self

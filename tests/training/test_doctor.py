@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from ratchet.data.ingest import ingest
+from ratchet.data.ingest import IngestTask, ingest
 from ratchet.kinds import image_spec
 from ratchet.settings.model import DataSettings
 from ratchet.training import ImageSplit, Plan, Split, build, doctor, open_split
@@ -476,7 +476,7 @@ def own_split(tmp_path: Path) -> Callable[[str], tuple[Split, Split]]:
         )
         settings = DataSettings(source="factory", factory=f"{module}:make", code=f"{module}.py", workers=1)
         packed = tmp_path / "data" / "packed"
-        ingest(settings, packed=packed, quarantine=tmp_path / "q.parquet", root=tmp_path, report=lambda *_: None)
+        ingest(IngestTask(settings, packed=packed, quarantine=tmp_path / "q.parquet", root=tmp_path))
         return open_split(packed, "train"), open_split(packed, "validation")
 
     return own_split

@@ -5,7 +5,6 @@ manifest with the user's function and the digest of its code.
 """
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +14,23 @@ from numpy.typing import NDArray
 from pandera import polars as pa
 
 from ratchet import files
-from ratchet.data import pack, quarantine, set_rules
+from ratchet.data import overrides, pack, quarantine, set_rules
 from ratchet.data.checks import exact_duplicates
 from ratchet.data.checks.far_values import moments
-from ratchet.data.manifest import FORMAT, CustomDataset, CustomRows, Manifest, SplitFiles
-from ratchet.data.profile import profile
+from ratchet.data.manifest import CustomDataset, CustomRows, Manifest
+from ratchet.data.packed_set import IngestTask, PackedSet, without_copies
+from ratchet.data.profile import image_profile
 from ratchet.data.reading.subset import evenly_spaced
 from ratchet.data.sample_rules import failures, must, terms
 from ratchet.data.sources.factory import CustomSource
-from ratchet.data.split import SPLITS, keys
+from ratchet.data.split import SPLITS
+from ratchet.data.tables.targets import Labelling
 from ratchet.errors import DataError
 from ratchet.kinds import ImageInput
-from ratchet.problems import Classes
-from ratchet.settings.model import DataSettings
 
 __all__ = ["ingest_custom"]
 
 Floats = NDArray[np.float64]
-Report = Callable[[int, int], None]
 _STATISTICS = ("mean", "variance", "low", "high")
 _FACTS: dict[str, Any] = {
     "returned": pl.Boolean, "proper": pl.Boolean, "problem": pl.String, "image": pl.String, "dtype": pl.String,
@@ -41,60 +39,53 @@ _FACTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def ingest_custom(
-    settings: DataSettings, *, draft: Path, packed: Path, table: Path, root: Path, report: Report,
-    sample: bool = False, sample_timeout: float = 0.0,
-) -> Manifest:  # fmt: skip
-    """Fill the folder `draft`, which becomes `packed`, and the quarantine table. See `ratchet.data.ingest`."""
-    source = CustomSource(settings, root=root, sample_timeout=sample_timeout)
-    facts = _survey(source, report, sample=sample)
-    good, bad = _check(facts, settings, source, table)
+def ingest_custom(task: IngestTask) -> Manifest:
+    """Ingest a user's own Dataset; see `ratchet.data.ingest`."""
+    settings = task.settings
+    source = CustomSource(settings, root=task.root, sample_timeout=task.sample_timeout)
+    facts = _survey(source, task)
+    good, bad = _check(facts, source, task)
     measured = _Measured(good.filter(pl.col("split") == "train"))
     index = measured.index(good, source.classes)
     set_rules.check_index(index, settings, classes=source.classes)
-    pack.write_index(draft, index)
-    by_rule = quarantine.by_rule(bad)
-    description = profile(
-        index, classes=source.classes, pixels=measured.pixel_statistics,
-        conflicts=exact_duplicates.label_conflicts(index), quarantined=by_rule,
-        terms=terms(_rules(facts["image"], classes=1), ("image", "finite")),
+    labels = index["label"].to_numpy().astype(np.int64)
+    packed = PackedSet(
+        name=source.name, source=settings.source, index=index, bad=bad, released=overrides.read(None),
+        labels=Labelling("classification", "", source.classes, labels, index["class"], {}),
     )  # fmt: skip
-    files.write_json(draft / "profile.json", description | {"notes": measured.notes})
-    notes = {"source": settings.source, "quarantined": quarantine.samples(bad), "quarantined_by_rule": by_rule}
-    manifest = Manifest.sealed(
-        notes, format=FORMAT, name=source.name, input=measured.input, target=Classes(source.classes),
-        splits={split: _write_split(draft / split, index, len(source.ids[split])) for split in SPLITS},
-        factory=CustomDataset(
-            settings.factory, os.path.relpath(root.absolute(), packed.absolute()), settings.code,
-            source.factory.digest(), tuple(measured.low.tolist()), tuple(measured.high.tolist()),
-        ),
-    )  # fmt: skip
-    manifest.write(draft)
-    return manifest
+    request = terms(_rules(facts["image"], classes=1), ("image", "finite"))
+    profile = image_profile(index, packed.labels, pixels=measured.pixel_statistics, request=request)
+    lengths = {str(split): len(ids) for split, ids in source.ids.items()}
+    with files.draft_directory(task.packed) as draft:
+        return packed.write(
+            draft, describe=lambda: (measured.input, profile | {"notes": measured.notes}),
+            arrays=lambda folder, part: _write_rows(folder, index[part], lengths[folder.name]),
+            factory=CustomDataset(
+                settings.factory, os.path.relpath(task.root.absolute(), task.packed.absolute()), settings.code,
+                source.factory.digest(), tuple(measured.low.tolist()), tuple(measured.high.tolist()),
+            ),
+        )  # fmt: skip
 
 
-def _check(
-    facts: pl.DataFrame, settings: DataSettings, source: CustomSource, table: Path
-) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _check(facts: pl.DataFrame, source: CustomSource, task: IngestTask) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return the good samples and the quarantine table, which is written too."""
     broken = failures(facts, _rules(facts["image"], len(source.classes)))
     bad = pl.concat([broken, exact_duplicates.duplicate_ids(facts)])
-    good = quarantine.without(facts, bad)
-    duplicates = exact_duplicates.cross_split_duplicates(good)
-    bad, good = pl.concat([bad, duplicates]), quarantine.without(good, duplicates)
-    quarantine.write(table, bad)
-    set_rules.check_bad_fraction(bad, total=facts.height, limit=settings.max_bad_fraction, table=table)
+    good, bad = without_copies(quarantine.without(facts, bad), bad, digest="pixels")
+    task.check_quarantine(bad, total=facts.height)
     for split in SPLITS:
         if good.filter(pl.col("split") == split).is_empty():
-            raise DataError(f"data.factory: every sample of split {split} is bad. {table} lists each with a hint")
+            raise DataError(
+                f"data.factory: every sample of split {split} is bad. {task.quarantine} lists each with a hint"
+            )
     return good, bad
 
 
-def _survey(source: CustomSource, report: Report, *, sample: bool) -> pl.DataFrame:
+def _survey(source: CustomSource, task: IngestTask) -> pl.DataFrame:
     """Read the samples. Return one row per sample, split by split in the order of the Dataset."""
     classes = len(source.classes)
     chosen = {
-        split: evenly_spaced(len(ids), classes=classes, of=classes) if sample else range(len(ids))
+        split: evenly_spaced(len(ids), classes=classes, of=classes) if task.sample else range(len(ids))
         for split, ids in source.ids.items()
     }
     total = sum(map(len, chosen.values()))
@@ -110,7 +101,7 @@ def _survey(source: CustomSource, report: Report, *, sample: bool) -> pl.DataFra
             pl.DataFrame({"row": row, "id": ids, "place": place, **columns}).with_columns(split=pl.lit(split))
         )
         done += len(places)
-        report(done, total)
+        task.report(done, total)
     return pl.concat(frames)
 
 
@@ -203,12 +194,7 @@ def _per_channel(frame: pl.DataFrame, name: str) -> Floats:
     return frame[name].explode().to_numpy().reshape(frame.height, -1)
 
 
-def _write_split(folder: Path, index: pl.DataFrame, samples: int) -> SplitFiles:
-    rows = index.filter(pl.col("split") == folder.name)
-    folder.mkdir()
+def _write_rows(folder: Path, rows: pl.DataFrame, samples: int) -> CustomRows:
     pixels = np.frombuffer(bytes.fromhex("".join(rows["pixels"])), np.uint8).reshape(-1, 32)
-    targets = pack.write_array(folder, "targets", rows["label"].to_numpy().astype(np.int64))
-    key_file = pack.write_array(folder, "keys", keys(rows["id"].to_list()))
     places = pack.write_array(folder, "places", rows["place"].to_numpy().astype(np.int64))
-    custom = CustomRows(samples, places, pack.write_array(folder, "pixels", pixels))
-    return SplitFiles(rows.height, {}, targets, key_file, custom)
+    return CustomRows(samples, places, pack.write_array(folder, "pixels", pixels))

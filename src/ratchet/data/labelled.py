@@ -4,19 +4,16 @@ Their columns, rules, splits, index, profile and packing are the same; only thei
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import polars as pl
 from pandera import polars as pa
 
-from ratchet import files
-from ratchet.data import pack, quarantine, set_rules, split
-from ratchet.data.checks import exact_duplicates
-from ratchet.data.manifest import FORMAT, Manifest, Shard, SplitFiles
+from ratchet.data import quarantine, set_rules
+from ratchet.data.packed_set import IngestTask, PackedSet, divide, without_copies
 from ratchet.data.privacy import looks_personal
-from ratchet.data.profile import telling_columns
+from ratchet.data.profile import copies, telling_columns
 from ratchet.data.refusal_reasons import REASONS
 from ratchet.data.sample_rules import failures, must
 from ratchet.data.sources.image_folder import SPLIT_FOLDERS
@@ -24,12 +21,11 @@ from ratchet.data.sources.table_file import MISSING
 from ratchet.data.system_files import Ignored
 from ratchet.data.tables.targets import Labelling
 from ratchet.errors import DataError
-from ratchet.kinds import Input
 from ratchet.settings.model import DataSettings
 
 __all__ = [
-    "SAMPLE", "LabelledSamples", "assigned", "broken", "check_columns", "checked_index", "common_profile",
-    "index_names", "optional_columns", "pack_samples", "typed", "without_missing",
+    "SAMPLE", "LabelledSamples", "assigned", "broken", "check_columns", "common_profile", "index_names",
+    "optional_columns", "packed_set", "typed", "without_missing",
 ]  # fmt: skip
 
 SAMPLE: dict[str, Any] = {
@@ -43,9 +39,8 @@ breaks, and the value; null: none. content: SHA-256 (hex) of its bytes. split, g
 """
 _RESERVED = frozenset(
     [*SAMPLE, "source", "label", "class", "packed", "pixels", "place", "text", "characters", "words", "normal",
-     "assigned"]
+     "assigned", "target"]
 )  # fmt: skip
-_LISTED = 100
 
 
 @dataclass(frozen=True)
@@ -174,107 +169,41 @@ def broken(
     return pl.concat([*refused, failures(answers, columns, shown_value)])
 
 
-def checked_index(
-    good: pl.DataFrame, bad: pl.DataFrame, source: LabelledSamples, settings: DataSettings, *, table: Path, total: int
-) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the index, split by split and each in the order of ids, and the quarantine table, which is written too.
+def packed_set(
+    task: IngestTask, good: pl.DataFrame, bad: pl.DataFrame, source: LabelledSamples, *, used: pl.DataFrame,
+    own: Sequence[str], least: int | None = None,
+) -> PackedSet:  # fmt: skip
+    """Divide the good samples, write the quarantine table, and check the rules about the whole set.
 
     Args:
         good: samples of `assigned`, with the digests `packed`, of the packed sample, and `normal`. Samples with an
             equal `normal` are duplicates, and share a split.
         bad: quarantine rows of the others.
-        total: number of all samples.
+        used: the releases that let samples in.
+        own: columns of the kind that the index keeps.
+        least: training samples that each class needs; None: data.min_per_class.
 
     Raises:
         DataError: too many samples are bad, or the whole set breaks a rule.
     """
-    index = _split(good, source.labels, settings)
-    duplicates = exact_duplicates.cross_split_duplicates(index.with_columns(pixels="normal"))
-    bad, index = pl.concat([bad, duplicates]), quarantine.without(index, duplicates)
-    quarantine.write(table, bad)  # even if too much is bad, because the table has the reasons
-    set_rules.check_bad_fraction(bad, total=total, limit=settings.max_bad_fraction, table=table)
-    set_rules.check_index(index.with_columns(pixels="packed"), settings, classes=source.classes, table=table)
-    return index, bad
-
-
-def _split(good: pl.DataFrame, labels: Labelling, settings: DataSettings) -> pl.DataFrame:
-    identity = pl.when(pl.col("group").is_null()).then("normal").otherwise("group " + pl.col("group"))
-    places = good["place"].to_numpy()
-    shown = labels.shown[places].cast(pl.String)
-    drawn = split.assign(
-        good.select(identity).to_series(), good["assigned"], declared=set(good["assigned"].drop_nulls()),
-        validation_fraction=settings.validation_fraction, test_fraction=settings.test_fraction,
-        folds=settings.folds, fold=settings.fold, classes=shown if labels.classes else None,
+    good = good.sort("id").with_columns(split="assigned")
+    labels, declared = source.labels.take(good["place"].to_numpy()), set(good["assigned"].drop_nulls())
+    index, bad = without_copies(divide(good, labels, task.settings, declared=declared), bad, digest="normal")
+    task.check_quarantine(bad, total=source.table.height + quarantine.samples(source.refused))
+    index = index.drop("place").with_columns(pixels="packed")
+    settings = task.settings if least is None else task.settings.model_copy(update={"min_per_class": least})
+    set_rules.check_index(index, settings, classes=source.classes, table=task.quarantine)
+    return PackedSet(
+        name=source.name, source=task.settings.path, index=index, labels=labels.take(index["target"].to_numpy()),
+        bad=bad, released=used, extra=(*own, *source.extra),
     )  # fmt: skip
-    index = good.with_columns(
-        pl.Series("split", drawn, dtype=pl.String),
-        pl.Series("label", labels.values[places] if labels.classes else [None] * len(places), dtype=pl.Int64),
-        shown.alias("class"),
-        source=pl.col("id"),
-    ).sort("id")
-    return pl.concat([index.filter(pl.col("split") == name) for name in split.SPLITS])
 
 
-def pack_samples(
-    draft: Path, index: pl.DataFrame, bad: pl.DataFrame, source: LabelledSamples, *, input: Input,
-    profile: Mapping[str, object], own: Sequence[str],
-    write: Callable[[Path, pl.DataFrame], dict[str, tuple[Shard, ...]]], notes: Mapping[str, Any],
-) -> Manifest:  # fmt: skip
-    """Write the arrays, the index, the profile and the manifest.
-
-    Args:
-        index: of `checked_index`.
-        profile: what the kind adds to `common_profile`.
-        own: columns of the kind that the index keeps.
-        write: writes the arrays of the given rows of the index into a folder.
-        notes: of the manifest, beside those of the quarantine.
-    """
-    kept = index.drop("place", *([] if index["group"].count() else ["group"])).with_columns(pixels="packed")
-    pack.write_index(draft, kept, extra=[*own, *source.extra])
-    values = source.labels.values[index["place"].to_numpy()]
-    train = slice(0, int((index["split"] == "train").sum()))
-    labels = replace(source.labels, values=values, shown=index["class"], faults={})
-    extra = [*source.extra, *(["group"] if "group" in kept.columns else [])]
-    by_rule = quarantine.by_rule(bad)
-    common = common_profile(index, labels=labels, train=train, quarantined=by_rule, extra=extra)
-    files.write_json(draft / "profile.json", {**common, **profile})
-    splits = {}
-    for name in split.SPLITS:
-        chosen, folder = (index["split"] == name).to_numpy(), draft / name
-        folder.mkdir()
-        rows = index.filter(chosen)
-        arrays, targets = write(folder, rows), pack.write_array(folder, "targets", values[chosen])
-        keys = pack.write_array(folder, "keys", split.keys(rows["id"]))
-        splits[name] = SplitFiles(rows.height, arrays, targets, keys)
-    counts = {"quarantined": quarantine.samples(bad), "quarantined_by_rule": by_rule}
-    manifest = Manifest.sealed(
-        {**notes, **counts}, format=FORMAT, name=source.name, input=input, target=labels.target(train), splits=splits
-    )
-    manifest.write(draft)
-    return manifest
-
-
-def common_profile(
-    index: pl.DataFrame, *, labels: Labelling, train: slice, quarantined: Mapping[str, int], extra: Sequence[str]
-) -> dict[str, object]:
-    """Return the part of profile.json that does not depend on the kind.
-
-    Args:
-        index: of `checked_index`.
-        labels: the targets of the same rows.
-        train: the training rows.
-        quarantined: number of quarantined samples, by rule.
-        extra: columns of the index that come from the source.
-    """
-    counted = {(name, label): n for name, label, n in index.group_by("split", "class").len().rows()}
-    conflicts = exact_duplicates.label_conflicts(index.with_columns(pixels="normal")) if labels.classes else []
+def common_profile(packed: PackedSet, source: LabelledSamples) -> dict[str, object]:
+    """Return what the profiles of all samples with labels have."""
+    columns = [*source.extra, *(["group"] if packed.index["group"].count() else [])]
     return {
-        "rows": {name: int((index["split"] == name).sum()) for name in split.SPLITS},
-        **labels.described(train),
-        "classes": {name: {label: counted.get((name, label), 0) for label in labels.classes} for name in split.SPLITS},
-        "copies_within_splits": index.height - index.select("split", "normal").n_unique(),
-        "label_conflicts": {"groups": len(conflicts), "first": conflicts[:_LISTED]},
+        **copies(packed.index, packed.labels, digest="normal"),
         "near_duplicates": None,
-        "telling": telling_columns(index, labels, extra),
-        "quarantined_by_rule": dict(quarantined),
+        "telling": telling_columns(packed.index, packed.labels, columns),
     }

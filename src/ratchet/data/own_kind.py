@@ -4,7 +4,7 @@ Memory holds the arrays of all samples at once.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from pathlib import Path
@@ -14,25 +14,25 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from ratchet.data import labelled, overrides, pack, quarantine, set_rules
+from ratchet import files
+from ratchet.data import labelled, overrides, pack, quarantine
 from ratchet.data.checks import exact_duplicates
 from ratchet.data.checks.far_values import moments
 from ratchet.data.labelled import LabelledSamples
 from ratchet.data.manifest import Manifest
+from ratchet.data.packed_set import IngestTask, PackedSet
 from ratchet.data.privacy import without_private
-from ratchet.data.profile import bins
+from ratchet.data.profile import contract
 from ratchet.data.reading.storage import expanded, is_url
 from ratchet.data.tables.targets import read_labels
 from ratchet.errors import DataError, TrainingError
 from ratchet.kinds import Array, ArraysInput
-from ratchet.settings.model import DataSettings
 from ratchet.training.custom_samples import LEAST_OPENING, line_of, summarize
 from ratchet.training.own_kind import NotArrays, OwnKind, layout_of, shown_layout
 from ratchet.training.sample_timeout import TooSlow, interruptible, never
 
 __all__ = ["ingest_own_kind"]
 
-Report = Callable[[int, int], None]
 Arrays = dict[str, NDArray[Any]]
 
 _SAMPLE = 500  # samples of a trial run
@@ -41,43 +41,39 @@ _VALUE, _ID = "value", "id"
 _CELLS = (bool, int, float, str, date, datetime)  # types of labels and other columns
 
 
-def ingest_own_kind(
-    settings: DataSettings, *, draft: Path, packed: Path, table: Path, root: Path, report: Report,
-    sample: bool = False, sample_timeout: float = 0.0, released: pl.DataFrame | None = None,
-) -> Manifest:  # fmt: skip
-    """Fill the folder `draft`, which becomes `packed`, and the quarantine table. See `ratchet.data.ingest`.
-
-    Raises:
-        SettingsError: a setting names no column, or settings contradict each other.
-        TrainingError: the class cannot be imported, or lacks a method.
-        DataError: the data cannot be opened, a sample takes too long, too many are bad, or the whole set breaks a rule.
-    """
-    kind = OwnKind(settings.kind, root.absolute(), settings.code)
-    reading = _Reading(kind, _opened(kind, settings, root, sample_timeout), settings, sample_timeout)
-    source = reading.read(report, table=table, sample=sample)
+def ingest_own_kind(task: IngestTask) -> Manifest:
+    """Ingest a user's own kind of data; see `ratchet.data.ingest`."""
+    settings = task.settings
+    kind = OwnKind(settings.kind, task.root.absolute(), settings.code)
+    reading = _Reading(kind, _opened(kind, task), task)
+    source = reading.read()
     samples = labelled.assigned(source.table).with_columns(packed="content", normal="content")
-    released = overrides.read(None) if released is None else released
-    bad, used = overrides.apply(pl.concat([source.refused, labelled.broken(samples, source, settings)]), released)
+    broken = labelled.broken(samples, source, settings)
+    bad, used = overrides.apply(pl.concat([source.refused, broken]), task.released)
     bad = pl.concat([bad, exact_duplicates.duplicate_ids(samples.select("row", "id", split="assigned"))])
-    good, total = quarantine.without(samples, bad), samples.height + quarantine.samples(source.refused)
-    rules = settings.model_copy(update={"min_per_class": 1}) if sample else settings
-    index, bad = labelled.checked_index(good, bad, source, rules, table=table, total=total)
-    described = _described(reading, index)
+    good, least = quarantine.without(samples, bad), 1 if task.sample else None
+    packed = labelled.packed_set(task, good, bad, source, used=used, own=("packed",), least=least)
+    rows = packed.index["row"]
+    described = _described(reading, rows[packed.train])
     input = ArraysInput(tuple(described), settings.kind, settings.code, kind.digest())
-    return labelled.pack_samples(
-        draft, index, bad, source, input=input, profile=_profile(reading, index, described, source), own=("packed",),
-        notes={"source": settings.path, "released": tuple(used.to_dicts())},
-        write=lambda folder, rows: {
-            name: pack.write_shards_of(folder, name, reading.stacked(name, rows["row"]), shard_mib=settings.shard_mib)
-            for name in input.names
-        },
-    )  # fmt: skip
+    profile = _profile(reading, packed, described)
+    with files.draft_directory(task.packed) as draft:
+        return packed.write(
+            draft, describe=lambda: (input, labelled.common_profile(packed, source) | profile),
+            arrays=lambda folder, part: {
+                name: pack.write_shards_of(
+                    folder, name, reading.stacked(name, rows[part]), shard_mib=settings.shard_mib
+                )
+                for name in input.names
+            },
+        )  # fmt: skip
 
 
-def _opened(kind: OwnKind, settings: DataSettings, root: Path, sample_timeout: float) -> Any:
+def _opened(kind: OwnKind, task: IngestTask) -> Any:
     """Return the user's object, opened."""
-    limit = max(sample_timeout, LEAST_OPENING) if sample_timeout else 0.0
-    path = settings.path if is_url(settings.path) else root / expanded(settings.path)
+    limit = max(task.sample_timeout, LEAST_OPENING) if task.sample_timeout else 0.0
+    name = task.settings.path
+    path = name if is_url(name) else task.root / expanded(name)
     if isinstance(path, Path) and not path.exists():
         raise DataError(f"data.path: {path} does not exist. Fix: set it to the file or folder that {kind.name} reads")
 
@@ -117,40 +113,37 @@ class _Reading:
 
     kind: OwnKind
     opened: Any
-    settings: DataSettings
-    timeout: float  # seconds that one sample may take; 0: no limit
+    task: IngestTask
     arrays: dict[int, Arrays] = field(default_factory=dict)
 
-    def read(self, report: Report, *, table: Path, sample: bool) -> LabelledSamples:
-        """Read all samples, or some of them (`sample`). `table` is the quarantine table, for messages."""
+    def read(self) -> LabelledSamples:
+        """Read all samples, or some of them."""
         count = len(self.opened)
-        places = range(0, count, -(-count // _SAMPLE)) if sample else range(count)
-        rows, failures = self._rows(places, report)
+        places = range(0, count, -(-count // _SAMPLE)) if self.task.sample else range(count)
+        rows, failures = self._rows(places)
         failures += self._other_layouts(rows)
         refused = quarantine.rows(failures)
         rows = [row for row in rows if row["row"] in self.arrays]
         if not rows:
-            quarantine.write(table, refused)
-            limit = self.settings.max_bad_fraction
-            set_rules.check_bad_fraction(refused, total=len(places), limit=limit, table=table)
+            self.task.check_quarantine(refused, total=len(places))
         return self._labelled(rows, refused)
 
     def _labelled(self, rows: Sequence[Mapping[str, Any]], refused: pl.DataFrame) -> LabelledSamples:
         """Return good samples with their labels and other entries."""
-        where = f"data.kind: {self.kind.name}"
+        settings, where = self.task.settings, f"data.kind: {self.kind.name}"
         frame = _frame([row["cells"] for row in rows])
-        for column in self.settings.label_columns:
+        for column in settings.label_columns:
             if column not in frame.columns:
                 raise DataError(
                     f"{where}: no sample has {column!r}; they have {', '.join(frame.columns) or 'only arrays'}. "
                     "Fix: correct data.label_column, or return it from __getitem__"
                 )
-        frame = without_private(frame, self.settings, needed=self.settings.label_columns)
-        columns = labelled.optional_columns(frame, self.settings)
-        extra = [name for name in frame.columns if name not in (*columns.values(), *self.settings.label_columns)]
+        frame = without_private(frame, settings, needed=settings.label_columns)
+        columns = labelled.optional_columns(frame, settings)
+        extra = [name for name in frame.columns if name not in (*columns.values(), *settings.label_columns)]
         labelled.check_columns(frame, where)
         names = labelled.index_names(extra, frame.columns)
-        labels = read_labels(frame, self.settings, where)
+        labels = read_labels(frame, settings, where)
         samples = pl.DataFrame(
             [(row["row"], row["id"], None, None, _digest(self.arrays[row["row"]]), None, None) for row in rows],
             schema=labelled.SAMPLE,
@@ -160,24 +153,22 @@ class _Reading:
             *(frame[name].alias(new) for name, new in names.items()),
         )
         name = self.kind.name.rpartition(":")[2].lower()
-        return LabelledSamples(name, self.settings.path, samples, labels, refused, tuple(names.values()))
+        return LabelledSamples(name, settings.path, samples, labels, refused, tuple(names.values()))
 
-    def _rows(
-        self, places: Sequence[int], report: Report
-    ) -> tuple[list[dict[str, Any]], list[tuple[str, int, str, str]]]:
+    def _rows(self, places: Sequence[int]) -> tuple[list[dict[str, Any]], list[tuple[str, int, str, str]]]:
         """Return the good samples (row, id, cells), and source, row, rule and value of the others."""
         rows: list[dict[str, Any]] = []
         failures: list[tuple[str, int, str, str]] = []
-        place = 0
+        place, timeout = 0, self.task.sample_timeout
 
         def slow(where: str = "") -> str:
             return (
-                f"data.kind: sample {place} of {self.kind.name} was not read within {self.timeout:g} s{where}. Fix: "
+                f"data.kind: sample {place} of {self.kind.name} was not read within {timeout:g} s{where}. Fix: "
                 "see what the class waits for, or raise training.sample_timeout (0: no limit)"
             )
 
         try:
-            with interruptible(slow, timeout=self.timeout, stop=never) as begin:
+            with interruptible(slow, timeout=timeout, stop=never) as begin:
                 for done, place in enumerate(places, 1):
                     begin()
                     name = f"{place:08d}"
@@ -191,7 +182,7 @@ class _Reading:
                         rows.append({"row": place, "id": name, "cells": cells})
                     except NotArrays as error:
                         failures.append((name, place, error.rule, str(error)))
-                    report(done, len(places))
+                    self.task.report(done, len(places))
         except TooSlow as error:
             raise DataError(slow(line_of(error, self.kind.root))) from error
         return rows, failures
@@ -284,10 +275,10 @@ def _digest(arrays: Arrays) -> str:
     return digest.hexdigest()
 
 
-def _described(reading: _Reading, index: pl.DataFrame) -> list[Array]:
-    """Return the description of each array, with mean and standard deviation of the training values."""
-    rows, described = index.filter(pl.col("split") == "train")["row"], []
-    for name, dtype, shape in layout_of(reading.arrays[index["row"][0]]):
+def _described(reading: _Reading, rows: pl.Series) -> list[Array]:
+    """Return the description of each array, with mean and standard deviation of the values of these rows."""
+    described = []
+    for name, dtype, shape in layout_of(reading.arrays[rows[0]]):
         values = reading.stacked(name, rows)
         scale = moments(values)
         usual = scale.range or (float(values.min()), float(values.max()))
@@ -295,18 +286,16 @@ def _described(reading: _Reading, index: pl.DataFrame) -> list[Array]:
     return described
 
 
-def _profile(
-    reading: _Reading, index: pl.DataFrame, described: Sequence[Array], source: LabelledSamples
-) -> dict[str, object]:
-    """Return what profile.json has of arrays alone: statistics of the training values, bins of the samples' means."""
-    train = index.filter(pl.col("split") == "train")
-    facts, drift, notes = [], {}, []
+def _profile(reading: _Reading, packed: PackedSet, described: Sequence[Array]) -> dict[str, object]:
+    """Return what the profile has of arrays alone: statistics of the training values, bins of the samples' means."""
+    train = packed.index[packed.train]
+    facts, watched, notes = [], [], []
     for array in described:
         values = reading.stacked(array.name, train["row"]).astype(np.float64).reshape(train.height, -1)
         low, middle, high = (float(value) for value in np.quantile(values, [0.0, 0.5, 1.0]))
         statistics = {"mean": array.mean, "std": array.std, "min": low, "median": middle, "max": high}
         facts.append({"name": array.name, "type": array.dtype, "shape": list(array.shape), **statistics})
-        drift[array.name] = bins(pl.Series(values.mean(axis=1)))
+        watched.append(pl.Series(array.name, values.mean(axis=1)))
         if array.limits:
             is_far = (values < array.limits[0]) | (values > array.limits[1])
             notes.append(
@@ -314,6 +303,6 @@ def _profile(
                 f"as {values[is_far][0]:g}. Networks get {array.limits[0]:g} or {array.limits[1]:g} for them. If they "
                 f"mean missing, replace them in {reading.kind.name.rpartition(':')[2]}.arrays"
             )
-    classes = {"class": bins(train["class"])} if source.classes else {}
+    watched += [train["class"]] if packed.labels.classes else []
     request = {array.name: [{"rule": "other-shape", "check": array.described}] for array in described}
-    return {"arrays": facts, "notes": notes, "contract": {"request": request, "drift": {**drift, **classes}}}
+    return {"arrays": facts, "notes": notes, **contract(request, watched)}

@@ -50,7 +50,6 @@ def write_shards(
     Images of `shape`, (height, width, channels), are read and measured a few MiB at a time by `workers` threads.
     Return the shards, and the results of `measure` in the order of the rows.
     """
-    folder.mkdir()
     image_bytes = int(np.prod(shape))
     per_shard, step = max(1, (shard_mib * MIB - _HEADER) // image_bytes), max(1, _BLOCK // image_bytes)
 
@@ -128,12 +127,13 @@ def write_shards_of(folder: Path, name: str, values: NDArray[Any], *, shard_mib:
     return tuple(shards)
 
 
-def write_index(packed: Path, index: pl.DataFrame, *, extra: Sequence[str] = ()) -> None:
+def write_index(packed: Path, index: pl.DataFrame, extra: Sequence[str]) -> None:
     """Write the table of the packed rows, split by split, to index.parquet.
 
     Columns that only some sources have (`place`, `group`) and the source's `extra` columns come last.
     """
-    columns = index_columns(index.columns, extra)
+    has_groups = "group" in index.columns and index["group"].count()
+    columns = index_columns([name for name in index.columns if name != "group" or has_groups], extra)
     index = index.with_columns(row=pl.int_range(pl.len()).over("split"))
     index.select(columns).write_parquet(packed / "index.parquet", compression="zstd", row_group_size=1 << 14)
 

@@ -1,61 +1,77 @@
-"""Profile of a packed set: statistics that later data is compared with."""
+"""Parts of the profile of a packed set: statistics that later data is compared with."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from ratchet.data.checks import exact_duplicates
 from ratchet.data.checks.leakage import determining_columns, revealing_columns
 from ratchet.data.checks.value_bins import value_edges
 from ratchet.data.reading.pixels import QUANTILES
-from ratchet.data.split import SPLITS
 from ratchet.data.tables.targets import Labelling
 
-__all__ = ["bins", "profile", "sorted_bins", "target_leaks", "telling_columns"]
+__all__ = [
+    "bins", "conflicts", "contract", "copies", "image_profile", "quantiles", "sorted_bins", "target_leaks",
+    "telling_columns",
+]  # fmt: skip
 
 _MAX_LISTED = 100
 _BINS = 10
 _NOTABLE = 0.5  # share of the variance of a number that a column alone explains
-_WATCHED = ("brightness", "contrast", "width", "height", "format", "class")
+_WATCHED = ("brightness", "contrast", "width", "height", "format")
 
 
-def profile(
-    index: pl.DataFrame, *, classes: Sequence[str], pixels: Mapping[str, object],
-    conflicts: Sequence[Mapping[str, Sequence[str]]], quarantined: Mapping[str, int], terms: Mapping[str, object],
-    extra: Sequence[str] = (), near_duplicates: pl.DataFrame | None = None, targets: Labelling | None = None,
+def image_profile(
+    index: pl.DataFrame, labels: Labelling, *, pixels: Mapping[str, object], request: Mapping[str, object],
+    extra: Sequence[str] = (), near_duplicates: pl.DataFrame | None = None,
 ) -> dict[str, object]:  # fmt: skip
-    """Return the content of profile.json.
+    """Return the part of a profile about images.
 
     Args:
         index: the packed rows: split, class, width, height, format, brightness, contrast, pixels.
-        conflicts: groups of samples with the same pixels and different labels.
-        terms: rules about a single sample.
+        labels: of the same rows.
+        pixels: statistics of the training images.
+        request: rules about a single image.
         extra: columns of the index that come from the source.
         near_duplicates: result of NearDuplicates.pairs; None: not searched for.
-        targets: of the same rows, if they are no classes.
     """
-    counted = {(split, name): n for split, name, n in index.group_by("split", "class").len().rows()}
-    per_split = {split: {name: counted.get((split, name), 0) for name in classes} for split in SPLITS}
-    watched = [name for name in _WATCHED if targets is None or name != "class"]
-    train = index.select("split", *watched).filter(pl.col("split") == "train")
-    sizes = dict(index.group_by("split").len().rows())
+    train = index.filter(pl.col("split") == "train").select(*_WATCHED, *(["class"] if labels.classes else []))
     return {
-        "rows": {split: sizes.get(split, 0) for split in SPLITS},
-        "classes": per_split,
-        **(targets.described(slice(0, train.height)) if targets else {}),
         "pixels": {"of": "train", **pixels},
-        "brightness": _column_quantiles(train["brightness"]),
-        "contrast": _column_quantiles(train["contrast"]),
-        "sizes": {"width": _column_quantiles(index["width"]), "height": _column_quantiles(index["height"])},
+        **{name: quantiles(train[name]) for name in ("brightness", "contrast")},
+        "sizes": {name: quantiles(index[name]) for name in ("width", "height")},
         "formats": dict(index.group_by("format").len().sort("format").rows()),
-        "copies_within_splits": index.height - index.select("split", "pixels").n_unique(),
-        "label_conflicts": {"groups": len(conflicts), "first": list(conflicts[:_MAX_LISTED])},
+        **copies(index, labels),
         "near_duplicates": _near_duplicates(near_duplicates),
-        "telling": telling_columns(index, targets, extra) if targets else revealing_columns(index, extra=extra),
-        "quarantined_by_rule": dict(quarantined),
-        "contract": {"request": dict(terms), "drift": {name: bins(train[name]) for name in watched}},
+        "telling": revealing_columns(index, extra=extra) if labels.classes else telling_columns(index, labels, extra),
+        **contract(request, train),
     }
+
+
+def copies(index: pl.DataFrame, labels: Labelling, *, digest: str = "pixels") -> dict[str, object]:
+    """Return the part of a profile about rows with the same `digest`: how many, and those with different labels."""
+    return {
+        "copies_within_splits": index.height - index.select("split", digest).n_unique(),
+        **conflicts(index.with_columns(pixels=digest), labels),
+    }
+
+
+def conflicts(index: pl.DataFrame, labels: Labelling) -> dict[str, object]:
+    """Return the part of a profile about rows with the same digest `pixels` and different classes."""
+    groups = exact_duplicates.label_conflicts(index) if labels.classes else []
+    return {"label_conflicts": {"groups": len(groups), "first": groups[:_MAX_LISTED]}}
+
+
+def contract(request: Mapping[str, object], watched: Iterable[pl.Series]) -> dict[str, object]:
+    """Return the part of a profile with the rules of a request, and the bins of the training rows' values."""
+    return {"contract": {"request": dict(request), "drift": {values.name: bins(values) for values in watched}}}
+
+
+def quantiles(values: pl.Series) -> dict[str, float]:
+    """Return quantiles of a column, by their share."""
+    return {str(q): float(values.quantile(q, "nearest") or 0.0) for q in QUANTILES}
 
 
 def telling_columns(index: pl.DataFrame, targets: Labelling, columns: Sequence[str]) -> dict[str, object]:
@@ -125,7 +141,3 @@ def _near_duplicates(pairs: pl.DataFrame | None) -> dict[str, object] | None:
     first = listed.select(ids=ids, splits=splits, change="change").to_dicts()
     changes = dict(pairs.group_by("change").len().sort("change").rows())
     return {"pairs": pairs.height, "across_splits": across.height, "changes": changes, "first": first}
-
-
-def _column_quantiles(values: pl.Series) -> dict[str, float]:
-    return {str(q): float(values.quantile(q, "nearest") or 0.0) for q in QUANTILES}

@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -20,24 +20,23 @@ import numpy as np
 import polars as pl
 
 from ratchet import files
-from ratchet.data import pack, quarantine, set_rules
-from ratchet.data.checks import exact_duplicates
-from ratchet.data.manifest import FORMAT, Manifest, SplitFiles
+from ratchet.data import overrides, pack, quarantine
+from ratchet.data.manifest import Manifest
+from ratchet.data.packed_set import Arrays, IngestTask, PackedSet, without_copies
+from ratchet.data.profile import contract, copies
 from ratchet.data.reading.storage import Storage, expanded, is_url, open_storage, read_whole
 from ratchet.data.sources.image_folder import SPLIT_FOLDERS
 from ratchet.data.sources.typed_files import json_object
 from ratchet.data.split import SPLITS, SplitName, assign
 from ratchet.data.system_files import Ignored
+from ratchet.data.tables.targets import Labelling
 from ratchet.data.texts.decoding import Decoded, decode, encoding_of
 from ratchet.errors import DataError, first_line
 from ratchet.kinds import TokensInput
 from ratchet.kinds.pieces import piece_bounds
-from ratchet.problems import NextToken
 from ratchet.settings.model import DataSettings
 
 __all__ = ["ingest_tokens"]
-
-Report = Callable[[int, int], None]
 
 _FEWEST_WHOLE = 10  # files that are assigned whole; fewer are cut
 _SAMPLE_FILES, _SAMPLE_BYTES = 20, 1 << 16  # of a preflight
@@ -67,45 +66,41 @@ class _File:
         return hashlib.sha256(memoryview(self.content)[:end]).hexdigest()
 
 
-def ingest_tokens(
-    settings: DataSettings, *, draft: Path, packed: Path, table: Path, root: Path, report: Report, sample: bool = False,
-    say_ignored: Callable[[Ignored], None] = lambda _: None,
-) -> Manifest:  # fmt: skip
-    """Fill the folder `draft`, which becomes `packed`, and the quarantine table. See `ratchet.data.ingest`.
-
-    `say_ignored`: called with the files of a folder that are no text.
-
-    Raises:
-        DataError: the source cannot be read, too many files are bad, or a split has no text.
-    """
-    storage, names, ignored = _source(settings, root)
-    say_ignored(ignored)
-    if sample:
+def ingest_tokens(task: IngestTask) -> Manifest:
+    """Ingest text for language models; see `ratchet.data.ingest`."""
+    settings = task.settings
+    storage, names, ignored = _source(settings, task.root)
+    task.say_ignored(ignored)
+    if task.sample:
         names = names[:: -(-len(names) // _SAMPLE_FILES)]
-    good, bad = _read(storage, names, report, column=settings.text_column, sample=sample)
+    good, bad = _read(storage, names, task)
     whole = [file if file.split else replace(file, split="train") for file in good]
-    copies = exact_duplicates.cross_split_duplicates(_index(whole))  # before one of them is cut
-    bad, refused = pl.concat([bad, copies]), set(copies["source"].to_list())
-    parts = _split([file for file in good if file.id not in refused], settings)
+    kept, bad = _without_copies(whole, bad)  # before one of them is cut
+    parts = _split([file for file in good if file.id in kept], settings)
     del good, whole  # a second copy of the text
-    duplicates = exact_duplicates.cross_split_duplicates(_index(parts))
-    bad = pl.concat([bad, duplicates])
-    refused = set(duplicates["source"].to_list())
-    parts = [part for part in parts if part.id not in refused]
-    quarantine.write(table, bad)
-    set_rules.check_bad_fraction(bad, total=len(names), limit=settings.max_bad_fraction, table=table)
+    kept, bad = _without_copies(parts, bad)
+    parts = [part for part in parts if part.id in kept]
+    task.check_quarantine(bad, total=len(names))
     _require_text(parts, storage)
-    by_rule = quarantine.by_rule(bad)
-    pack.write_index(draft, _piece_index(parts))
-    files.write_json(draft / "profile.json", _profile(parts, by_rule))
-    notes = {"source": settings.path, "quarantined": quarantine.samples(bad), "quarantined_by_rule": by_rule}
-    manifest = Manifest.sealed(
-        notes, format=FORMAT,
-        name=PurePosixPath(settings.path.rstrip("/")).stem, input=TokensInput(), target=NextToken(0),
-        splits={split: _write_split(draft / split, parts, settings.shard_mib) for split in SPLITS},
+    packed = PackedSet(
+        name=PurePosixPath(settings.path.rstrip("/")).stem, source=settings.path, index=_piece_index(parts),
+        labels=Labelling("next-token", "", (), np.zeros(0, np.int64), pl.Series(dtype=pl.String), {}),
+        bad=bad, released=overrides.read(None), keys=np.zeros(0, np.uint64),
+        rows={split: sum(map(len, _texts(parts, split))) for split in SPLITS},
     )  # fmt: skip
-    manifest.write(draft)
-    return manifest
+
+    def write(folder: Path, part: slice) -> Arrays:
+        text = np.frombuffer(b"".join(_texts(parts, folder.name)), np.uint8)
+        return {"text": pack.write_shards_of(folder, "text", text, shard_mib=settings.shard_mib)}
+
+    with files.draft_directory(task.packed) as draft:
+        return packed.write(draft, arrays=write, describe=lambda: (TokensInput(), _profile(parts, packed)))
+
+
+def _without_copies(parts: Sequence[_File], bad: pl.DataFrame) -> tuple[set[str], pl.DataFrame]:
+    """Return the names of files whose text is in no split of a higher rank, and the quarantine rows with the others."""
+    index, bad = without_copies(_index(parts), bad, digest="packed")
+    return set(index["id"]), bad
 
 
 def _source(settings: DataSettings, root: Path) -> tuple[Storage, list[str], Ignored]:
@@ -143,9 +138,7 @@ def _refuse_tables(names: Sequence[str]) -> None:
         )
 
 
-def _read(
-    storage: Storage, names: Sequence[str], report: Report, *, column: str, sample: bool
-) -> tuple[list[_File], pl.DataFrame]:
+def _read(storage: Storage, names: Sequence[str], task: IngestTask) -> tuple[list[_File], pl.DataFrame]:
     """Return the good files, and the quarantine table of the others."""
     good: list[_File] = []
     failures: list[tuple[str, int, str, str]] = []
@@ -154,15 +147,15 @@ def _read(
             raw = read_whole(storage, name)
             content, decoded = _checked(raw)
             if decoded.rule is None and name.casefold().endswith((".jsonl", ".ndjson")):
-                content, decoded = _field(content, column)
+                content, decoded = _field(content, task.settings.text_column)
         except OSError as error:
             content, decoded = b"", Decoded(None, "unreadable-text", error.strerror or first_line(error))
         if decoded.rule is not None:
             failures.append((name, row, decoded.rule, str(decoded.problem)))
         else:
-            content = content[: _boundary(content, _SAMPLE_BYTES)] if sample else content
+            content = content[: _boundary(content, _SAMPLE_BYTES)] if task.sample else content
             good.append(_File(row, name, content, hashlib.sha256(raw).hexdigest(), _given(name)))
-        report(row + 1, len(names))
+        task.report(row + 1, len(names))
     return good, quarantine.rows(failures)
 
 
@@ -278,15 +271,12 @@ def _require_text(parts: Sequence[_File], storage: Storage) -> None:
 
 def _index(parts: Sequence[_File]) -> pl.DataFrame:
     """Return a row for each file or part: its split, its name and place, and the digests of its bytes and text."""
-    digests = [part.packed for part in parts]
     columns = {
         "row": [part.row for part in parts], "split": [part.split for part in parts],
         "id": [part.id for part in parts], "source": [part.id for part in parts],
-        "content": [part.digest for part in parts], "pixels": digests, "packed": digests,
-        "bytes": [len(part.content) for part in parts],
+        "content": [part.digest for part in parts], "packed": [part.packed for part in parts],
     }  # fmt: skip
-    numbers = ("row", "bytes")
-    return pl.DataFrame(columns, schema={name: pl.Int64 if name in numbers else pl.String for name in columns})
+    return pl.DataFrame(columns, schema={name: pl.Int64 if name == "row" else pl.String for name in columns})
 
 
 def _piece_index(parts: Sequence[_File]) -> pl.DataFrame:
@@ -305,42 +295,29 @@ def _piece_index(parts: Sequence[_File]) -> pl.DataFrame:
     return pl.concat(tables).with_columns(source=pl.col("id"))
 
 
-def _write_split(folder: Path, parts: Sequence[_File], shard_mib: int) -> SplitFiles:
-    folder.mkdir()
-    text = np.frombuffer(b"".join(_texts(parts, folder.name)), np.uint8)
-    shards = pack.write_shards_of(folder, "text", text, shard_mib=shard_mib)
-    targets = pack.write_array(folder, "targets", np.zeros(0, np.int64))
-    keys = pack.write_array(folder, "keys", np.zeros(0, np.uint64))
-    return SplitFiles(len(text), {"text": shards}, targets, keys)
-
-
 def _texts(parts: Sequence[_File], split: str) -> Iterator[bytes]:
     for part in parts:
         if part.split == split:
             yield part.content if part.content.endswith(_LINE_END) else part.content + _LINE_END
 
 
-def _profile(parts: Sequence[_File], by_rule: dict[str, int]) -> dict[str, object]:
-    """Return the content of profile.json. Characters are Unicode code points."""
+def _profile(parts: Sequence[_File], packed: PackedSet) -> dict[str, object]:
+    """Return what the profile has of text. Characters are Unicode code points."""
     counts = {split: Counter[str]() for split in SPLITS}
     for split in SPLITS:
         for content in _texts(parts, split):
             for start, end in _line_pieces(content):
                 counts[split].update(content[start:end].decode())
-    train, index = counts["train"], _index(parts)
+    train = counts["train"]
     return {
-        "rows": {split: sum(len(content) for content in _texts(parts, split)) for split in SPLITS},
-        "classes": {split: {} for split in SPLITS},
         "characters": {split: number.total() for split, number in counts.items()},
         "lines": {split: number["\n"] for split, number in counts.items()},
         "files": {split: sum(part.split == split for part in parts) for split in SPLITS},
         "distinct_characters": len(train),
         "most_frequent": [[text, number / train.total()] for text, number in train.most_common(_MOST_FREQUENT)],
         "unseen_characters": {split: sorted(counts[split].keys() - train.keys()) for split in SPLITS[1:]},
-        "copies_within_splits": index.height - index.select("split", "packed").n_unique(),
-        "label_conflicts": {"groups": 0, "first": []},
+        **copies(_index(parts), packed.labels, digest="packed"),
         "near_duplicates": None,
         "telling": {"constant": [], "class": []},
-        "quarantined_by_rule": by_rule,
-        "contract": {"request": {}, "drift": {}},
+        **contract({}, ()),
     }

@@ -1,6 +1,6 @@
 """Descriptions of a packed table: the columns of its manifest, and profile.json."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -9,8 +9,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from ratchet.data.checks.far_values import inner, is_compact, moments
-from ratchet.data.profile import sorted_bins, target_leaks
-from ratchet.data.split import SPLITS
+from ratchet.data.profile import conflicts, sorted_bins, target_leaks
 from ratchet.data.tables import digests
 from ratchet.data.tables.columns import CONSTANT, TypedColumn
 from ratchet.kinds import MAX_CATEGORIES, Column
@@ -22,7 +21,6 @@ __all__ = ["MAX_CATEGORIES", "QUANTILES", "Described", "feature", "profile_of"]
 
 QUANTILES = 129
 _TOP = 20
-_MAX_LISTED = 100
 _LEAK_ROWS = 20_000  # rows of each split that the search for leaks takes
 _LEAK = 0.95  # share of the errors of the commonest class that a single column removes
 _EXACT = 2.0**24  # up to here float32 holds every whole number
@@ -104,30 +102,21 @@ def _listed(column: TypedColumn, described: Described | None) -> dict[str, objec
     return entry | form | numbers | {"quantiles": quantiles[:: (QUANTILES - 1) // 8]}
 
 
-def profile_of(
-    packing: "Packing", conflicts: Sequence[Mapping[str, Sequence[str]]], by_rule: Mapping[str, int]
-) -> dict[str, object]:
-    """Return the content of profile.json. `conflicts`: groups of rows with the same features and different labels."""
-    content, labels, index = packing.content, packing.content.labels, packing.index
-    described = {name: feature.column for name, feature in packing.described.items()}
+def profile_of(packing: "Packing", copied: pl.DataFrame) -> dict[str, object]:
+    """Return what the profile has of tables alone. `copied`: rows with the same features, with a digest `pixels`."""
+    content = packing.content
     within, across = _copies(packing)
-    counted = {(split, name): n for split, name, n in index.group_by("split", "class").len().rows()}
     listed = [*content.features, *content.roles.columns]
+    request = {name: _request(feature.column) for name, feature in packing.described.items()}
+    drift = {name: dict(feature.counts) for name, feature in packing.described.items()}
     return {
-        "rows": dict(packing.sizes),
-        **labels.described(packing.train),
-        "classes": {split: {name: counted.get((split, name), 0) for name in packing.classes} for split in SPLITS},
         "columns": [_listed(column, packing.described.get(column.name)) for column in listed],
         "copies_within_splits": within,
         "copies_across_splits": across,
-        "label_conflicts": {"groups": len(conflicts), "first": list(conflicts[:_MAX_LISTED])},
+        **conflicts(copied, content.labels),
         "notes": [note for column in content.features for note in column.notes],
         "telling": _leaks(packing),
-        "quarantined_by_rule": dict(by_rule),
-        "contract": {
-            "request": {name: _request(column) for name, column in described.items()},
-            "drift": {name: dict(feature.counts) for name, feature in packing.described.items()},
-        },
+        "contract": {"request": request, "drift": drift},
     }
 
 

@@ -1,14 +1,14 @@
 """Ingest of a table: read, type, check, split, encode and pack its rows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import polars as pl
 
 from ratchet.data import overrides, quarantine, set_rules
 from ratchet.data.manifest import Manifest
+from ratchet.data.packed_set import IngestTask
 from ratchet.data.privacy import without_private
 from ratchet.data.sources.image_folder import SPLIT_FOLDERS
 from ratchet.data.tables import rules, splits
@@ -18,36 +18,23 @@ from ratchet.data.tables.packing import Content, Packing, Roles
 from ratchet.data.tables.reading import RawTable, group_notes, open_table, require
 from ratchet.data.tables.targets import read_labels
 from ratchet.errors import DataError, SettingsError
-from ratchet.settings.model import DataSettings
 
 __all__ = ["ingest_table"]
 
-Report = Callable[[int, int], None]
 _SAMPLE = 2000  # rows of a trial run
 
 
-def ingest_table(
-    settings: DataSettings, *, draft: Path, packed: Path, table: Path, root: Path, report: Report, sample: bool = False,
-    released: pl.DataFrame | None = None,
-) -> Manifest:  # fmt: skip
-    """Fill the folder `draft`, which becomes `packed`, and the quarantine table. See `ratchet.data.ingest`.
-
-    `released`: table of the rows released by hand.
-
-    Raises:
-        SettingsError: a setting names no column of the table, or settings contradict each other.
-        DataError: the file is no table, too many rows are bad, or the whole table breaks a rule.
-    """
-    ingest = _Ingest(settings, open_table(settings, root=root, typed=True), table, report, sample=sample)
-    return ingest.fill(draft, overrides.read(None) if released is None else released)
+def ingest_table(task: IngestTask) -> Manifest:
+    """Ingest a table; see `ratchet.data.ingest`."""
+    return _Ingest(task, open_table(task.settings, root=task.root, typed=True)).run()
 
 
 class _Ingest:
     """Ingest of one table."""
 
-    def __init__(self, settings: DataSettings, source: RawTable, table: Path, report: Report, *, sample: bool) -> None:
-        self.settings, self.source, self.table, self.report, self.sample = settings, source, table, report, sample
-        self.total = source.frame.height
+    def __init__(self, task: IngestTask, source: RawTable) -> None:
+        settings = task.settings
+        self.task, self.settings, self.source, self.total = task, settings, source, source.frame.height
         self.row_labels = source.file.row_labels
         labels = settings.label_columns
         if not labels or len(set(labels)) < len(labels) or settings.order_by in labels:
@@ -74,18 +61,18 @@ class _Ingest:
                     + ("; data.problem sets how the label is read" if setting == "data.label_column" else "")
                 )
 
-    def fill(self, draft: Path, released: pl.DataFrame) -> Manifest:
+    def run(self) -> Manifest:
         """Write the packed set and the quarantine table."""
-        self.report(0, self.total)
-        content, bad, used = self._content(released)
+        self.task.report(0, self.total)
+        content, bad, used = self._content()
         self.source, self.frame = self.source.without_rows(), self.frame.clear()  # the texts of all cells
-        packing = Packing(self.settings, self.source, content, bad, used)
+        packing = Packing(self.task, self.source, content, bad, used)
         del content
         self._check_set(packing)
-        self.report(self.total, self.total)
-        return packing.write(draft)
+        self.task.report(self.total, self.total)
+        return packing.write()
 
-    def _content(self, released: pl.DataFrame) -> tuple[Content, pl.DataFrame, pl.DataFrame]:
+    def _content(self) -> tuple[Content, pl.DataFrame, pl.DataFrame]:
         """Return the good rows, the quarantine table, and the releases that let rows in."""
         frame, rows, bad = self._rows()
         labels = read_labels(frame, self.settings, self.source.where)
@@ -107,7 +94,7 @@ class _Ingest:
         refused = rules.refused_rows(
             features, labels, faults, rows=rows, file=self.source.file, texts=lambda: self.source.texts(frame, rows)
         )
-        bad, used = overrides.apply(pl.concat([bad, refused]), released)
+        bad, used = overrides.apply(pl.concat([bad, refused]), self.task.released)
         good = ~rows.is_in(bad["row"].unique().implode())
         self._check_bad_fraction(bad, [note for column in features for note in column.notes if column.faults])
         return Content(rows, features, roles, labels).filter(good), bad, used
@@ -128,7 +115,7 @@ class _Ingest:
             kept = ~(headers | empty | rows.is_in(ragged["row"].implode()))
             self.total = int(kept.sum()) + bad.height
             frame, rows = frame.filter(kept), rows.filter(kept)
-        if self.sample and frame.height > _SAMPLE:
+        if self.task.sample and frame.height > _SAMPLE:
             by_label = frame[self.settings.label_columns[0]].arg_sort()
             chosen = by_label.gather_every(frame.height // _SAMPLE + 1).sort()
             frame, rows = frame[chosen], rows.gather(chosen)
@@ -206,10 +193,8 @@ class _Ingest:
         return column
 
     def _check_bad_fraction(self, bad: pl.DataFrame, notes: Sequence[str] = ()) -> None:
-        quarantine.write(self.table, bad)  # even if too much is bad, because the table has the reasons
-        limit = self.settings.max_bad_fraction
         try:
-            set_rules.check_bad_fraction(bad, total=self.total, limit=limit, table=self.table)
+            self.task.check_quarantine(bad, total=self.total)
         except DataError as error:
             raise DataError("\n".join([str(error), *notes])) from None
 
@@ -232,10 +217,10 @@ class _Ingest:
                 f"share a split, and it has {order.n_unique():,} different values. Fix: set data.order_by to another "
                 "column, or to none"
             )
-        settings = settings.model_copy(update={"min_per_class": 1}) if self.sample else settings
+        settings = settings.model_copy(update={"min_per_class": 1}) if self.task.sample else settings
         groups = roles.groups
         index = packing.index.drop("id") if groups is None else packing.index.drop("id").with_columns(group=groups)
-        set_rules.check_index(index, settings, classes=packing.classes, table=self.table)
+        set_rules.check_index(index, settings, classes=packing.classes, table=self.task.quarantine)
 
 
 def _known(order: TypedColumn) -> pl.Series:

@@ -1,7 +1,6 @@
 """Packing of the good rows of a table: their splits, arrays, index and descriptions."""
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,9 +11,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ratchet import files
-from ratchet.data import pack, quarantine
+from ratchet.data import pack
 from ratchet.data.checks import exact_duplicates
-from ratchet.data.manifest import FORMAT, Manifest, SplitFiles
+from ratchet.data.manifest import Manifest
+from ratchet.data.packed_set import IngestTask, PackedSet
 from ratchet.data.split import SPLITS
 from ratchet.data.tables import describe, splits
 from ratchet.data.tables.columns import TypedColumn, each
@@ -25,7 +25,6 @@ from ratchet.data.tables.reading import RawTable
 from ratchet.data.tables.targets import Labelling
 from ratchet.errors import DataError
 from ratchet.kinds import TableInput
-from ratchet.settings.model import DataSettings
 
 __all__ = ["Content", "Packing", "Roles"]
 
@@ -94,15 +93,15 @@ class Packing:
     """
 
     def __init__(
-        self, settings: DataSettings, source: RawTable, content: Content, bad: pl.DataFrame, released: pl.DataFrame
+        self, task: IngestTask, source: RawTable, content: Content, bad: pl.DataFrame, released: pl.DataFrame
     ) -> None:
-        self.settings, self.source, self.released = settings, source, released
+        self.task, self.source, self.released = task, source, released
         self.classes = content.labels.classes
         digest = content.digest()
         roles = content.roles
         names = content.labels.shown.cast(pl.String) if self.classes else None
         split = splits.assigned(
-            settings, digest, given=roles.given, groups=roles.groups, order=roles.order, classes=names
+            task.settings, digest, given=roles.given, groups=roles.groups, order=roles.order, classes=names
         )
         order = np.argsort(split, kind="stable")
         self.content, self.digest = content.take(order), digest[order]
@@ -157,39 +156,36 @@ class Packing:
         described = each(lambda column: describe.feature(column, self.train), features)
         return {feature.column.name: feature for feature in described if feature is not None}
 
-    def write(self, draft: Path) -> Manifest:
-        """Write arrays, index, profile and manifest into the folder."""
+    def write(self) -> Manifest:
+        """Write the packed set."""
         if not self.described:
             reasons = ", ".join(f"{column.name} ({column.why})" for column in self.content.features)
             raise DataError(
                 f"{self.source.where} has no column to learn from: {reasons or 'only labels'}. "
                 "Fix: set the type of a column in data.columns"
             )
-        input = TableInput(tuple(feature.column for feature in self.described.values()), self.settings.missing)
+        settings = self.task.settings
+        input = TableInput(tuple(feature.column for feature in self.described.values()), settings.missing)
         values = {column.name: column.values for column in self.content.features}
         numbers, codes = arrays_of(
             [values[column.name] for column in input.numeric], [values[column.name] for column in input.categorical],
             input, rows=len(self.digest),
         )  # fmt: skip
         arrays: dict[str, Array] = {"numbers": numbers, "codes": codes}
-        packed = array_digests(list(arrays.values()), len(self.digest))
-        with ThreadPoolExecutor(1) as pool:
-            index = pool.submit(self._write_index, draft, packed)
-            written = self._write_arrays(draft, arrays)
-            index.result()
-        by_rule = quarantine.by_rule(self.bad)
-        conflicts = exact_duplicates.label_conflicts(self._copied(packed)) if self.classes else []
-        files.write_json(draft / "profile.json", describe.profile_of(self, conflicts, by_rule))
-        notes = {
-            "source": self.settings.path, "quarantined": quarantine.samples(self.bad), "quarantined_by_rule": by_rule,
-            "released": tuple(self.released.to_dicts()),
-        }  # fmt: skip
-        manifest = Manifest.sealed(
-            notes, format=FORMAT, name=self.source.name, input=input, target=self.content.labels.target(self.train),
-            splits=written,
+        packed_digest = array_digests(list(arrays.values()), len(self.digest))
+        packed = PackedSet(
+            name=self.source.name, source=settings.path, index=self.index, labels=self.content.labels, bad=self.bad,
+            released=self.released, keys=column_digests([self.content.rows], len(self.digest))[:, 0],
         )  # fmt: skip
-        manifest.write(draft)
-        return manifest
+        with files.draft_directory(self.task.packed) as draft:
+            return packed.write(
+                draft, write_index=lambda folder, index, _: self._write_index(folder, packed_digest),
+                describe=lambda: (input, describe.profile_of(self, self._copied(packed_digest))),
+                arrays=lambda folder, part: {
+                    name: pack.write_shards_of(folder, name, values[part], shard_mib=settings.shard_mib)
+                    for name, values in arrays.items()
+                },
+            )  # fmt: skip
 
     def _write_index(self, draft: Path, packed: NDArray[np.uint64]) -> None:
         """Write index.parquet. Categories, ids and the order are copied from the file."""
@@ -214,20 +210,3 @@ class Packing:
             write_statistics=[name for name in table.column_names if name not in unlike],
             compression={name: "none" if name == "content" else "zstd" for name in table.column_names},
         )  # fmt: skip
-
-    def _write_arrays(self, draft: Path, arrays: dict[str, Array]) -> dict[str, SplitFiles]:
-        """Write the arrays, targets and keys of each split."""
-        keys = column_digests([self.content.rows], len(self.digest))[:, 0]
-        written, start = {}, 0
-        for split, rows in self.sizes.items():
-            part = slice(start, start + rows)
-            folder = draft / split
-            folder.mkdir()
-            shards = {
-                name: pack.write_shards_of(folder, name, values[part], shard_mib=self.settings.shard_mib)
-                for name, values in arrays.items()
-            }
-            targets = pack.write_array(folder, "targets", self.content.labels.values[part])
-            written[split] = SplitFiles(rows, shards, targets, pack.write_array(folder, "keys", keys[part]))
-            start += rows
-        return written

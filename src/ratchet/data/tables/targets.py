@@ -16,12 +16,12 @@ from ratchet.data.tables.forms import PLAIN, Ambiguous, number_form, numbers
 from ratchet.data.tables.label_lists import SEPARATORS, list_separator, parts_of
 from ratchet.data.tables.notes import far_notes, yaml_list
 from ratchet.errors import DataError
-from ratchet.problems import Classes, Labels, Numbers, Target
+from ratchet.problems import Classes, Labels, NextToken, Numbers, Target
 from ratchet.settings.model import DataSettings
 
 __all__ = ["Labelling", "Problem", "read_labels"]
 
-Problem = Literal["classification", "regression", "multi-label"]
+Problem = Literal["classification", "regression", "multi-label", "next-token"]
 
 _MAX_INTEGER_CLASSES = 20
 _LEAST_OF_INTEGER = 5  # rows of each integer that is a class
@@ -36,7 +36,7 @@ class Labelling:
     """The targets of all rows.
 
     Attributes:
-        problem: the problem, and why it is this one.
+        problem: the problem, and why it is this one; no reason: there was no choice.
         names: classes, labels or target columns.
         values: int64 (n,) of classes, float32 (n, names) of the others; undefined in rows with faults.
         shown: the target of each row as a text.
@@ -62,7 +62,9 @@ class Labelling:
         return self.names if self.problem == "classification" else ()
 
     def described(self, train: slice) -> dict[str, object]:
-        """Return the problem, and statistics of the training rows' targets, as profile.json has them."""
+        """Return the problem, and statistics of the training rows' targets; nothing if there was no choice."""
+        if not self.why:
+            return {}
         problem = {"chosen": self.problem, "why": self.why, "notes": list(self.notes)}
         return {"problem": problem, "targets": self._statistics(train)}
 
@@ -84,6 +86,8 @@ class Labelling:
             return Classes(self.names)
         if self.problem == "multi-label":
             return Labels(self.names)
+        if self.problem == "next-token":
+            return NextToken(0)  # the vocabulary is learned in training
         scales = [moments(values) for values in self.values[train].T]
         low, high = zip(*(scale.range or (-_LARGEST, _LARGEST) for scale in scales), strict=True)
         limits = (low, high) if any(scale.range for scale in scales) else ((), ())

@@ -5,17 +5,17 @@ split depends on a hash of that form, so duplicates always share a split.
 """
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 
+from ratchet import files
 from ratchet.data import labelled, overrides, pack, quarantine
 from ratchet.data.labelled import LabelledSamples
 from ratchet.data.manifest import Manifest, Shard
+from ratchet.data.packed_set import IngestTask
 from ratchet.data.sample_rules import must
-from ratchet.data.system_files import Ignored
 from ratchet.data.texts.profile import text_profile
 from ratchet.data.texts.samples import read_samples
 from ratchet.kinds import TextInput
@@ -23,35 +23,22 @@ from ratchet.settings.model import DataSettings
 
 __all__ = ["ingest_texts", "normalised"]
 
-Report = Callable[[int, int], None]
-_OWN = ("packed", "characters", "words")  # columns of the index
 
-
-def ingest_texts(
-    settings: DataSettings, *, draft: Path, packed: Path, table: Path, root: Path, report: Report, sample: bool = False,
-    released: pl.DataFrame | None = None, say_ignored: Callable[[Ignored], None] = lambda _: None,
-) -> Manifest:  # fmt: skip
-    """Fill the folder `draft`, which becomes `packed`, and the quarantine table. See `ratchet.data.ingest`.
-
-    `released`: table of the samples released by hand. `say_ignored`: called with the files that are no samples.
-
-    Raises:
-        SettingsError: a setting names no column, or settings contradict each other.
-        DataError: the source has no texts with labels, too many are bad, or the whole set breaks a rule.
-    """
-    source = read_samples(settings, root=root, report=report, sample=sample)
-    say_ignored(source.ignored)
+def ingest_texts(task: IngestTask) -> Manifest:
+    """Ingest texts with labels; see `ratchet.data.ingest`."""
+    source = read_samples(task.settings, root=task.root, report=task.report, sample=task.sample)
+    task.say_ignored(source.ignored)
     samples = labelled.assigned(source.table)
-    released = overrides.read(None) if released is None else released
-    bad, used = overrides.apply(pl.concat([source.refused, _broken(samples, source, settings)]), released)
+    broken = _broken(samples, source, task.settings)
+    bad, used = overrides.apply(pl.concat([source.refused, broken]), task.released)
     good = _described(quarantine.without(samples, bad))
-    total = samples.height + source.refused.height
-    index, bad = labelled.checked_index(good, bad, source, settings, table=table, total=total)
-    profile = text_profile(index, classes=bool(source.classes))
-    notes = {"source": settings.path, "released": tuple(used.to_dicts())}
-    return labelled.pack_samples(
-        draft, index, bad, source, input=TextInput(), profile=profile, own=_OWN, write=_write_texts, notes=notes
-    )
+    packed = labelled.packed_set(task, good, bad, source, used=used, own=("packed", "characters", "words"))
+    texts = packed.index["text"]
+    with files.draft_directory(task.packed) as draft:
+        return packed.write(
+            draft, arrays=lambda folder, part: _write_texts(folder, texts[part]),
+            describe=lambda: (TextInput(), labelled.common_profile(packed, source) | text_profile(packed.index)),
+        )  # fmt: skip
 
 
 def normalised(texts: pl.Expr) -> pl.Expr:
@@ -93,9 +80,9 @@ def _described(good: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _write_texts(folder: Path, index: pl.DataFrame) -> dict[str, tuple[Shard, ...]]:
+def _write_texts(folder: Path, values: pl.Series) -> dict[str, tuple[Shard, ...]]:
     """Write the texts of a split."""
-    texts = [text.encode() for text in index["text"]]
+    texts = [text.encode() for text in values]
     starts = np.zeros(len(texts) + 1, np.int64)
     np.cumsum([len(text) for text in texts], out=starts[1:])
     arrays: dict[str, tuple[Shard, ...]] = {}

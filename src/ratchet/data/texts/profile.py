@@ -4,8 +4,7 @@ import numpy as np
 import polars as pl
 
 from ratchet.data.checks.near_texts import near_pairs
-from ratchet.data.profile import bins
-from ratchet.data.reading.pixels import QUANTILES
+from ratchet.data.profile import contract, quantiles
 
 __all__ = ["text_profile"]
 
@@ -13,26 +12,25 @@ _LISTED = 100
 _BEGINNING = 200  # characters of a text
 
 
-def text_profile(index: pl.DataFrame, *, classes: bool) -> dict[str, object]:
-    """Return what profile.json has of texts alone.
+def text_profile(index: pl.DataFrame) -> dict[str, object]:
+    """Return what the profile has of texts alone.
 
-    Args:
-        index: the packed rows: split, class, characters, words, normal (digest of the normalised text).
-        classes: whether the targets are classes.
+    `index` has the packed rows: split, label (null if it is no class), class, characters, words, normal.
     """
     known = index.filter(pl.col("split") == "train")
+    watched = ("characters", "words", *(["class"] if known["label"].count() else []))
     return {
         "texts": {
             "characters, median": _median(known["characters"]), "characters, longest": known["characters"].max(),
             "words, median": _median(known["words"]), "words, longest": known["words"].max(),
             "copies within splits": index.height - index.select("split", "normal").n_unique(),
         },
-        "lengths": {name: _quantiles(known[name]) for name in ("characters", "words")},
+        "lengths": {name: quantiles(known[name]) for name in ("characters", "words")},
         "near_duplicates": _near_duplicates(near_pairs(index)),
-        "contract": {
-            "request": {"text": [{"rule": name, "check": "text"} for name in ("empty-text", "nul-character")]},
-            "drift": {name: bins(known[name]) for name in ("characters", "words", *(["class"] if classes else []))},
-        },
+        **contract(
+            {"text": [{"rule": name, "check": "text"} for name in ("empty-text", "nul-character")]},
+            known.select(watched),
+        ),
     }  # fmt: skip
 
 
@@ -51,7 +49,3 @@ def _near_duplicates(pairs: pl.DataFrame) -> dict[str, object]:
 
 def _median(values: pl.Series) -> float:
     return float(np.median(values.to_numpy()))
-
-
-def _quantiles(values: pl.Series) -> dict[str, float]:
-    return {str(q): float(values.quantile(q, "nearest") or 0.0) for q in QUANTILES}

@@ -1,0 +1,234 @@
+"""Ingest of images that are packed.
+
+Every sample is read once, or not at all if the cache knows it. Memory holds facts about all samples, but pixels of few.
+"""
+
+import hashlib
+import io
+from functools import cached_property, partial
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from ratchet import files
+from ratchet.data import image_rules, overrides, pack, packed_set, quarantine, set_rules
+from ratchet.data.checks import exact_duplicates
+from ratchet.data.checks.near_duplicates import NearDuplicates, signatures
+from ratchet.data.manifest import Manifest
+from ratchet.data.packed_set import Arrays, IngestTask, PackedSet
+from ratchet.data.profile import image_profile
+from ratchet.data.reading import cache as fact_cache
+from ratchet.data.reading.cache import FactCache
+from ratchet.data.reading.images import check_formats, pillow_settings
+from ratchet.data.reading.pixel_store import PixelStore
+from ratchet.data.reading.pixels import channel_statistics, histogram, packed_pixels
+from ratchet.data.reading.subset import subset
+from ratchet.data.reading.survey import Survey
+from ratchet.data.reading.worker import Scratch
+from ratchet.data.sources import LISTING, Source, open_source
+from ratchet.data.tables.targets import Labelling
+from ratchet.kinds import ImageInput
+
+__all__ = ["ingest_images"]
+
+Shape = tuple[int, int, int]  # side in pixels, channels, bits of the largest value of 16-bit images
+
+AUTO_DEPTH = 16  # bits: for sets without 16-bit images
+_SAMPLED_CLASSES = 10  # a trial run takes as many samples without classes as of this number of classes
+AUTO_SIDE = 64  # pixels: packed side of images that differ in size or are larger
+_FACTS_OF_READING = ("stamp", "bytes", "permitted", "readable", "problem", "frames", "grey", "depth")
+
+
+def ingest_images(task: IngestTask) -> Manifest:
+    """Ingest images; see `ratchet.data.ingest`."""
+    check_formats(task.settings.formats)
+    with pillow_settings():
+        source = open_source(task.settings, root=task.root)
+        task.say_ignored(source.ignored)
+        work = _Ingest(task, source)
+        return work.unchanged() or work.run()
+
+
+class _Ingest:
+    """An ingest of packed images."""
+
+    def __init__(self, task: IngestTask, source: Source) -> None:
+        self.task, self.settings, self.source = task, task.settings, source
+        self.labelling = source.labelling
+        self.names = list(source.classes) if self.labelling is None else self.labelling.shown.to_list()  # by label
+        self.listing = self._subset(source.listing) if task.sample else source.listing
+        self.total = self.listing.height + source.refused.height
+        released = task.released["content"]
+        self.survey = Survey(source, self.settings, released=released, advance=self._advance)
+        self._done = self._reported = 0
+
+    def _subset(self, listing: pl.DataFrame) -> pl.DataFrame:
+        if self.labelling is None:
+            return subset(listing, classes=len(self.source.classes))
+        chosen = subset(listing.with_columns(label=pl.lit(None, pl.Int64)), classes=_SAMPLED_CLASSES)
+        return listing.join(chosen.select("row"), on="row", how="semi", maintain_order="left")
+
+    def unchanged(self) -> Manifest | None:
+        """Return the current packed set if it was made of the same inputs and not altered since, else None."""
+        if self.task.cache is None or self.listing["stamp"].null_count():
+            return None
+        known = FactCache(self.task.cache)
+        if known.inputs != self._inputs or known.outputs != self._outputs():
+            return None
+        self.task.report(self.total, self.total)
+        return Manifest.read(self.task.packed)
+
+    def run(self) -> Manifest:
+        """Write the packed set, the quarantine table and the cache."""
+        with files.draft_directory(self.task.packed) as draft:
+            manifest, facts, shape = self._fill(draft)
+        if self.task.cache is not None:
+            fact_cache.write(self.task.cache, facts, shape=shape, inputs=self._inputs, outputs=self._outputs())
+        return manifest
+
+    def _fill(self, draft: Path) -> tuple[Manifest, pl.DataFrame, Shape]:
+        """Fill the draft. Return its manifest, the facts of all samples and the packed shape."""
+        shape = self._guess_shape()
+        while True:
+            with Scratch(draft / "scratch", side=shape[0], channels=shape[1], depth=shape[2]) as scratch:
+                pixels = PixelStore(scratch, self.task.packed, partial(self._read_again, scratch))
+                self._done = self.source.refused.height
+                known = FactCache(self.task.cache).facts(shape=shape)
+                facts = self.survey.read_all(self.listing, scratch, known)
+                bad, used = overrides.apply(self._check(facts), self.task.released)
+                good = quarantine.without(facts, bad)
+                if good.is_empty():
+                    self.task.check_quarantine(bad, total=self.total)
+                if self._shape(good) == shape:
+                    packed = self._packed_set(facts, bad, used, pixels)
+                    return self._pack(draft, packed, facts, pixels), facts, shape
+            shape = self._shape(good)  # rare: the guess was wrong, or came from samples that are bad
+
+    def _check(self, facts: pl.DataFrame) -> pl.DataFrame:
+        """Return the quarantine rows of the rules about single samples."""
+        broken = image_rules.check_facts(facts, self.settings, classes=len(self.names))
+        return pl.concat([self.source.refused, broken, exact_duplicates.duplicate_ids(facts)])
+
+    def _guess_shape(self) -> Shape:
+        """Return the packed shape that a few samples suggest."""
+        side, channels, depth = self._shape(self.survey.preview(self.listing["id"]))
+        before = FactCache(self.task.cache).shape
+        if before and before[:2] == (side, channels) and self.settings.depth == "auto":
+            depth = max(depth, before[2])  # the deepest image need not be among those samples
+        return side, channels, depth
+
+    def _shape(self, facts: pl.DataFrame) -> Shape:
+        """Return side and channels of the packed images, and the bits of the largest value of all 16-bit images."""
+        size, channels, depth = self.settings.image_size, self.settings.channels, self.settings.depth
+        if size == "auto":
+            sides = set(facts["width"].unique()) | set(facts["height"].unique())
+            side = min(sides, default=AUTO_SIDE)
+            size = side if len(sides) == 1 and side <= AUTO_SIDE else AUTO_SIDE
+        if channels == "auto":
+            channels = 1 if facts["grey"].all() else 3
+        # Bits instead of the largest value itself, so that one more image rarely changes the scale.
+        bits = max(facts["depth"].drop_nulls(), default=AUTO_DEPTH)
+        return size, channels, bits if depth == "auto" else depth
+
+    def _packed_set(self, facts: pl.DataFrame, bad: pl.DataFrame, used: pl.DataFrame, pixels: PixelStore) -> PackedSet:
+        """Divide the good samples, and check the rules about the whole set."""
+        good = quarantine.without(facts, bad).drop(_FACTS_OF_READING)
+        # the content of an array is the digest of its pixels
+        good = good.with_columns(normal=pl.coalesce("full_pixels", "content")).drop("full_pixels")
+        labels = self._labels(good)
+        index = packed_set.divide(good, labels, self.settings, declared=self.source.given)
+        index, bad = packed_set.without_copies(index, bad, digest="pixels")
+        shown = quarantine.shown(bad, facts)
+        images = pixels.reader(pixels.locate(shown))(0, shown.height)
+        bad = quarantine.with_thumbnails(bad, shown["row"], images)
+        self.task.check_quarantine(bad, total=self.total)
+        set_rules.check_index(
+            index, self.settings, classes=labels.classes, table=self.task.quarantine,
+            quarantined=set_rules.quarantined_by_class(facts, bad) if labels.classes else {},
+        )  # fmt: skip
+        return PackedSet(
+            name=self.source.name, source=self.settings.source, index=pixels.locate(index),
+            labels=labels.take(index["target"].to_numpy()), bad=bad, released=used,
+            extra=[name for name in self.listing.columns if name not in LISTING],
+        )  # fmt: skip
+
+    def _labels(self, good: pl.DataFrame) -> Labelling:
+        labels = good["label"].to_numpy().astype(np.int64)
+        if self.labelling is not None:
+            return self.labelling.take(labels)
+        classes = tuple(self.source.classes)
+        shown = pl.Series(classes, dtype=pl.String).gather(good["label"])
+        return Labelling("classification", "", classes, labels, shown, {})
+
+    def _pack(self, draft: Path, packed: PackedSet, facts: pl.DataFrame, pixels: PixelStore) -> Manifest:
+        index, settings, near_duplicates = packed.index, self.settings, NearDuplicates()
+        values: dict[str, NDArray[np.int64]] = {}  # histograms of the splits, (channels, 256)
+
+        def write(folder: Path, part: slice) -> Arrays:
+            rows = index[part]
+            shards, results = pack.write_shards(
+                folder, pixels.reader(rows), lambda images: (histogram(images), signatures(images)),
+                rows=rows.height, shape=pixels.shape, shard_mib=settings.shard_mib, workers=self.survey.workers,
+            )  # fmt: skip
+            values[folder.name] = np.zeros((pixels.shape[-1], 256), np.int64)
+            for counts, block in results:
+                values[folder.name] += counts
+                near_duplicates.add(block)
+            pack.check_shards(draft, shards, shape=pixels.shape, pixels=rows["pixels"])
+            return {"images": shards}
+
+        def describe() -> tuple[ImageInput, dict[str, object]]:
+            pairs = near_duplicates.pairs(index, lambda rows: pixels.reader(index[rows])(0, len(rows)))
+            profile = image_profile(
+                index, packed.labels, pixels=packed_pixels(values["train"]), extra=packed.extra,
+                request=image_rules.image_terms(settings), near_duplicates=pairs,
+            )  # fmt: skip
+            depths = facts.join(index.select("row"), on="row", how="semi")["depth"].drop_nulls()
+            if len(depths):
+                samples = dict(depths.value_counts().sort("depth").rows())
+                profile["depth"] = {"bits": pixels.depth, "samples": samples}
+            mean, std = channel_statistics(values["train"])
+            size, _, channels = pixels.shape
+            images = ImageInput(
+                size, size, channels, mean, std, depth=pixels.depth if len(depths) else None,
+                min_side=settings.min_side, max_aspect=settings.max_aspect, max_pixels=settings.max_pixels,
+            )  # fmt: skip
+            return images, profile
+
+        return packed.write(draft, arrays=write, describe=describe)
+
+    def _read_again(self, scratch: Scratch, missing: pl.DataFrame) -> pl.DataFrame:
+        """Decode samples whose facts are cached, but whose pixels are not in the packed set."""
+        self._done -= missing.height
+        return self.survey.read(missing, scratch)
+
+    @cached_property
+    def _inputs(self) -> str:
+        """Digest of everything that decides the packed set."""
+        tables = io.BytesIO()
+        self.listing.write_ipc(tables)
+        self.source.refused.write_ipc(tables)
+        self.task.released.write_ipc(tables)
+        settings = self.settings.model_dump(mode="json", exclude={"workers"})
+        code = files.digest_tree(Path(__file__).parent, ("**/*.py",))
+        return files.digest_json([settings, self.names, code, hashlib.sha256(tables.getvalue()).hexdigest()])
+
+    def _outputs(self) -> str:
+        """Digest of the current outputs: the content of small files and the sizes of large ones; "" if one is missing.
+
+        DVC digests the large files too.
+        """
+        packed = self.task.packed
+        small = [packed / name for name in ("manifest.json", "index.parquet", "profile.json")] + [self.task.quarantine]
+        if not all(path.is_file() for path in small):
+            return ""
+        arrays = sorted(packed.glob("*/*.npy"))
+        sizes = [[path.relative_to(packed).as_posix(), path.stat().st_size] for path in arrays]
+        return files.digest_json([[files.digest_file(path) for path in small], sizes])
+
+    def _advance(self, samples: int) -> None:
+        self._done += samples
+        self._reported = max(self._reported, self._done)  # reading again must not move a progress bar back
+        self.task.report(self._reported, self.total)

@@ -190,7 +190,7 @@ class _Preflight:
 
     def _evaluate(self, params: Params, tiny: Params, scratch: Scratch) -> str:
         """Measure the model, and check that it has the gate's metric. Few samples may leave a metric undefined."""
-        from ratchet.evaluation.metrics import read_metrics
+        from ratchet.evaluation.problems import read_metrics
         from tasks.evaluate import evaluate
 
         rows, key = evaluate(tiny, scratch, watch=self).rows, params.gate.minimum_metric

@@ -15,7 +15,9 @@ from flows.server.runs_page import TRAINING
 from flows.server.status import status
 from ratchet import settings, urls
 from ratchet.errors import TrackingUnavailable
-from ratchet.evaluation.metrics import ClassificationMetrics, Metrics, read_metrics
+from ratchet.evaluation.classification import ClassificationMetrics
+from ratchet.evaluation.metrics import Metrics
+from ratchet.evaluation.problems import read_metrics
 from ratchet.gate.text import verdict_table
 from ratchet.registry.mlflow_store import VIEW
 from ratchet.reports.problem_sections import target_table

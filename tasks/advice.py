@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from ratchet import files
-from ratchet.evaluation.metrics import Metrics, read_metrics
+from ratchet.evaluation.metrics import Metrics
+from ratchet.evaluation.problems import read_metrics
 from ratchet.gate.verdict import Verdict
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace

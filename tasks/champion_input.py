@@ -122,11 +122,11 @@ def score_as(predictions: "Predictions", outputs: NDArray[np.float32], known: Ta
         outputs: of the other model for the same rows, (rows, its width).
         known: target of the other model, which is `comparable`.
     """
-    from ratchet.evaluation.answers import answers_to, in_terms_of
+    from ratchet.evaluation.problems import answers_to, in_terms_of
 
     target = predictions.target
     if isinstance(target, Classes) and isinstance(known, Classes) and not predictions.thresholds:
-        return right_answers(outputs, predictions.labels, classes=target.names, known=known.names)
+        return right_answers(outputs, predictions.targets, classes=target.names, known=known.names)
     converted = in_terms_of(target, outputs, known)
     return answers_to(target, converted, predictions.targets, thresholds=predictions.thresholds).score
 

@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 from ratchet import files
 from ratchet.data.manifest import Manifest, split_ids
-from ratchet.evaluation.metrics import ClassificationMetrics, Metrics, read_metrics
+from ratchet.evaluation.classification import ClassificationMetrics
+from ratchet.evaluation.metrics import Metrics
+from ratchet.evaluation.problems import read_metrics
 from ratchet.kinds import ImageInput
-from ratchet.problems import Classes, Labels
+from ratchet.problems import Classes
 from ratchet.settings.model import EvaluationSettings, Params
 from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
@@ -61,8 +63,8 @@ def evaluate(params: Params, workspace: Workspace, *, watch: Watch) -> Evaluatio
     from ratchet.evaluation.calibration import fit_temperature
     from ratchet.evaluation.details import write_details
     from ratchet.evaluation.explanations import write_explanations
-    from ratchet.evaluation.measure import measure, thresholds_for
     from ratchet.evaluation.predictions import Predictions, write_predictions
+    from ratchet.evaluation.problems import thresholds_for
     from ratchet.evaluation.slices import slice_columns
     from ratchet.training import answers, load_model, open_split
 
@@ -85,7 +87,7 @@ def evaluate(params: Params, workspace: Workspace, *, watch: Watch) -> Evaluatio
     thresholds = thresholds_for(spec.target, params.evaluation, validation)
     predictions = Predictions(outputs, targets, split_ids(workspace.packed, "test"), spec.target, thresholds)
     columns = slice_columns(workspace.packed, params.evaluation)
-    metrics: Metrics = measure(predictions, settings=params.evaluation, columns=columns)
+    metrics = predictions.checked().measure(params.evaluation, columns)
     if isinstance(metrics, ClassificationMetrics):
         metrics = replace(metrics, robustness=_robustness(model, spec, test, predictions, params.evaluation, watch))
     metrics = _against_constant(metrics, predictions, test, params.evaluation)
@@ -118,7 +120,8 @@ def _against_baseline(
     metrics: Metrics, predictions: "Predictions", test: "Split", workspace: Workspace, settings: EvaluationSettings
 ) -> Metrics:
     """Return the metrics with the comparison of the model and its baseline, unless the model is the baseline."""
-    from ratchet.evaluation.measure import compare_with_baseline, thresholds_for
+    from ratchet.evaluation.measure import compare_with_baseline
+    from ratchet.evaluation.problems import thresholds_for
     from ratchet.training import answers, open_split
     from tasks.baseline import Baseline
 
@@ -131,7 +134,7 @@ def _against_baseline(
     split = test if same else open_split(workspace.packed, "test", baseline.spec.input)
     outputs, _ = answers(baseline.model, split)
     thresholds = predictions.thresholds
-    if isinstance(predictions.target, Labels):  # each model has its own; for classes the costs decide
+    if predictions.answers.own_thresholds:
         held_out = open_split(workspace.packed, "validation", baseline.spec.input)
         thresholds = thresholds_for(predictions.target, settings, lambda: answers(baseline.model, held_out))
     theirs = replace(predictions, outputs=outputs, thresholds=thresholds)
@@ -206,7 +209,7 @@ def _explanations(
     assert isinstance(model, ImageModel), "only images are explained by pixels"
     model.flip_average = settings.flip_average
     (images,), _ = test.batch(rows, torch.device("cpu"))
-    answers, truths = predictions.predicted[rows].tolist(), predictions.labels[rows].tolist()
+    answers, truths = predictions.answers.predicted[rows].tolist(), predictions.targets[rows].tolist()
     return explain(model, images, rows=rows, answers=answers, truths=truths)
 
 

@@ -47,7 +47,7 @@ def explain_samples(
 def _importance(
     model: "Model", spec: "ModelSpec", test: "TableSplit", predictions: "Predictions", settings: EvaluationSettings
 ) -> Importance | None:
-    from ratchet.evaluation.answers import answers_to
+    from ratchet.evaluation.problems import answers_to
     from ratchet.evaluation.robustness import evenly_spaced
     from ratchet.training import ShardedArray, predict_outputs
 
@@ -83,7 +83,7 @@ def _words(
     from ratchet.evaluation.text_explanations import word_contributions
 
     rows = predictions.worst_errors(settings.explained_errors)
-    texts, answers = test.texts(rows), predictions.predicted[rows].tolist()
+    texts, answers = test.texts(rows), predictions.answers.predicted[rows].tolist()
     model = model.eval()
     return tuple(
         ExplainedText(predictions.ids[row], tuple(word_contributions(model, spec, text, answer)))

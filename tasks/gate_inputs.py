@@ -16,7 +16,6 @@ from ratchet import files
 from ratchet.data.manifest import Manifest, split_ids
 from ratchet.errors import ChampionMoved, DataError
 from ratchet.kinds import ImageInput, Input, TokensInput
-from ratchet.problems import Labels
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 
@@ -155,7 +154,8 @@ class _TestSet:
         return reload_rule(images=len(prompts), largest_difference=different, tolerance=_TOLERANCE), exported
 
     def candidate(self, exported: "Parity | NotExported | None") -> "Candidate":
-        from ratchet.evaluation.metrics import ClassificationMetrics, read_metrics
+        from ratchet.evaluation.classification import ClassificationMetrics
+        from ratchet.evaluation.problems import read_metrics
         from ratchet.evaluation.slices import slice_columns
         from ratchet.gate import Candidate
         from ratchet.registry.samples import split_samples
@@ -167,7 +167,7 @@ class _TestSet:
             unit=self.predictions.answers.unit,
             metrics=metrics.named(),
             target=self.predictions.target,
-            labels=self.predictions.labels if isinstance(metrics, ClassificationMetrics) else None,
+            labels=self.predictions.targets if isinstance(metrics, ClassificationMetrics) else None,
             kind=manifest.input.kind,
             input_shape=_shape(manifest.input),
             calibration_error=metrics.ece if isinstance(metrics, ClassificationMetrics) else None,
@@ -232,11 +232,10 @@ class _TestSet:
 
     def _with_thresholds(self, outputs: "Callable[[Split], NDArray[np.float32]]", spec: "ModelSpec") -> "Predictions":
         """Return the predictions with the champion's thresholds: of labels, each model has its own."""
-        from ratchet.evaluation.answers import in_terms_of
-        from ratchet.evaluation.measure import thresholds_for
+        from ratchet.evaluation.problems import in_terms_of, thresholds_for
 
         target = self.predictions.target
-        if not isinstance(target, Labels):  # for classes the costs decide, not the model
+        if not self.predictions.answers.own_thresholds:
             return self.predictions
         held_out = self._open(spec.input, "validation")
         thresholds = thresholds_for(

@@ -194,7 +194,7 @@ class _Candidate:
 
     def _result_tags(self, verdict: "Verdict") -> dict[str, str]:
         """Return the run's name, its headline metric and the verdict, which MLflow's table shows as columns."""
-        from ratchet.evaluation.metrics import read_metrics
+        from ratchet.evaluation.problems import read_metrics
         from ratchet.evaluation.wording import value_text
         from ratchet.registry.runs import NAME
 

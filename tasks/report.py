@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ratchet import files
 from ratchet.data.manifest import Manifest
-from ratchet.evaluation.metrics import read_metrics
+from ratchet.evaluation.problems import read_metrics
 from ratchet.kinds import ImageInput, TableInput
 from ratchet.settings.model import Params
 from ratchet.typed_json import to_plain

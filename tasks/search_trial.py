@@ -355,19 +355,15 @@ def constant_answer(job: TrainingJob, packed: Path, weights: Mapping[str, Any]) 
     import torch
 
     from ratchet import training
-    from ratchet.evaluation.answers import answers_to
-    from ratchet.evaluation.constant_answer import common_answer
-    from ratchet.problems import NextToken
+    from ratchet.evaluation.problems import answers_to
 
     target = job.spec.target
-    if isinstance(target, NextToken):
-        return ""
     with torch.random.fork_rng(devices=[]):  # building draws initial weights that are discarded
         model = training.build(job.spec)
     model.load_state_dict(weights)
     with contextlib.closing(training.open_split(packed, "validation", job.spec.input)) as split:
         outputs, targets = training.answers(model, split)
-    common = common_answer(answers_to(target, outputs, targets), getattr(target, "names", ()))
+    common = answers_to(target, outputs, targets).common
     return common.text if common is not None and common.to_nearly_all else ""
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ratchet import files, settings, urls
 from ratchet.data.manifest import Manifest
-from ratchet.evaluation.metrics import read_metrics
+from ratchet.evaluation.problems import read_metrics
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 from tasks.trained_model import TrainedModel

@@ -1,14 +1,20 @@
 """A model must be better than one constant answer to the same rows; the error rates are simulated."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from measured import class_answers
 
-from ratchet.evaluation.answers import Answers, ClassAnswers, LabelAnswers, NumberAnswers, PieceAnswers
-from ratchet.evaluation.constant_answer import CommonAnswer, common_answer, compare_with_constant
+from ratchet.evaluation.answers import Answers, CommonAnswer
+from ratchet.evaluation.classification import ClassAnswers
 from ratchet.evaluation.intervals import Interval
+from ratchet.evaluation.language import PieceAnswers
 from ratchet.evaluation.metrics import ConstantResult, NamedMetric
+from ratchet.evaluation.multi_label import LabelAnswers
+from ratchet.evaluation.regression import NumberAnswers
 from ratchet.evaluation.wording import constant_text
-from ratchet.problems import Labels, Numbers
+from ratchet.problems import Labels, NextToken, Numbers
 from ratchet.settings.model import EvaluationSettings
 
 SETTINGS = EvaluationSettings(resamples=200)
@@ -17,18 +23,19 @@ NUMBERS = Numbers(("flow",), (40.0,), (8.0,))
 
 
 def classes(labels: np.ndarray, predicted: np.ndarray, count: int = 2) -> ClassAnswers:
-    return ClassAnswers(np.eye(count, dtype=np.float32)[predicted] * 4, labels.astype(np.int64))
+    names = ("ants", "bees", *map(str, range(2, count)))
+    return class_answers(np.eye(count, dtype=np.float32)[predicted] * 4, labels.astype(np.int64), classes=names)
 
 
 def compared(answers: Answers, shares: Answers | None = None) -> ConstantResult:
-    return compare_with_constant(
-        answers, SETTINGS, headline=HEADLINE, names=("ants", "bees") if isinstance(answers, ClassAnswers) else (),
-        shares=shares,
-    )  # fmt: skip
+    result = answers.against_constant(SETTINGS, HEADLINE, shares)
+    if answer := answers.common:
+        result = replace(result, answer=answer.text, answered=answer.rows, one_answer=answer.to_nearly_all)
+    return result
 
 
 def common(answers: Answers) -> CommonAnswer:
-    answer = common_answer(answers)
+    answer = answers.common
     assert answer is not None
     return answer
 
@@ -121,8 +128,8 @@ def test_same_labels_for_all_rows_are_no_success() -> None:
 
 def test_text_is_compared_with_the_frequencies_of_tokens() -> None:
     sizes, nats = np.full((50, 3), 100), np.random.default_rng(0).normal(300, 20, (50, 1)).astype(np.float32)
-    shares = PieceAnswers(nats, sizes)
-    assert not compared(PieceAnswers(nats, sizes), shares).is_better
-    better = compared(PieceAnswers(nats - 60, sizes), shares)
+    shares = PieceAnswers(nats, sizes, NextToken(50))
+    assert not compared(PieceAnswers(nats, sizes, NextToken(50)), shares).is_better
+    better = compared(PieceAnswers(nats - 60, sizes, NextToken(50)), shares)
     assert better.is_better
     assert better.difference.value == pytest.approx(0.6 / np.log(2), rel=1e-3)

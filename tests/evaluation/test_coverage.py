@@ -6,10 +6,10 @@ the intervals of shares and of their differences.
 
 import numpy as np
 import pytest
+from measured import class_answers
 from scipy.stats import norm
 
 from ratchet.evaluation import headline
-from ratchet.evaluation.answers import ClassAnswers
 from ratchet.settings.model import EvaluationSettings
 from tests.simulations.coverage import POPULATIONS, metric_coverage, paired_coverage
 from tests.simulations.gate import PAIRS, Pair
@@ -37,7 +37,7 @@ def roc_auc_coverage(positives: int, *, sets: int = 200, distance: float = 1.2) 
     held = 0
     for seed in range(sets):
         logits = generator.normal(size=300) + distance * labels
-        answers = ClassAnswers(np.stack([np.zeros(300), logits], 1).astype(np.float32), labels.astype(np.int64))
+        answers = class_answers(np.stack([np.zeros(300), logits], 1).astype(np.float32), labels.astype(np.int64))
         area = float((logits[labels][:, None] > logits[~labels]).mean())
         values = {"roc_auc": area, "log_loss": float(answers.losses.mean())}
         interval = headline.intervals(answers, values, settings=settings, seed=seed)["roc_auc"]

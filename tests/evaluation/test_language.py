@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from measured import measure
 
-from ratchet.evaluation.measure import measure
-from ratchet.evaluation.metrics import LanguageMetrics, read_metrics
+from ratchet.evaluation.language import LanguageMetrics
 from ratchet.evaluation.predictions import Predictions, read_predictions, write_predictions
+from ratchet.evaluation.problems import read_metrics
 from ratchet.problems import NextToken
 from ratchet.settings.model import EvaluationSettings
 from ratchet.typed_json import to_plain
@@ -48,7 +49,7 @@ def test_mean_score_is_the_loss_per_character() -> None:
     predictions = pieces()
     metrics = measured(predictions)
     assert -predictions.score.mean() / math.log(2) == pytest.approx(metrics.bits_per_character.value)
-    assert predictions.answers.row_metric.values.mean() == pytest.approx(metrics.bits_per_character.value)
+    assert predictions.answers.values.mean() == pytest.approx(metrics.bits_per_character.value)
 
 
 def test_metrics_and_predictions_survive_their_files(tmp_path: Path) -> None:

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import sklearn.metrics  # noqa: F401  # its import draws from Python's random state, which a test must not change
+from measured import measure_classes as measure
 
-from ratchet.evaluation.classification import measure_classes as measure
+from ratchet.evaluation.classification import ClassificationMetrics
 from ratchet.evaluation.limits import Limits, find_limits, weak_classes
-from ratchet.evaluation.metrics import ClassificationMetrics
 from ratchet.reports.model_card import limit_sentences
 from ratchet.settings.model import EvaluationSettings
 
@@ -71,7 +71,7 @@ def test_slice_with_a_lower_accuracy_is_named() -> None:
     light: list[str | None] = ["dark" if number % 2000 < 200 else "bright" for number in range(8000)]
     measured = metrics(GOOD, MANY, light=light)
     (weak,) = find_limits(measured).weak_slices
-    assert (weak.column, weak.value, weak.rows, weak.accuracy.value) == ("light", "dark", 800, 0.5)
+    assert (weak.column, weak.value, weak.rows, weak.mean.value) == ("light", "dark", 800, 0.5)
     (sentence,) = [text for text in limit_sentences(measured) if text.startswith("Where ")]
     assert sentence.startswith("Where light is dark, accuracy is 50.0 % on 800 test samples (CI ")
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from measured import class_answers
+from measured import measure_classes as measure
 from scipy.special import log_softmax as scipy_log_softmax
 from sklearn import metrics as sk
 
-from ratchet.evaluation.answers import ClassAnswers
-from ratchet.evaluation.classification import measure_classes as measure
-from ratchet.evaluation.metrics import ClassificationMetrics
+from ratchet.evaluation.classification import ClassificationMetrics
 from ratchet.settings.model import EvaluationSettings
 
 FEW = EvaluationSettings(resamples=100, top_k=2)
@@ -86,7 +86,7 @@ def assert_metrics_as_defined(logits: np.ndarray, labels: np.ndarray) -> Classif
 
 def assert_probabilities(metrics: ClassificationMetrics, logits: np.ndarray, labels: np.ndarray) -> None:
     """Check top-k, log-loss, calibration error, ROC-AUC and PR-AUC."""
-    answers, rows = ClassAnswers(logits, labels), range(len(labels))
+    answers, rows = class_answers(logits, labels), range(len(labels))
     certain = scipy_log_softmax(logits.astype(np.float64), axis=1)
     assert np.allclose(answers.log_probabilities, certain, rtol=1e-13, atol=1e-13)
     # scikit-learn clips probabilities at 2e-16; here a confident error costs its full loss

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from measured import measure
 from scipy.special import expit
 from sklearn import metrics as sk
 
-from ratchet.evaluation.measure import measure, thresholds_for
-from ratchet.evaluation.metrics import MultiLabelMetrics, read_metrics
-from ratchet.evaluation.multi_label import fit_thresholds
+from ratchet.evaluation.multi_label import MultiLabelMetrics, fit_thresholds
 from ratchet.evaluation.predictions import Predictions, read_predictions, write_predictions
+from ratchet.evaluation.problems import read_metrics, thresholds_for
 from ratchet.problems import Classes, Labels
 from ratchet.settings.model import EvaluationSettings
 from ratchet.typed_json import to_plain

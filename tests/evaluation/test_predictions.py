@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from measured import measure_classes as measure
 
 from ratchet.errors import DataError
-from ratchet.evaluation.classification import measure_classes as measure
 from ratchet.evaluation.plots import draw_confusion, write_confusion, write_reliability
 from ratchet.evaluation.predictions import Predictions, read_predictions, write_predictions
 from ratchet.problems import Classes
@@ -27,9 +27,9 @@ def predictions() -> Predictions:
 def test_predictions_survive_the_file(tmp_path: Path, predictions: Predictions) -> None:
     write_predictions(tmp_path / "predictions.parquet", predictions)
     back = read_predictions(tmp_path / "predictions.parquet")
-    assert (back.ids, back.classes) == (predictions.ids, predictions.classes)
-    assert np.array_equal(back.labels, predictions.labels)
-    assert np.array_equal(back.logits, predictions.logits)
+    assert (back.ids, back.target.names) == (predictions.ids, predictions.target.names)
+    assert np.array_equal(back.targets, predictions.targets)
+    assert np.array_equal(back.outputs, predictions.outputs)
     table = pq.read_table(tmp_path / "predictions.parquet")
     assert table.column_names == ["id", "label", "predicted", "probability", "logits"]
     assert table.schema.field("logits").type.value_type == pa.float32()
@@ -44,9 +44,9 @@ def test_same_predictions_give_the_same_bytes(tmp_path: Path, predictions: Predi
 def test_worst_errors_are_wrong_and_most_confident_first(predictions: Predictions) -> None:
     worst = predictions.worst_errors(10)
     assert not predictions.score[worst].any()
-    assert (np.diff(predictions.probability[worst]) <= 0).all()
+    assert (np.diff(predictions.answers.sureness[worst]) <= 0).all()
     left_out = np.setdiff1d(np.flatnonzero(predictions.score == 0), worst)
-    assert predictions.probability[left_out].max() <= predictions.probability[worst].min()
+    assert predictions.answers.sureness[left_out].max() <= predictions.answers.sureness[worst].min()
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_damaged_file_is_named(tmp_path: Path, content: bytes | None, message: s
 
 def test_other_parquet_file_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": ["a"], "label": [1]}), tmp_path / "index.parquet")
-    with pytest.raises(DataError, match="lacks the columns predicted, probability, logits"):
+    with pytest.raises(DataError, match="lacks the columns logits"):
         read_predictions(tmp_path / "index.parquet")
 
 
@@ -71,7 +71,7 @@ def test_other_parquet_file_is_refused(tmp_path: Path) -> None:
     ("changed", "message"),
     [
         ({"label": ["x"]}, ": damaged"),
-        ({"label": [2]}, r"has the label 2\. Allowed: 0 to 1\."),
+        ({"label": [2]}, r"row 0 has label 2\. Allowed: 0 to 1\."),
         ({"logits": [1.0]}, ": damaged"),
         ({"logits": [[1.0]]}, ": damaged"),
     ],
@@ -94,15 +94,16 @@ def test_confusion_has_a_line_for_each_image(tmp_path: Path, predictions: Predic
     with (tmp_path / "confusion.csv").open(newline="", encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
     assert len(lines) == 50
-    assert [line["actual"] for line in lines] == [predictions.classes[label] for label in predictions.labels]
-    assert [line["predicted"] for line in lines] == [predictions.classes[label] for label in predictions.predicted]
+    rows = range(50)
+    assert [line["actual"] for line in lines] == [predictions.truth(row) for row in rows]
+    assert [line["predicted"] for line in lines] == [predictions.answer(row) for row in rows]
 
 
 def test_reliability_lines_add_up_to_the_images(tmp_path: Path, predictions: Predictions) -> None:
     metrics = measure(
-        predictions.logits,
-        predictions.labels,
-        classes=predictions.classes,
+        predictions.outputs,
+        predictions.targets,
+        classes=predictions.target.names,
         settings=EvaluationSettings(resamples=100),
     )
     write_reliability(tmp_path / "reliability.csv", metrics.reliability)

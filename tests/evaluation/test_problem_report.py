@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from measured import measure
 
 from ratchet.evaluation.answers import ScoreUnit
 from ratchet.evaluation.importance import measure_importance
-from ratchet.evaluation.measure import compare_with_baseline, measure
+from ratchet.evaluation.measure import compare_with_baseline
 from ratchet.evaluation.predictions import Predictions
 from ratchet.gate.verdict import Verdict
 from ratchet.kinds import Column, TableInput

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from measured import measure
 from scipy import stats
 from sklearn import metrics as sk
 
 from ratchet.errors import DataError, TrainingError
 from ratchet.evaluation.intervals import mean_of, median_of, p_mean_above
-from ratchet.evaluation.measure import measure
-from ratchet.evaluation.metrics import RegressionMetrics, read_metrics
 from ratchet.evaluation.predictions import Predictions, read_predictions, write_predictions
+from ratchet.evaluation.problems import read_metrics
+from ratchet.evaluation.regression import RegressionMetrics
 from ratchet.problems import Numbers
 from ratchet.settings.model import EvaluationSettings
 from ratchet.typed_json import to_plain
@@ -126,7 +127,7 @@ def test_worse_slice_is_named() -> None:
     metrics = measured(worse, columns={"ward": [f"ward {at % 4}" for at in range(1200)]})
     assert [part.value for part in metrics.slices if part.is_worse] == ["ward 0"]
     part = metrics.slices[0]
-    errors = worse.answers.row_metric.values
+    errors = worse.answers.values
     assert part.mean.value == pytest.approx(errors[bad].mean())
     assert part.gap.value == pytest.approx(errors[bad].mean() - errors[~bad].mean())
 

@@ -8,11 +8,11 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from measured import measure_classes as measure
 from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
-from ratchet.evaluation.classification import measure_classes as measure
 from ratchet.evaluation.predictions import Predictions
 from ratchet.evaluation.robustness import NotMeasured, measure_robustness
 from ratchet.gate import Candidate, judge, reload_rule
@@ -72,11 +72,11 @@ def predictions() -> Predictions:
 
 @pytest.fixture(scope="module")
 def content(predictions: Predictions) -> ReportContent:
-    metrics = measure(predictions.logits, predictions.labels, classes=predictions.classes, settings=FEW)
+    metrics = measure(predictions.outputs, predictions.targets, classes=predictions.target.names, settings=FEW)
     rows = len(predictions.ids)
     asking = Candidate(
         score=predictions.score, metrics=metrics.named(), unit=predictions.answers.unit,
-        calibration_error=metrics.ece, labels=predictions.labels,
+        calibration_error=metrics.ece, labels=predictions.targets,
         target=predictions.target, input_shape=(1, 8, 8), saw=np.zeros(rows, np.bool_), uniform=np.zeros(rows),
     )  # fmt: skip
     reloaded = reload_rule(images=64, largest_difference=0.0, tolerance=1e-4)
@@ -94,9 +94,9 @@ def content(predictions: Predictions) -> ReportContent:
             Example(
                 images[row].astype(np.uint8),
                 id=predictions.ids[row],
-                truth=predictions.classes[predictions.labels[row]],
-                answer=predictions.classes[predictions.predicted[row]],
-                confidence=float(predictions.probability[row]),
+                truth=predictions.target.names[predictions.targets[row]],
+                answer=predictions.target.names[predictions.answers.predicted[row]],
+                confidence=float(predictions.answers.sureness[row]),
             )
             for row in predictions.worst_errors()
         ],
@@ -151,8 +151,8 @@ def test_page_loads_nothing_from_outside(content: ReportContent) -> None:
 
 
 def test_text_from_data_never_becomes_markup(predictions: Predictions, content: ReportContent) -> None:
-    classes = (NASTY, *predictions.classes[1:])
-    metrics = measure(predictions.logits, predictions.labels, classes=classes, settings=FEW)
+    classes = (NASTY, *predictions.target.names[1:])
+    metrics = measure(predictions.outputs, predictions.targets, classes=classes, settings=FEW)
     example = replace(content.examples[0], id=NASTY, truth=NASTY, answer=NASTY)
     nested = {NASTY: {NASTY: 3}, f"{NASTY} alone": NASTY, f"{NASTY} mixed": {NASTY: {NASTY: NASTY}}}
     assert content.verdict is not None
@@ -263,7 +263,7 @@ def test_worse_slices_come_first_and_are_named(content: ReportContent, predictio
     for row in [*wrong, *range(0, 60)]:
         ward[row] = "south <b>"
     metrics = measure(
-        predictions.logits, predictions.labels, classes=predictions.classes, settings=FEW, columns={"ward": ward}
+        predictions.outputs, predictions.targets, classes=predictions.target.names, settings=FEW, columns={"ward": ward}
     )
     page = render(replace(content, metrics=metrics))
     texts = Reader(page).texts
@@ -272,7 +272,7 @@ def test_worse_slices_come_first_and_are_named(content: ReportContent, predictio
     )
     assert texts.index("ward: south <b>") < texts.index("ward: north")
     equal = measure(
-        predictions.logits, predictions.labels, classes=predictions.classes, settings=FEW,
+        predictions.outputs, predictions.targets, classes=predictions.target.names, settings=FEW,
         columns={"parity": ["even" if row % 2 else "odd" for row in range(rows)]},
     )  # fmt: skip
     assert "No slice is significantly worse than the rest." in Reader(render(replace(content, metrics=equal))).texts

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from measured import measure_classes as measure
 
-from ratchet.evaluation.classification import measure_classes as measure
+from ratchet.evaluation.classification import ClassificationMetrics
 from ratchet.evaluation.intervals import share_interval
-from ratchet.evaluation.metrics import ClassificationMetrics
 from ratchet.evaluation.robustness import (
     KINDS,
     STRENGTHS,

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from measured import class_answers
 from sklearn import metrics as sk
 
-from ratchet.evaluation.answers import ClassAnswers
+from ratchet.evaluation.classification import ClassAnswers
 from ratchet.evaluation.intervals import share_difference, share_interval
 from ratchet.evaluation.slices import slices, thirds
 from ratchet.settings.model import EvaluationSettings
@@ -19,7 +20,7 @@ def answered(shares: np.ndarray, *, classes: int = 3, seed: int = 0) -> ClassAns
     predicted = np.where(drawn.random(len(shares)) < shares, labels, (labels + 1) % classes)
     logits = drawn.normal(0, 0.3, (len(shares), classes)).astype(np.float32)
     logits[np.arange(len(shares)), predicted] += 3
-    return ClassAnswers(logits, labels)
+    return class_answers(logits, labels)
 
 
 def test_each_slice_has_the_metrics_of_its_rows() -> None:
@@ -29,13 +30,13 @@ def test_each_slice_has_the_metrics_of_its_rows() -> None:
     assert (canon.column, canon.value, canon.rows, nikon.value) == ("camera", "canon", 100, "nikon")
     rows = np.arange(0, 300, 3)
     labels, predicted = answers.labels[rows], answers.predicted[rows]
-    assert canon.accuracy.value == pytest.approx(sk.accuracy_score(labels, predicted), abs=1e-12)
-    assert canon.macro_f1 == pytest.approx(sk.f1_score(labels, predicted, average="macro"), abs=1e-12)
-    assert canon.log_loss == pytest.approx(
+    assert canon.mean.value == pytest.approx(sk.accuracy_score(labels, predicted), abs=1e-12)
+    assert canon.others["macro_f1"] == pytest.approx(sk.f1_score(labels, predicted, average="macro"), abs=1e-12)
+    assert canon.others["log_loss"] == pytest.approx(
         sk.log_loss(labels, answers.probabilities[rows], labels=[0, 1, 2]), abs=1e-12
     )
     rest = np.setdiff1d(np.arange(300), rows)
-    assert canon.gap.value == pytest.approx(canon.accuracy.value - answers.score[rest].mean(), abs=1e-12)
+    assert canon.gap.value == pytest.approx(canon.mean.value - answers.score[rest].mean(), abs=1e-12)
 
 
 def test_only_the_slice_that_is_worse_is_reported() -> None:

@@ -9,8 +9,9 @@ import torch
 from ratchet import files
 from ratchet.data.ingest import IngestTask, ingest
 from ratchet.data.manifest import Manifest
-from ratchet.evaluation.metrics import Metrics, read_metrics
+from ratchet.evaluation.metrics import Metrics
 from ratchet.evaluation.predictions import read_predictions
+from ratchet.evaluation.problems import read_metrics
 from ratchet.kinds import ModelSpec
 from ratchet.settings.model import DataSettings, EvaluationSettings, Params
 from ratchet.training import build, save_model

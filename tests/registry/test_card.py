@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from markdown_it import MarkdownIt
+from measured import measure_classes as measure
 
 from ratchet.cost import Cost
-from ratchet.evaluation.classification import measure_classes as measure
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.robustness import Robustness
 from ratchet.gate.verdict import AccuracyResult, Unused, Verdict

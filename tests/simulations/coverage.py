@@ -7,10 +7,11 @@ contain the population's value is counted. The same is done for the difference o
 from dataclasses import dataclass
 
 import numpy as np
+from measured import class_answers
 from numpy.typing import NDArray
 
-from ratchet.evaluation.answers import ClassAnswers
 from ratchet.evaluation.calibration import calibration_error, reliability
+from ratchet.evaluation.classification import ClassAnswers
 from ratchet.evaluation.headline import intervals
 from ratchet.evaluation.intervals import paired_difference
 from ratchet.settings.model import EvaluationSettings
@@ -46,7 +47,7 @@ class Population:
         labels = generator.choice(self.classes, size=_SIZE, p=shares / shares.sum())
         logits = generator.normal(size=(_SIZE, self.classes))
         logits[np.arange(_SIZE), labels] += self.margin
-        return ClassAnswers((logits * self.sharpness).astype(np.float32), labels)
+        return class_answers((logits * self.sharpness).astype(np.float32), labels)
 
 
 POPULATIONS = (
@@ -101,7 +102,7 @@ def metric_coverage(population: Population, *, rows: int, sets: int, resamples: 
     held = dict.fromkeys(truth, 0)
     for number in range(sets):
         drawn = generator.integers(_SIZE, size=rows)
-        answers = ClassAnswers(whole.logits[drawn], whole.labels[drawn])
+        answers = class_answers(whole.logits[drawn], whole.labels[drawn])
         bounds = intervals(answers, headline_metrics(answers, **how), settings=settings, seed=number)
         for name, interval in bounds.items():
             held[name] += interval.low <= truth[name] <= interval.high

@@ -9,8 +9,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.evaluation.answers import NumberAnswers
-from ratchet.evaluation.regression import measure_numbers
+from ratchet.evaluation.regression import NumberAnswers
 from ratchet.gate.significance import p_larger_mean
 from ratchet.problems import Numbers
 from ratchet.settings.model import EvaluationSettings
@@ -65,10 +64,10 @@ def coverage(noise: str, *, rows: int, sets: int) -> dict[str, float]:
         sets: number of test sets.
     """
     settings = EvaluationSettings()
-    truth = measure_numbers(_regression(noise, 500_000, seed=sets), settings=settings).named()
+    truth = _regression(noise, 500_000, seed=sets).measure(settings).named()
     held = dict.fromkeys(truth, 0)
     for seed in range(sets):
-        for key, metric in measure_numbers(_regression(noise, rows, seed=seed), settings=settings).named().items():
+        for key, metric in _regression(noise, rows, seed=seed).measure(settings).named().items():
             held[key] += metric.interval.low <= truth[key].interval.value <= metric.interval.high
     return {key: count / sets for key, count in held.items()}
 

@@ -16,7 +16,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from ratchet.data.manifest import Manifest
-from ratchet.evaluation.metrics import read_metrics
+from ratchet.evaluation.problems import read_metrics
 
 pytestmark = pytest.mark.slow
 

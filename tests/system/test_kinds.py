@@ -18,7 +18,7 @@ import polars as pl
 import pytest
 from waiting import until
 
-from ratchet.evaluation.metrics import read_metrics
+from ratchet.evaluation.problems import read_metrics
 
 pytestmark = pytest.mark.system
 

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from measured import measure
 
-from ratchet.evaluation.measure import against_constant, measure
+from ratchet.evaluation.measure import against_constant
 from ratchet.evaluation.metrics import BaselineResult, Metrics
 from ratchet.evaluation.predictions import Predictions
 from ratchet.gate.verdict import Verdict

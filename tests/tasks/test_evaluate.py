@@ -13,8 +13,8 @@ from ratchet.data.ingest import IngestTask, ingest
 from ratchet.data.manifest import Manifest
 from ratchet.errors import SettingsError
 from ratchet.evaluation.explanations import read_explanations
-from ratchet.evaluation.metrics import read_metrics
 from ratchet.evaluation.predictions import read_predictions
+from ratchet.evaluation.problems import read_metrics
 from ratchet.evaluation.robustness import NotMeasured, Robustness, corrupt, evenly_spaced
 from ratchet.evaluation.slices import slice_columns
 from ratchet.kinds import ModelSpec

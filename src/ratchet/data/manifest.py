@@ -4,12 +4,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import PlainValidator
 
 from ratchet import files, typed_json
 from ratchet.errors import DataError
 from ratchet.kinds import Input, to_json, without_facts
-from ratchet.problems import Target
+from ratchet.problems import Target, target_from_json
 
 __all__ = ["FORMAT", "CustomDataset", "CustomRows", "Manifest", "PackedFile", "Shard", "SplitFiles", "split_ids"]
 
@@ -95,7 +97,7 @@ class Manifest:
     format: int
     name: str
     input: Input
-    target: Target
+    target: Annotated[Target, PlainValidator(target_from_json)]
     splits: Mapping[str, SplitFiles]
     factory: CustomDataset | None = None
     digest: str

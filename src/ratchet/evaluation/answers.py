@@ -1,36 +1,29 @@
-"""Answers of a model to the test rows: what follows from each row's outputs and targets, for every kind of target.
+"""Answers of a model to the test rows: what follows from each row's outputs and targets. Each problem has a class.
 
-Each kind has a score per row, for which larger is better: metrics on slices, the gate and the comparison with a
-baseline need nothing else. `RowMetric` is the same quantity as people read it, such as the absolute error.
+It has a score for each row, for which larger is better: slices, the gate and the comparison with a baseline need
+nothing else. `values` are the same quantity as people read it, such as the absolute error.
 """
 
-import functools
-import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from types import MappingProxyType
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.errors import DataError
-from ratchet.evaluation.calibration import log_softmax
-from ratchet.problems import Classes, Labels, Numbers, Target
+from ratchet.errors import DataError, TrainingError
+from ratchet.evaluation.intervals import Interval, difference_of, mean_of
+from ratchet.evaluation.metrics import ConstantResult, Metrics, NamedMetric
+from ratchet.settings.model import EvaluationSettings
 
-__all__ = [
-    "Answers",
-    "ClassAnswers",
-    "LabelAnswers",
-    "NumberAnswers",
-    "PieceAnswers",
-    "RowMetric",
-    "ScoreUnit",
-    "answers_to",
-    "in_terms_of",
-]
+__all__ = ["Answers", "Columns", "CommonAnswer", "ScoreUnit", "Validation"]
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+Columns = Mapping[str, Sequence[str | None]]
+Validation = Callable[[], tuple[NDArray[np.float32], NDArray[Any]]]
 
 
 @dataclass(frozen=True)
@@ -45,30 +38,42 @@ class ScoreUnit:
     def larger_is_better(self) -> bool:
         return self.factor > 0
 
+    def metric(self, key: str, interval: Interval) -> NamedMetric:
+        """Return a mean in these units."""
+        return NamedMetric(key, self.name, interval, self.larger_is_better, self.share)
+
 
 @dataclass(frozen=True)
-class RowMetric:
-    """A quantity of each row whose mean is a metric.
+class CommonAnswer:
+    """The answer that a model gives most often.
 
     Attributes:
-        name: of the metric, such as "accuracy" or "MAE".
-        values: (rows,).
-        larger_is_better: whether a better model has larger values.
-        share: values are shares, shown in per cent.
+        text: for people.
+        rows: that get it.
+        to_nearly_all: the model gives it to nearly all rows, though the truth is another on clearly more of them.
     """
 
-    name: str
-    values: Floats
-    larger_is_better: bool
-    share: bool
+    text: str
+    rows: int
+    to_nearly_all: bool
 
 
 @dataclass(frozen=True)
 class Answers(ABC):
-    """Outputs of a model, float32 (rows, width), and the targets of the same rows."""
+    """Outputs of a model, float32 (rows, width), and the targets of the same rows.
+
+    `thresholds` are probabilities from which the second of two classes, or each label, is predicted; empty: 0.5.
+    """
 
     outputs: NDArray[np.float32]
     targets: NDArray[Any]
+    target: Any  # of the problem
+    thresholds: tuple[float, ...] = ()
+
+    metrics: ClassVar[type[Metrics]]
+    own_thresholds: ClassVar[bool] = False  # each model has its own, by its validation samples
+    best_score: ClassVar[float] = 0.0  # of a row that is right
+    outputs_column: ClassVar[str] = "outputs"  # of the file of predictions
 
     @property
     def rows(self) -> int:
@@ -79,6 +84,47 @@ class Answers(ABC):
     def width(self) -> int:
         """Number of the model's outputs for a row."""
         return int(self.outputs.shape[1])
+
+    @staticmethod
+    def shapes(target: Any, rows: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the shapes of the targets and of the outputs of so many rows."""
+        return (rows, target.outputs), (rows, target.outputs)
+
+    def check(self, model: str) -> None:
+        """Check that the answers can be measured. `model` names it in errors.
+
+        Raises:
+            DataError: there are no test rows, or a target is not possible.
+            TrainingError: an output is not a finite number.
+        """
+        if not self.rows:
+            raise DataError("there are no test rows. Fix: set data.test_fraction above 0, or add test samples")
+        self.check_targets()
+        infinite = np.flatnonzero(~np.isfinite(self.outputs).all(axis=1))
+        if infinite.size:
+            raise TrainingError(
+                f"{model}'s outputs for {infinite.size} of {self.rows} test samples (first: row {infinite[0]}) are not "
+                "finite numbers: training diverged. Fix: train again with a lower training.learning_rate"
+            )
+
+    def check_targets(self) -> None:
+        """Check that every target is possible."""
+        unknown = np.flatnonzero(~np.isfinite(self.targets).all(axis=1))
+        if unknown.size:
+            raise DataError(f"test row {unknown[0]} has a target that is not a finite number. Fix: run ingest again")
+
+    @staticmethod
+    def thresholds_for(target: Any, settings: EvaluationSettings, validation: Validation) -> tuple[float, ...]:
+        """Return the probabilities from which the second of two classes, or each label, is predicted; empty: 0.5.
+
+        Args:
+            target: of the model.
+            settings: of the evaluation; evaluation.threshold decides.
+            validation: returns outputs and targets of the validation samples; called only where they decide.
+        """
+        return ()
+
+    # Scores
 
     @property
     @abstractmethod
@@ -91,224 +137,94 @@ class Answers(ABC):
         """The units in which people read the score."""
 
     @property
-    def row_metric(self) -> RowMetric:
-        """The score of each row in these units."""
-        unit = self.unit
-        return RowMetric(unit.name, unit.factor * self.score, unit.larger_is_better, unit.share)
+    def values(self) -> Floats:
+        """The score of each row in these units, (rows,), such as the absolute error."""
+        return self.unit.factor * self.score
+
+    @classmethod
+    def mean(cls, values: Floats, confidence: float) -> Interval:
+        """Return the mean of some rows' values with its interval."""
+        return mean_of(values, confidence=confidence)
+
+    @classmethod
+    def gap(cls, here: Floats, elsewhere: Floats, confidence: float) -> Interval:
+        """Return the mean of values minus the mean of others, with its interval."""
+        return difference_of(mean_of(here, confidence=confidence), mean_of(elsewhere, confidence=confidence))
+
+    def headline(self, key: str, confidence: float) -> NamedMetric:
+        """Return the mean value of all rows."""
+        return self.unit.metric(key, self.mean(self.values, confidence))
 
     def at(self, rows: Integers) -> Self:
         """Return the answers to some of the rows."""
         return replace(self, outputs=self.outputs[rows], targets=self.targets[rows])
 
+    # Metrics
 
-@dataclass(frozen=True)
-class ClassAnswers(Answers):
-    """Logits (rows, classes) and labels (rows,), with the quantities that follow from each row.
+    @abstractmethod
+    def measure(
+        self, settings: EvaluationSettings, columns: Columns = MappingProxyType({}), *, seed: int = 0
+    ) -> Metrics:
+        """Return all metrics but robustness and the comparisons with the baseline and the best constant answer.
 
-    `threshold` is the probability from which the second of two classes is predicted; with more classes it is not used.
-    """
+        Args:
+            settings: of the evaluation.
+            columns: by name, the value of each row to slice by; None: the row is in no slice of that column.
+            seed: of the bootstrap's resamples, if there are any.
+        """
 
-    threshold: float = 0.5
+    def slice_metrics(self, settings: EvaluationSettings) -> dict[str, float]:
+        """Return further metrics of a slice, whose answers these are."""
+        return {}
 
     @property
-    def logits(self) -> NDArray[np.float32]:
+    def common(self) -> CommonAnswer | None:
+        """The most frequent answer; None for pieces of text, of which only losses are known."""
+        return None
+
+    @abstractmethod
+    def against_constant(
+        self, settings: EvaluationSettings, headline: NamedMetric, shares: "Answers | None" = None
+    ) -> ConstantResult:
+        """Return the comparison with the best constant answer to the same rows.
+
+        Args:
+            settings: of the evaluation.
+            headline: of the model.
+            shares: of pieces of text: the answers of a model that knows only how frequent each token of this text is.
+        """
+
+    # For people and files
+
+    @property
+    def predicted(self) -> NDArray[Any]:
+        """The answer to each row, such as the predicted class."""
         return self.outputs
 
-    @property
-    def labels(self) -> Integers:
-        return self.targets
+    @abstractmethod
+    def truth_text(self, row: int) -> str:
+        """Return the target of a row as text."""
 
-    @functools.cached_property
-    def predicted(self) -> Integers:
-        """Predicted class, (rows,); of equal logits the first."""
-        if self.threshold != 0.5 and self.width == 2:
-            return (self.probabilities[:, 1] >= self.threshold).astype(np.int64)
-        predicted: Integers = self.logits.argmax(axis=1).astype(np.int64)
-        return predicted
-
-    @functools.cached_property
-    def score(self) -> Floats:
-        """Score of each row, (rows,), larger is better: 1 where the predicted class is the label, else 0."""
-        score: Floats = (self.predicted == self.labels).astype(np.float64)
-        return score
+    @abstractmethod
+    def answer_text(self, row: int) -> str:
+        """Return the prediction for a row as text."""
 
     @property
-    def unit(self) -> ScoreUnit:
-        return ScoreUnit("accuracy", share=True)
+    def sureness(self) -> NDArray[np.float32] | None:
+        """Probability of the predicted class, (rows,); None: it does not predict classes."""
+        return None
 
-    @functools.cached_property
-    def rank(self) -> Integers:
-        """Rank of the right class among the logits, from 0, (rows,); equal logits rank in the order of classes."""
-        own = np.take_along_axis(self.logits, self.labels[:, None], axis=1)
-        earlier = np.arange(self.width)[None, :] < self.labels[:, None]
-        ahead = (self.logits > own) | ((self.logits == own) & earlier)
-        rank: Integers = ahead.sum(axis=1)
-        return rank
+    def worst(self, count: int) -> Integers:
+        """Return the rows of the worst predictions, worst first; ties in the order of rows, without perfect ones."""
+        order = np.argsort(self.score, kind="stable")[:count]
+        return order[self.score[order] < self.best_score]
 
-    @functools.cached_property
-    def log_probabilities(self) -> Floats:
-        """Natural logarithm of the probabilities, (rows, classes)."""
-        return log_softmax(self.logits)
-
-    @functools.cached_property
-    def probabilities(self) -> Floats:
-        """Class probabilities, (rows, classes)."""
-        return np.exp(self.log_probabilities)
+    @staticmethod
+    @abstractmethod
+    def target_columns(target: Any) -> tuple[str, ...]:
+        """Return the columns of the file of predictions that hold the targets."""
 
     @property
-    def losses(self) -> Floats:
-        """Negative log-probability of the label, in nats, (rows,)."""
-        return -np.take_along_axis(self.log_probabilities, self.labels[:, None], axis=1)[:, 0]
-
-    @functools.cached_property
-    def confidence(self) -> Floats:
-        """Probability of the predicted class, (rows,)."""
-        if self.threshold != 0.5 and self.width == 2:
-            return np.take_along_axis(self.probabilities, self.predicted[:, None], axis=1)[:, 0]
-        confidence: Floats = self.probabilities.max(axis=1)
-        return confidence
-
-
-@dataclass(frozen=True)
-class NumberAnswers(Answers):
-    """Outputs in standard deviations of the training targets from their mean, targets in their own units."""
-
-    target: Numbers
-
-    @functools.cached_property
-    def predicted(self) -> Floats:
-        """Predicted numbers in their own units, (rows, numbers)."""
-        return self.target.predictions(self.outputs)
-
-    @functools.cached_property
-    def truth(self) -> Floats:
-        """True numbers in their own units, (rows, numbers)."""
-        return self.targets.astype(np.float64)
-
-    @functools.cached_property
-    def error(self) -> Floats:
-        """Predicted minus true number, (rows, numbers)."""
-        error: Floats = self.predicted - self.truth
-        return error
-
-    @functools.cached_property
-    def score(self) -> Floats:
-        """Score of each row: minus the absolute error in training standard deviations, the mean over the numbers."""
-        score: Floats = -(np.abs(self.error) / np.array(self.target.std)).mean(axis=1)
-        return score
-
-    @property
-    def unit(self) -> ScoreUnit:
-        if len(self.target.names) == 1:
-            return ScoreUnit("MAE", -self.target.std[0])
-        return ScoreUnit("MAE in SD", -1.0)
-
-
-@dataclass(frozen=True)
-class LabelAnswers(Answers):
-    """Logits (rows, labels) and targets of 0 or 1. `thresholds` are probabilities, one for each label."""
-
-    target: Labels
-    thresholds: tuple[float, ...] = ()  # empty: 0.5 for all
-
-    @functools.cached_property
-    def probabilities(self) -> Floats:
-        """Probability of each label, (rows, labels)."""
-        return self.target.predictions(self.outputs)
-
-    @functools.cached_property
-    def truth(self) -> NDArray[np.bool_]:
-        """Whether each label applies, (rows, labels)."""
-        return self.targets > 0.5
-
-    @functools.cached_property
-    def predicted(self) -> NDArray[np.bool_]:
-        """Whether each label is predicted, (rows, labels)."""
-        predicted: NDArray[np.bool_] = self.probabilities >= np.array(self.thresholds or (0.5,) * self.width)
-        return predicted
-
-    @functools.cached_property
-    def score(self) -> Floats:
-        """Score of each row: share of its labels that are right."""
-        score: Floats = (self.predicted == self.truth).mean(axis=1)
-        return score
-
-    @property
-    def unit(self) -> ScoreUnit:
-        return ScoreUnit("right labels", share=True)
-
-
-@dataclass(frozen=True)
-class PieceAnswers(Answers):
-    """Losses of the pieces of a token stream.
-
-    Outputs: float32 (pieces, 1), loss of all tokens of the piece, in nats. Targets: int64 (pieces, 3), how many tokens,
-    characters and bytes of text the piece has. The pieces must be the same for every model that is compared.
-    """
-
-    @functools.cached_property
-    def nats(self) -> Floats:
-        """Loss of each piece, (pieces,)."""
-        return self.outputs[:, 0].astype(np.float64)
-
-    @functools.cached_property
-    def score(self) -> Floats:
-        """Score of each piece: minus its loss in nats per character, where the mean length of all pieces divides.
-
-        So the mean score is the loss per character of the whole text, whichever tokenizer a model has.
-        """
-        return -self.nats * self.rows / max(1, int(self.targets[:, 1].sum()))
-
-    @property
-    def unit(self) -> ScoreUnit:
-        return ScoreUnit("bits per character", -1 / math.log(2))
-
-
-def answers_to(
-    target: Target, outputs: NDArray[np.float32], targets: NDArray[Any], *, thresholds: tuple[float, ...] = ()
-) -> Answers:
-    """Return the answers for a kind of target.
-
-    Args:
-        target: of the model.
-        outputs: of the model, (rows, width).
-        targets: as in the packed set; for the next token see `PieceAnswers`.
-        thresholds: probabilities from which the second of two classes, or each label, is predicted; empty: 0.5.
-    """
-    match target:
-        case Classes():
-            return ClassAnswers(outputs, targets, *thresholds)
-        case Numbers():
-            return NumberAnswers(outputs, targets, target)
-        case Labels():
-            return LabelAnswers(outputs, targets, target, thresholds)
-        case _:
-            return PieceAnswers(outputs, targets)
-
-
-def in_terms_of(ours: Target, outputs: NDArray[np.float32], theirs: Target) -> NDArray[np.float32]:
-    """Return another model's outputs as outputs for our target: its columns by name, its numbers in our scale.
-
-    Args:
-        ours: target of the data.
-        outputs: of the other model, (rows, its width).
-        theirs: target of the other model.
-
-    Raises:
-        DataError: it predicts something else.
-    """
-    names, known = (getattr(target, "names", ()) for target in (ours, theirs))
-    if ours.problem != theirs.problem or set(names) != set(known):
-        raise DataError(
-            f"it predicts {theirs.problem} of {', '.join(known) or 'tokens'}, and these data have {ours.problem} of "
-            f"{', '.join(names) or 'tokens'}. Fix: train both on the same targets"
-        )
-    if not names:
-        return outputs
-    order = [known.index(name) for name in names]
-    if isinstance(ours, Numbers) and isinstance(theirs, Numbers):
-        own = theirs.predictions(outputs)[:, order]
-        scaled: NDArray[np.float32] = ((own - np.array(ours.mean)) / np.array(ours.std)).astype(np.float32)
-        return scaled
-    reordered: NDArray[np.float32] = outputs[:, order]
-    return reordered
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Columns of the file of predictions between the id and the outputs, in their order."""
+        return dict(zip(self.target_columns(self.target), self.targets.T, strict=True))

@@ -7,12 +7,11 @@ calibration error has an interval of its own (see calibration.py).
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.evaluation.answers import ClassAnswers
 from ratchet.evaluation.calibration import calibration_interval, reliability
 from ratchet.evaluation.intervals import (
     Interval,
@@ -22,6 +21,9 @@ from ratchet.evaluation.intervals import (
     share_interval,
 )
 from ratchet.settings.model import EvaluationSettings
+
+if TYPE_CHECKING:
+    from ratchet.evaluation.classification import ClassAnswers
 
 __all__ = ["FEW_ROWS", "intervals", "rare_class"]
 
@@ -42,7 +44,7 @@ tests/evaluation/test_coverage.py repeats the first and the last for ROC-AUC.
 
 
 def intervals(
-    answers: ClassAnswers, values: Mapping[str, float], *, settings: EvaluationSettings, seed: int
+    answers: "ClassAnswers", values: Mapping[str, float], *, settings: EvaluationSettings, seed: int
 ) -> dict[str, Interval]:
     """Return the interval of each metric in `values`, by name; ROC-AUC and macro F1 are missing where they have none.
 
@@ -88,7 +90,7 @@ def rare_class(counts: Labels) -> int | None:
     return int(np.where(counts > 0, counts, counts.max() + 1).argmin())
 
 
-def _resampled(answers: ClassAnswers, *, settings: EvaluationSettings, seed: int) -> dict[str, Floats]:
+def _resampled(answers: "ClassAnswers", *, settings: EvaluationSettings, seed: int) -> dict[str, Floats]:
     """Return the values that the intervals need, by name, shape (resamples,); NaN where a value is not defined."""
     terms, rows, mean = _terms(answers), answers.rows, float(answers.losses.mean())
     with_roc_auc = rows * answers.width * settings.resamples <= _ROC_AUC_WORK
@@ -108,7 +110,7 @@ def _resampled(answers: ClassAnswers, *, settings: EvaluationSettings, seed: int
     return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
 
 
-def _terms(answers: ClassAnswers) -> Any:
+def _terms(answers: "ClassAnswers") -> Any:
     """Return each row's terms of the sums that the metrics consist of: a sparse matrix of shape (rows, sums).
 
     Columns: the loss minus the mean loss, and its square; then for each class its labels, its predictions, its hits.
@@ -148,7 +150,7 @@ class _Ranking:
     starts: Labels  # first position of each run of equal scores
 
     @classmethod
-    def of(cls, answers: ClassAnswers, number: int) -> "_Ranking":
+    def of(cls, answers: "ClassAnswers", number: int) -> "_Ranking":
         score = answers.probabilities[:, number]
         order = np.argsort(score, kind="stable")
         starts = np.flatnonzero(np.diff(score[order], prepend=-1.0))

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from ratchet.evaluation.intervals import Interval, mean_of, share_interval
 
-__all__ = ["Metric", "RowTerms", "Scale"]
+__all__ = ["RowMetric", "RowTerms", "Scale"]
 
 Floats = NDArray[np.float64]
-Metric = Callable[[Floats], Floats]
+RowMetric = Callable[[Floats], Floats]
 """Values of a metric, (...), from means of terms, (..., terms); NaN where it is not defined."""
 
 Scale = Literal["positive", "share", "at most 1"]
@@ -35,13 +35,13 @@ class RowTerms:
     terms: Floats
     confidence: float
 
-    def value(self, metric: Metric) -> float | None:
+    def value(self, metric: RowMetric) -> float | None:
         """Return the metric on all rows; None: not defined."""
         with np.errstate(invalid="ignore", divide="ignore"):
             value = float(metric(self.terms.mean(axis=0)))
         return value if math.isfinite(value) else None
 
-    def interval(self, metric: Metric, scale: Scale) -> Interval | None:
+    def interval(self, metric: RowMetric, scale: Scale) -> Interval | None:
         """Return the metric with its interval; None: not defined.
 
         A share of 0 or 1 has Wilson's bounds, because no row shows how far it may be from there.
@@ -61,7 +61,7 @@ class RowTerms:
         low, high = sorted((back(interval.low), back(interval.high)))
         return Interval(min(low, value), value, max(high, value))
 
-    def _influence(self, metric: Metric, value: float) -> Floats:
+    def _influence(self, metric: RowMetric, value: float) -> Floats:
         """Return the influence of each row, (rows,), with mean 0; 0 where the metric needs the row to be defined."""
         rows = len(self.terms)
         if rows < 2:

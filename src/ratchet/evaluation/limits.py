@@ -5,8 +5,8 @@ A class or a slice counts as weak only where that is significant after a correct
 
 from dataclasses import dataclass
 
+from ratchet.evaluation.classification import ClassificationMetrics, ClassMetrics
 from ratchet.evaluation.intervals import Interval, share_interval
-from ratchet.evaluation.metrics import ClassificationMetrics, ClassMetrics
 from ratchet.evaluation.slices import Slice
 
 __all__ = ["FEW_IMAGES", "Limits", "WeakClass", "find_limits", "weak_classes"]

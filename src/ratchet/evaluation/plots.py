@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ratchet import files
-from ratchet.evaluation.answers import NumberAnswers
 from ratchet.evaluation.calibration import Bin
-from ratchet.evaluation.metrics import ClassificationMetrics, Metrics
+from ratchet.evaluation.classification import ClassificationMetrics
+from ratchet.evaluation.metrics import Metrics
 from ratchet.evaluation.predictions import Predictions
+from ratchet.evaluation.regression import NumberAnswers
 from ratchet.evaluation.wording import metric_text
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ def write_plots(reports: Path, predictions: Predictions, metrics: Metrics) -> No
 
 def write_confusion(path: Path, predictions: Predictions) -> None:
     """Write actual,predicted as class names, one line for each test image, for DVC's `confusion` templates."""
-    names = predictions.classes
-    pairs = zip(predictions.labels, predictions.predicted, strict=True)
+    names = predictions.target.names
+    pairs = zip(predictions.targets, predictions.answers.predicted, strict=True)
     _write_csv(path, ("actual", "predicted"), ((names[actual], names[answer]) for actual, answer in pairs))
 
 

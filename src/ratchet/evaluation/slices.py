@@ -4,20 +4,24 @@ Slices may be small and there may be many. So their intervals are Wilson's, whic
 as worse than the rest only where that is significant after a correction for the number of slices.
 """
 
+import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from ratchet.errors import SettingsError
-from ratchet.evaluation.answers import Answers, ClassAnswers
-from ratchet.evaluation.calibration import calibration_error, reliability
-from ratchet.evaluation.intervals import Interval, difference_of, mean_of, share_difference, share_interval
+from ratchet.evaluation.intervals import Interval
 from ratchet.settings.model import EvaluationSettings
 
-__all__ = ["ScoreSlice", "Slice", "rows_by_slice", "score_slices", "slice_columns", "slices", "thirds"]
+if TYPE_CHECKING:
+    from ratchet.evaluation.answers import Answers
+
+__all__ = ["Slice", "rows_by_slice", "slice_columns", "slices", "thirds"]
 
 Values = Sequence[str | None]
 
@@ -28,55 +32,19 @@ _MOST_VALUES = 50  # different values of a column; with more they are names of r
 
 @dataclass(frozen=True)
 class Slice:
-    """The test images that have one value in one column."""
+    """The test rows that have one value in one column."""
 
     column: str
     value: str
     rows: int
-    accuracy: Interval
-    gap: Interval  # accuracy here minus accuracy elsewhere; the interval is corrected for the number of slices
-    macro_f1: float  # over the classes that occur here among labels or predictions
-    log_loss: float
-    ece: float
-
-    @property
-    def is_worse(self) -> bool:
-        """Whether accuracy is significantly lower than on the other images."""
-        return self.gap.high < 0.0
-
-
-@dataclass(frozen=True)
-class ScoreSlice:
-    """The test rows that have one value in one column, measured by the mean of a metric of each row."""
-
-    column: str
-    value: str
-    rows: int
-    mean: Interval
+    mean: Interval  # of `Answers.values`, such as the accuracy
     gap: Interval  # mean here minus mean elsewhere; the interval is corrected for the number of slices
     is_worse: bool  # significantly worse than the other rows
+    # Further metrics on these rows, by name
+    others: Annotated[Mapping[str, float], Field(exclude_if=operator.not_)] = field(default_factory=dict)
 
 
-def score_slices(
-    answers: Answers, columns: Mapping[str, Values], settings: EvaluationSettings
-) -> tuple[ScoreSlice, ...]:
-    """Return the mean of `Answers.row_metric` for each value of each column, for any problem.
-
-    The rules for columns and values are those of `slices`.
-    """
-    chosen = rows_by_slice(columns, least=settings.slice_rows)
-    corrected = 1 - (1 - settings.confidence) / max(1, len(chosen))  # Bonferroni
-    metric, measured = answers.row_metric, []
-    for name, value, rows in chosen:
-        here, elsewhere = metric.values[rows], np.delete(metric.values, rows)
-        gap = difference_of(mean_of(here, confidence=corrected), mean_of(elsewhere, confidence=corrected))
-        worse = gap.high < 0.0 if metric.larger_is_better else gap.low > 0.0
-        mean = mean_of(here, confidence=settings.confidence)
-        measured.append(ScoreSlice(name, value, len(rows), mean=mean, gap=gap, is_worse=worse))
-    return tuple(measured)
-
-
-def slices(answers: ClassAnswers, columns: Mapping[str, Values], settings: EvaluationSettings) -> tuple[Slice, ...]:
+def slices(answers: "Answers", columns: Mapping[str, Values], settings: EvaluationSettings) -> tuple[Slice, ...]:
     """Return the metrics for each value of each column, column by column and in the order of values.
 
     `columns` have the value of each row by name; None: the row is in no slice of that column. Slices with fewer rows
@@ -84,24 +52,13 @@ def slices(answers: ClassAnswers, columns: Mapping[str, Values], settings: Evalu
     """
     chosen = rows_by_slice(columns, least=settings.slice_rows)
     corrected = 1 - (1 - settings.confidence) / max(1, len(chosen))  # Bonferroni
-    right = int(answers.score.sum())
-    measured = []
+    values, measured = answers.values, []
     for name, value, rows in chosen:
-        inside = answers.at(rows)
-        here = (int(inside.score.sum()), inside.rows)
-        elsewhere = (right - here[0], answers.rows - inside.rows)
-        bins = reliability(inside.confidence, inside.score, bins=settings.calibration_bins)
-        part = Slice(
-            column=name,
-            value=value,
-            rows=inside.rows,
-            accuracy=share_interval(*here, confidence=settings.confidence),
-            gap=share_difference(here, elsewhere, confidence=corrected),
-            macro_f1=_macro_f1(inside),
-            log_loss=float(inside.losses.mean()),
-            ece=calibration_error(bins),
-        )
-        measured.append(part)
+        here = values[rows]
+        gap = answers.gap(here, np.delete(values, rows), corrected)
+        worse = gap.high < 0.0 if answers.unit.larger_is_better else gap.low > 0.0
+        mean, others = answers.mean(here, settings.confidence), answers.at(rows).slice_metrics(settings)
+        measured.append(Slice(name, value, len(rows), mean, gap, worse, others))
     return tuple(measured)
 
 
@@ -196,10 +153,3 @@ def thirds(numbers: NDArray[np.float64], *, reference: NDArray[np.float64]) -> l
     if len(np.unique(places[np.isfinite(numbers)])) < 2:
         return None
     return [_THIRDS[place] if np.isfinite(number) else None for place, number in zip(places, numbers, strict=True)]
-
-
-def _macro_f1(answers: ClassAnswers) -> float:
-    labels, predicted = (np.bincount(values, minlength=answers.width) for values in (answers.labels, answers.predicted))
-    hits = np.bincount(answers.labels, weights=answers.score, minlength=answers.width)
-    occurs = labels + predicted > 0
-    return float((2 * hits[occurs] / (labels + predicted)[occurs]).mean())

@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.evaluation.answers import Answers, ClassAnswers
-from ratchet.evaluation.intervals import Interval, mean_of, paired_difference, share_interval
+from ratchet.evaluation.answers import Answers
+from ratchet.evaluation.intervals import Interval, paired_difference
 from ratchet.evaluation.latency import side_by_side
 from ratchet.evaluation.predictions import Predictions
 from ratchet.evaluation.slices import rows_by_slice
 from ratchet.exports.program import Program, largest_difference
 from ratchet.exports.text import amount, difference_text, speed_text
 from ratchet.exports.variants import Measured, SlicePart, Times
-from ratchet.problems import Classes, Labels, Numbers, Target
 from ratchet.settings.model import EvaluationSettings, ExportSettings
 
 __all__ = ["BATCH", "batches", "judge", "measure"]
@@ -24,7 +23,6 @@ Arrays = tuple[NDArray[Any], ...]
 Samples = Callable[[NDArray[np.int64]], Arrays]
 
 BATCH = 32  # samples: the largest batch of the model server
-_LEAST_PROBABILITY = 1e-30  # whose logarithm is finite in float32
 _MIXED = 8  # batches in which the neighbours of samples are exchanged
 
 
@@ -53,7 +51,7 @@ def measure(
     variant, full = (replace(program, threads=1) for program in (variant, full))
     rows, target = len(predictions.ids), predictions.target
     computed = np.concatenate([variant.predict(samples(part)) for part in batches(np.arange(rows))])
-    ours = replace(predictions, outputs=_outputs(target, computed)).checked()
+    ours = replace(predictions, outputs=target.outputs_of(computed)).checked()
     theirs = predictions.checked()
     some = samples(np.arange(min(rows, BATCH)))
     single, batch = (
@@ -64,7 +62,7 @@ def measure(
         metric=ours.unit.name,
         unit=ours.unit.factor,
         share=ours.unit.share,
-        value=_value(ours, settings.confidence),
+        value=ours.headline("", settings.confidence).interval,
         difference=_difference(ours, theirs, settings),
         slices=_slices(ours, theirs, columns, settings),
         largest_difference=largest_difference(computed, target.predictions(predictions.outputs), target),
@@ -100,27 +98,6 @@ def batches(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
     """Yield the row numbers in batches of `BATCH`."""
     for start in range(0, len(rows), BATCH):
         yield rows[start : start + BATCH]
-
-
-def _outputs(target: Target, predictions: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return outputs of a model with these predictions: the inverse of `target.predictions`."""
-    values = predictions.astype(np.float64)
-    match target:
-        case Classes():
-            values = np.log(np.maximum(values, _LEAST_PROBABILITY))
-        case Labels():
-            inner = np.clip(values, _LEAST_PROBABILITY, 1 - np.finfo(np.float64).eps)
-            values = np.log(inner) - np.log1p(-inner)
-        case Numbers():
-            values = (values - np.array(target.mean)) / np.array(target.std)
-    return values.astype(np.float32)
-
-
-def _value(answers: Answers, confidence: float) -> Interval:
-    values = answers.row_metric.values
-    if isinstance(answers, ClassAnswers):
-        return share_interval(int(values.sum()), answers.rows, confidence=confidence)
-    return mean_of(values, confidence=confidence)
 
 
 def _difference(ours: Answers, theirs: Answers, settings: EvaluationSettings, *, tests: int = 1) -> Interval:

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.problems.protocol import Floats, Target, softmax
+from ratchet.problems.protocol import Floats, Target, logits, softmax
 
 __all__ = ["Classes"]
 
@@ -29,3 +29,6 @@ class Classes(Target):
     def predictions(self, outputs: Floats) -> NDArray[np.float64]:
         """Return class probabilities, (n, classes), from logits."""
         return softmax(outputs)
+
+    def outputs_of(self, predictions: Floats) -> NDArray[np.float32]:
+        return logits(predictions)

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.problems.protocol import Floats, Target
+from ratchet.problems.protocol import LEAST_PROBABILITY, Floats, Target
 
 __all__ = ["Labels"]
 
@@ -26,3 +26,7 @@ class Labels(Target):
         """Return the probability of each label, (n, labels), from logits."""
         probabilities: NDArray[np.float64] = np.exp(-np.logaddexp(0.0, -outputs.astype(np.float64)))
         return probabilities
+
+    def outputs_of(self, predictions: Floats) -> NDArray[np.float32]:
+        inner = np.clip(predictions.astype(np.float64), LEAST_PROBABILITY, 1 - np.finfo(np.float64).eps)
+        return (np.log(inner) - np.log1p(-inner)).astype(np.float32)

@@ -42,3 +42,10 @@ class Numbers(Target):
             numbers = numbers.clip(self.low, self.high)
         scaled: NDArray[np.float64] = (numbers - np.array(self.mean)) / np.array(self.std)
         return scaled
+
+    def outputs_of(self, predictions: Floats) -> NDArray[np.float32]:
+        outputs: NDArray[np.float32] = ((predictions - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
+        return outputs
+
+    def from_other(self, outputs: NDArray[np.float32], theirs: "Numbers", order: list[int]) -> NDArray[np.float32]:
+        return self.outputs_of(theirs.predictions(outputs)[:, order])

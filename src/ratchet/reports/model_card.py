@@ -10,16 +10,12 @@ from types import MappingProxyType
 from typing import Any
 
 from ratchet.cost import Cost
+from ratchet.evaluation.classification import ClassificationMetrics
 from ratchet.evaluation.intervals import share_interval
 from ratchet.evaluation.limits import FEW_IMAGES, find_limits
-from ratchet.evaluation.metrics import (
-    ClassificationMetrics,
-    LanguageMetrics,
-    Metrics,
-    MultiLabelMetrics,
-    NamedMetric,
-    RegressionMetrics,
-)
+from ratchet.evaluation.metrics import Metrics, NamedMetric
+from ratchet.evaluation.multi_label import MultiLabelMetrics
+from ratchet.evaluation.regression import RegressionMetrics
 from ratchet.evaluation.robustness import Robustness
 from ratchet.evaluation.wording import (
     SAMPLES,
@@ -160,7 +156,7 @@ def _task(content: CardContent) -> str:
         case MultiLabelMetrics():
             names = [label.name for label in metrics.per_label]
             return f"Gives {samples} any of {len(names):,} labels: {_first(names)}."
-        case LanguageMetrics():
+        case _:
             return "Predicts the next token of a text."
 
 
@@ -250,8 +246,8 @@ def _lowest_slices(metrics: Metrics) -> Rows:
     return [
         (
             f"{slice.column}: {slice.value}",
-            percent(slice.accuracy.value),
-            percent_range(slice.accuracy),
+            percent(slice.mean.value),
+            percent_range(slice.mean),
             slice.rows,
             slice.is_worse,
         )
@@ -302,7 +298,7 @@ def _answers(metrics: Metrics) -> tuple[str, object]:
             return "probabilities", len(metrics.per_label)
         case RegressionMetrics():
             return "numbers", len(metrics.per_number)
-        case LanguageMetrics():
+        case _:
             return "logits", "context, tokens"
 
 
@@ -320,7 +316,7 @@ def _baseline_limit(metrics: Metrics) -> list[str]:
     return useless + ([] if result is None or result.network_is_better else [baseline_sentence(result, level)])
 
 
-def _other_limits(metrics: RegressionMetrics | MultiLabelMetrics | LanguageMetrics) -> list[str]:
+def _other_limits(metrics: Metrics) -> list[str]:
     """Return the limits that hold for every problem: the baseline, weak slices, labels without samples, few samples."""
     sentences = _baseline_limit(metrics)
     sentences += [
@@ -352,8 +348,8 @@ def _class_limits(metrics: ClassificationMetrics) -> list[str]:
         sentences.append(f"Recall of {more:,} more classes is significantly below the overall accuracy.")
     for part in limits.weak_slices[:_WEAK]:
         sentences.append(
-            f"Where {part.column} is {part.value}, accuracy is {percent(part.accuracy.value)} on {part.rows:,} test "
-            f"samples (CI {percent_range(part.accuracy)}), significantly below the accuracy on the others."
+            f"Where {part.column} is {part.value}, accuracy is {percent(part.mean.value)} on {part.rows:,} test "
+            f"samples (CI {percent_range(part.mean)}), significantly below the accuracy on the others."
         )
     if more := len(limits.weak_slices[_WEAK:]):
         sentences.append(f"Accuracy on {more:,} more slices is significantly below the accuracy on the others.")

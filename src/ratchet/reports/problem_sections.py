@@ -4,26 +4,19 @@ Classification of images has a template of its own; here are regression, multi-l
 every problem, and the features of a table.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Literal
 
-from ratchet.evaluation.answers import NumberAnswers
 from ratchet.evaluation.details import ExplainedText
 from ratchet.evaluation.importance import Importance
 from ratchet.evaluation.intervals import Interval
-from ratchet.evaluation.metrics import (
-    BaselineResult,
-    LanguageMetrics,
-    Metrics,
-    MultiLabelMetrics,
-    NamedMetric,
-    NumberMetrics,
-    RegressionMetrics,
-)
+from ratchet.evaluation.language import LanguageMetrics
+from ratchet.evaluation.metrics import BaselineResult, Metrics, NamedMetric
+from ratchet.evaluation.multi_label import MultiLabelMetrics
 from ratchet.evaluation.predictions import Predictions
-from ratchet.evaluation.slices import ScoreSlice
+from ratchet.evaluation.regression import NumberAnswers, NumberMetrics, RegressionMetrics
+from ratchet.evaluation.slices import Slice
 from ratchet.evaluation.wording import baseline_sentence, number, range_text, signed_range, value_text
 from ratchet.reports.charts import COLOURS, Chart, Line, bar_chart, histogram, scatter_chart
 from ratchet.reports.distributions import Distribution
@@ -44,11 +37,7 @@ _LISTED = 24  # rows of a table
 _IMPORTANT = 25  # features of the chart
 
 Cells = Sequence[object]
-_Others = RegressionMetrics | MultiLabelMetrics | LanguageMetrics
 _WORDS, _WORDS_SHOWN = 5, 60  # of a text: with the largest contributions, and shown
-_ROW_METRICS: Mapping[str, str] = MappingProxyType(
-    {"regression": "MAE", "multi-label": "right labels", "next-token": "bits per character"}
-)
 
 
 @dataclass(frozen=True)
@@ -165,18 +154,17 @@ def _regression(metrics: RegressionMetrics, predictions: Predictions | None) -> 
     return [*sections, Section("Predicted and true values", note, charts=charts)]
 
 
-def worst_slices(metrics: _Others) -> list[tuple[ScoreSlice, NamedMetric]]:
+def worst_slices(metrics: Metrics) -> list[tuple[Slice, NamedMetric]]:
     """Return the slices with their metric: those that are significantly worse first, then by their gap."""
-    larger, name = isinstance(metrics, MultiLabelMetrics), _ROW_METRICS[metrics.problem]
-    sign = 1 if larger else -1
+    sign = 1 if metrics.row_metric.larger_is_better else -1
     ordered = sorted(metrics.slices, key=lambda part: (not part.is_worse, sign * part.gap.value))
-    return [(part, NamedMetric("slice", name, part.mean, larger_is_better=larger, share=larger)) for part in ordered]
+    return [(part, metrics.of_slice(part)) for part in ordered]
 
 
-def _slices(metrics: _Others) -> list[Section]:
+def _slices(metrics: Metrics) -> list[Section]:
     if not metrics.slices:
         return []
-    ordered, name = worst_slices(metrics), _ROW_METRICS[metrics.problem]
+    ordered, name = worst_slices(metrics), metrics.row_metric.title
     rows = [
         (
             f"{part.column}: {part.value}", part.rows, value_text(mean), range_text(mean),

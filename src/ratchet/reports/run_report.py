@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from ratchet.evaluation.classification import ClassificationMetrics, ClassMetrics
 from ratchet.evaluation.details import ExplainedText
 from ratchet.evaluation.importance import Importance
-from ratchet.evaluation.metrics import ClassificationMetrics, ClassMetrics, Metrics
+from ratchet.evaluation.metrics import Metrics
 from ratchet.evaluation.predictions import Predictions
 from ratchet.evaluation.robustness import NotMeasured, Robustness
 from ratchet.evaluation.wording import trivial_text

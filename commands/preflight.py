@@ -31,7 +31,7 @@ from tasks.stopping import TrainingStopped
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ratchet.training.doctor import Finding
+    from ratchet.doctor import Finding
 
 __all__ = ["preflight"]
 
@@ -138,9 +138,9 @@ class _Preflight:
 
     def _examine(self, params: Params, scratch: Scratch) -> str:
         """The doctor, on the sample, with the real settings. A baseline has no network that could be examined."""
+        from ratchet.doctor import check_samples, examine
         from ratchet.training import TrainingInputs, initial_model, open_split
         from ratchet.training.device import choose_device, reproducible
-        from ratchet.training.doctor import check_samples, examine
         from ratchet.training.precision import choose_precision
         from tasks.training_job import TrainingJob
 
@@ -245,7 +245,7 @@ def preflight(workspace: Workspace) -> int:
     Raises:
         SettingsError: params.yaml is not valid.
     """
-    from ratchet.training.doctor import describe_finding
+    from ratchet.doctor import describe_finding
 
     params, console = settings.load(workspace.params), new_console()
     require_references(params, workspace)

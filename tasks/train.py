@@ -43,7 +43,7 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
         TrainingError: training cannot continue, or another process runs the same training.
     """
     meter = CostMeter()
-    from ratchet import training
+    from ratchet import doctor, training
     from ratchet.registry.runs import Run, total_cost
 
     bring_back(workspace)
@@ -68,7 +68,11 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
             finished = recorder.record(baseline.events(job, inputs))
         else:
             events = training.fit(
-                inputs, store=store, profile_to=profile, stop=lambda: stop_requested() or budget.is_spent()
+                inputs,
+                store=store,
+                profile_to=profile,
+                stop=lambda: stop_requested() or budget.is_spent(),
+                examine=doctor.examine,
             )
             finished = recorder.record(events)
             baseline = Baseline.fit(job, inputs.train)

@@ -40,6 +40,7 @@ NEUTRAL_IN = {
         "src/ratchet/training/plan.py": "a type",
     },
     "train": {
+        "src/ratchet/doctor": "looks for bugs before the first step, on copies",
         "src/ratchet/data/versions.py": "the data version goes to MLflow only",
         "src/ratchet/provenance": "the provenance record goes to MLflow only",
         "src/ratchet/registry": "metrics and settings go to the journal and MLflow only",

@@ -1,7 +1,7 @@
 """The training loop: one generator that trains and yields events. It knows nothing of who reads them."""
 
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ def fit(
     store: CheckpointStore,
     profile_to: Path | None = None,
     stop: Callable[[], bool] = never,
+    examine: Callable[..., Iterable[object]] | None = None,
 ) -> Iterator[Event]:
     """Train, or continue at the newest checkpoint in `store`.
 
@@ -57,6 +58,8 @@ def fit(
         profile_to: folder for a trace of `plan.profile` steps.
         stop: called before every step, and from another thread while a user's own Dataset reads a sample. When it
             returns True, a checkpoint is written and training stops.
+        examine: called before the first step if `plan.doctor` asks for it, as `ratchet.doctor.examine`; each of its
+            findings becomes a notice.
 
     Yields:
         Events; the last is Finished or Stopped. All metrics of a step are yielded before a checkpoint of it is taken,
@@ -72,7 +75,7 @@ def fit(
         for split in splits:
             split.interrupt_on(stop)
         try:
-            training = _Training(inputs, store, profile_to, stop)
+            training = _Training(inputs, store, profile_to, stop, examine)
             with training.precision.in_force(), closing(training.profiler):
                 yield from training.run()
         except Interrupted:  # between steps, where there is nothing new to keep
@@ -88,11 +91,16 @@ class _Training:
     """One training in progress."""
 
     def __init__(
-        self, inputs: TrainingInputs, store: CheckpointStore, profile_to: Path | None, stop: Callable[[], bool]
+        self,
+        inputs: TrainingInputs,
+        store: CheckpointStore,
+        profile_to: Path | None,
+        stop: Callable[[], bool],
+        examine: Callable[..., Iterable[object]] | None,
     ) -> None:
         inputs.check()
         self.inputs, self.plan, self.train = inputs, inputs.plan, inputs.train
-        self.store, self.stop = store, stop
+        self.store, self.stop, self.examine = store, stop, examine
 
         # Where and how it runs
         self.device = choose_device(self.plan.device)
@@ -237,12 +245,11 @@ class _Training:
             )
 
     def _examine(self) -> Iterator[Event]:
-        """Yield the doctor's findings before the first step, if `training.doctor` wants them."""
-        if self.plan.doctor == "never" or (self.plan.doctor == "auto" and self.total_steps < _LONG_RUN):
+        """Yield the findings before the first step, if `training.doctor` wants them."""
+        wanted = self.plan.doctor == "always" or (self.plan.doctor == "auto" and self.total_steps >= _LONG_RUN)
+        if self.examine is None or not wanted:
             return
-        from ratchet.training.doctor import describe_finding, examine
-
-        findings = examine(
+        findings = self.examine(
             self.train,
             self.inputs.validation,
             self.inputs.spec,
@@ -254,7 +261,7 @@ class _Training:
             checkpoints=self.store.folder,
         )
         for finding in findings:
-            yield Notice(f"doctor: {describe_finding(finding)}")
+            yield Notice(f"doctor: {finding}")
 
     def _leave(self) -> Iterator[Event]:
         yield from self._checkpoint()

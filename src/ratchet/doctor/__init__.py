@@ -10,15 +10,14 @@ from pathlib import Path
 
 import torch
 
+from ratchet.doctor.data_checks import balanced_rows, check_samples
+from ratchet.doctor.model_checks import ModelProbe
+from ratchet.doctor.rules import Finding, describe_finding
+from ratchet.doctor.settings_checks import check_disk, check_memory, check_settings
 from ratchet.errors import TrainingError
 from ratchet.kinds import ImageInput, ModelSpec, TokensInput
 from ratchet.training.batches import Batch, Split
 from ratchet.training.device import reproducible
-from ratchet.training.doctor.dataset_checks import balanced_rows
-from ratchet.training.doctor.model_checks import ModelProbe
-from ratchet.training.doctor.rules import Finding, describe_finding
-from ratchet.training.doctor.sample_checks import check_samples
-from ratchet.training.doctor.settings_checks import check_disk, check_memory, check_settings
 from ratchet.training.models import Model
 from ratchet.training.plan import Plan
 
@@ -27,7 +26,7 @@ __all__ = ["Finding", "check_samples", "describe_finding", "examine"]
 _SAMPLES, _SAMPLES_LARGE = 16, 8  # that the model is tried on; the second where the first would have more values than
 _LARGE = 1 << 20
 _FEWEST_PIECES, _TOKENS = 4, 1024  # of a token stream: fewer pieces if they have more tokens than that
-_WRONG_TARGETS = {"labels-out-of-range", "targets-not-finite", "labels-renumbered", "labels-of-neighbours"}
+_WRONG_TARGETS = {"labels-out-of-range", "targets-not-finite"}
 
 
 def examine(
@@ -57,7 +56,7 @@ def examine(
     with reproducible(plan.seed, deterministic=plan.deterministic):
         findings = [
             *check_samples(train, validation, spec, plan),
-            *check_settings(model, plan, rows=rows, pretrained=pretrained),
+            *check_settings(model, plan, rows=rows),
             *check_disk(model, plan, checkpoints),
         ]
         memory = partial(check_memory, model, plan, device=device, precision=precision, rows=rows)

@@ -10,19 +10,14 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ratchet.doctor.rules import RULES, Finding
 from ratchet.training.batches import run_steps
-from ratchet.training.doctor.rules import Finding
 from ratchet.training.plan import Plan
 from ratchet.training.schedule import learning_rate
-from ratchet.training.transfer import transfer_settings
 
 __all__ = ["available_memory", "check_disk", "check_memory", "check_settings"]
 
 _POINTS = 1000  # steps whose learning rate is computed
-_LOW = 1e-3  # share of learning_rate below which hardly anything is learned
-_FEWEST_SAMPLES = (
-    8  # samples: below, batch norm's error rises (Wu and He 2018, figure 1: +1 % at 8, +2 % at 4, +10 % at 2)
-)
 _WITH_WARMUP = ("warmup-cosine", "warmup-linear", "plateau")
 _SLOTS = {"sgd": 1, "adam": 2, "adamw": 2, "muon": 1}  # tensors that an optimizer keeps for each parameter
 _HALF = ("bf16", "fp16")
@@ -32,33 +27,34 @@ _HOST_COPIES = 4
 _GIB = 2**30
 
 
-def check_settings(model: nn.Module, plan: Plan, *, rows: int, pretrained: Path | None) -> Iterator[Finding]:
-    """Check schedule, micro-batches and transfer settings of a training on `rows` samples."""
+def check_settings(model: nn.Module, plan: Plan, *, rows: int) -> Iterator[Finding]:
+    """Check schedule and micro-batches of a training on `rows` samples."""
     yield from _schedule(plan, *run_steps(rows, plan))
     norms = sum(isinstance(module, _BatchNorm) for module in model.modules())
     samples = min(plan.batch_size, rows) // plan.accumulation
-    if norms and samples < _FEWEST_SAMPLES:
+    if norms and samples < RULES["small-micro-batch"].limit:
         sizes = {"batch_size": plan.batch_size, "accumulation": plan.accumulation}
-        yield Finding.of("small-micro-batch", norms=norms, samples=samples, fewest=_FEWEST_SAMPLES, **sizes)
-    if pretrained is None and (names := transfer_settings(plan)):
-        yield Finding.of("transfer-without-weights", *names)
+        yield Finding.of("small-micro-batch", norms=norms, samples=samples, **sizes)
 
 
 def _schedule(plan: Plan, steps: int, steps_per_epoch: int) -> Iterator[Finding]:
     epochs = steps / steps_per_epoch
-    if plan.schedule in _WITH_WARMUP and 2 * plan.warmup_epochs > max(epochs, 1):
-        rule = "endless-warmup" if plan.warmup_epochs >= epochs else "long-warmup"
-        yield Finding.of(rule, warmup=plan.warmup_epochs, steps=steps, epochs=epochs)
-    elif plan.schedule == "step" and plan.step_epochs >= epochs:
-        yield Finding.of("late-step", step_epochs=plan.step_epochs, steps=steps, epochs=epochs)
-    elif plan.schedule == "plateau" and plan.plateau_patience + 1 >= epochs:
-        yield Finding.of("late-plateau", patience=plan.plateau_patience, steps=steps, epochs=epochs)
+    run = {"steps": steps, "epochs": epochs}
+    falls = {
+        "step": ("training.step_epochs", plan.step_epochs),
+        "plateau": ("training.plateau_patience + 1", plan.plateau_patience + 1),
+    }.get(plan.schedule)
+    points = range(0, steps, max(1, steps // _POINTS))
+    if plan.schedule in _WITH_WARMUP and plan.warmup_epochs > RULES["long-warmup"].limit * max(epochs, 1):
+        yield Finding.of("long-warmup", warmup=plan.warmup_epochs, **run)
+    elif falls is not None and falls[1] >= epochs:
+        yield Finding.of("late-decay", falls[0], value=falls[1], **run)
     else:
-        points = range(0, steps, max(1, steps // _POINTS))
+        low = RULES["low-learning-rate"].limit * plan.learning_rate
         rates = (learning_rate(plan, step=step, total_steps=steps, steps_per_epoch=steps_per_epoch) for step in points)
-        share = sum(rate < _LOW * plan.learning_rate for rate in rates) / len(points)
+        share = sum(rate < low for rate in rates) / len(points)
         if share > 0.5:
-            yield Finding.of("low-learning-rate", share=share, steps=steps, epochs=epochs)
+            yield Finding.of("low-learning-rate", share=share, **run)
 
 
 def check_disk(model: nn.Module, plan: Plan, folder: Path) -> Iterator[Finding]:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ratchet.doctor import Finding, describe_finding, examine
 from ratchet.kinds import Column, ImageInput, Input, ModelSpec, TableInput
 from ratchet.problems import Classes, Labels, NextToken, Numbers, Target
 from ratchet.tokens.token_ids import encode, tokens
@@ -23,31 +24,13 @@ from ratchet.tokens.tokenizers import PADDING, fit_tokenizer, id_count
 from ratchet.tokens.tokenizers import encode as encode_texts
 from ratchet.training import ImageSplit, Split, TableSplit, build
 from ratchet.training.batches import ShardedArray
-from ratchet.training.doctor import Finding, describe_finding, examine
 from ratchet.training.models import Model
 from ratchet.training.streams import StreamSplit
 from ratchet.training.texts import TextSplit
 from tests.training.conftest import make_plan
 
 CPU = torch.device("cpu")
-WORDS = [
-    "film",
-    "plot",
-    "actor",
-    "scene",
-    "music",
-    "end",
-    "story",
-    "light",
-    "voice",
-    "room",
-    "house",
-    "street",
-    "hand",
-    "eye",
-    "night",
-    "day",
-]
+WORDS = ["film", "plot", "actor", "scene", "music", "end", "story", "light", "voice", "room", "house", "day"]
 TABLE = TableInput(
     (
         Column("size", "numeric", mean=50.0, std=20.0),
@@ -241,12 +224,6 @@ class PlainList(Net):
         return self.head(self.blocks[0](self.hidden(self.sample(*inputs))))
 
 
-class CreatedInForward(Net):
-    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        self.last = nn.Linear(32, self.target.outputs)
-        return self.last(self.hidden(self.sample(*inputs)))
-
-
 class EvalInForward(Net):
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
         self.hidden.eval()
@@ -257,18 +234,14 @@ def mixed(_: Any, features: torch.Tensor) -> torch.Tensor:
     return features - features.mean(0)
 
 
-FAULTS: dict[str, tuple[type[nn.Module], str]] = {
+FAULTS: dict[str, tuple[type[Net], str]] = {
     "layer in a plain list": (PlainList, "unregistered-parameters"),
-    "layer made in forward": (CreatedInForward, "missing-from-optimizer"),
-    "left in eval mode": (EvalInForward, "training-mode-left"),
+    "left in eval mode": (EvalInForward, "wrong-mode"),
     "detached": (between(lambda _, features: features.detach()), "no-gradient"),
     "faint features": (between(lambda _, features: 1e-7 * features), "cannot-overfit"),
-    "loud outputs": (after(lambda outputs: 1000 * outputs), "first-loss-high"),
-    "loud features": (between(lambda _, features: 1000 * features), "first-loss-high"),
+    "loud outputs": (after(lambda outputs: 1000 * outputs), "first-loss"),
     "batch mean subtracted": (between(mixed), "mixed-samples"),
-    "dropout in eval mode": (between(lambda _, features: functional.dropout(features, 0.3)), "random-in-eval"),
-    "divided by the batch size": (after(lambda outputs: outputs / len(outputs)), "divided-by-batch-size"),
-    "fails": (after(lambda outputs: outputs[[1000]]), "step-fails"),
+    "divided by the batch size": (after(lambda outputs: outputs / len(outputs)), "batch-size-dependence"),
 }
 
 
@@ -296,14 +269,11 @@ def test_built_in_network_gets_no_finding(tmp_path: Path, name: str, case: Case)
 
 ACTIVATIONS = {
     "table, classes": (lambda outputs: outputs.softmax(1), "activation-before-loss"),
-    "table, labels": (torch.sigmoid, "activation-before-loss"),
     "text, labels": (torch.sigmoid, "activation-before-loss"),
     "tokens": (lambda outputs: outputs.softmax(2), "activation-before-loss"),
     "table, numbers": (torch.relu, "bounded-numbers"),
-    "text, numbers": (torch.sigmoid, "bounded-numbers"),
     "image, numbers": (torch.tanh, "bounded-numbers"),
-    "image, labels": (torch.relu, "one-sided-logits"),
-    "text, classes": (torch.tanh, "bounded-logits"),
+    "image, labels": (torch.relu, "activation-before-loss"),
 }
 
 
@@ -314,43 +284,15 @@ def test_function_that_harms_before_the_loss_is_reported(tmp_path: Path, name: s
     assert rule in [finding.rule for finding in findings], findings
 
 
-def test_log_softmax_is_a_warning_in_training_mode(tmp_path: Path) -> None:
-    (finding,) = CASES["tokens"].look(tmp_path, after(lambda outputs: outputs.log_softmax(2)))
-    assert (finding.rule, finding.severity) == ("redundant-log-softmax", "warning")
-
-
-class Padded(Net):
-    def pooled(self, x: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
-        return x.mean(1)
-
-
 class NotCausal(Net):
     def mixed(self, x: torch.Tensor) -> torch.Tensor:
         x = x[:, None]
         return x[:, 0] + functional.scaled_dot_product_attention(x, x, x)[:, 0]
 
 
-class OneColumn(Net):
-    def sample(self, *inputs: torch.Tensor) -> torch.Tensor:
-        numbers, missing, codes = inputs
-        numbers, missing = numbers.clone(), missing.clone()
-        numbers[:, 1] = missing[:, 1] = 0
-        return super().sample(numbers, missing, torch.zeros_like(codes))
-
-
-@pytest.mark.parametrize(
-    ("name", "network", "rule", "subject"),
-    [
-        ("text, classes", Padded, "padding-dependence", ()),
-        ("tokens", NotCausal, "later-tokens", ()),
-        ("table, numbers", OneColumn, "unused-columns", ("seen", "colour")),
-    ],
-)
-def test_fault_that_one_kind_can_have_is_reported(
-    tmp_path: Path, name: str, network: type[nn.Module], rule: str, subject: tuple[str, ...]
-) -> None:
-    findings = CASES[name].look(tmp_path, network)
-    assert (rule, subject) in [(finding.rule, finding.subject) for finding in findings], findings
+def test_attention_to_later_tokens_is_reported(tmp_path: Path) -> None:
+    findings = CASES["tokens"].look(tmp_path, NotCausal)
+    assert "later-tokens" in [finding.rule for finding in findings], findings
 
 
 class Normed(Net):
@@ -379,16 +321,6 @@ def test_targets_that_cannot_be_are_reported(tmp_path: Path) -> None:
         targets.reshape(len(targets), -1)[7, 0] = value
         (finding,) = case.look(tmp_path, train=replace(train, targets=targets))
         assert (finding.rule, finding.values["count"], finding.values["split"]) == (rule, 1, "train")
-
-
-def test_columns_with_one_value_in_train_are_reported(tmp_path: Path) -> None:
-    case = CASES["table, numbers"]
-    train, _ = case.splits()
-    numbers, codes = train.gather(np.arange(len(train)))
-    numbers[:, 1], codes[:] = np.nan, 3
-    findings = case.look(tmp_path, train=replace(train, arrays=(ShardedArray([numbers]), ShardedArray([codes]))))
-    (finding,) = [each for each in findings if each.rule == "constant-columns"]
-    assert finding.subject == ("seen", "colour")
 
 
 @pytest.mark.parametrize("name", ["table, classes", "text, numbers", "image, labels", "tokens"])
@@ -421,4 +353,4 @@ def test_samples_in_both_splits_are_reported(tmp_path: Path, name: str, share: f
 def test_few_samples_are_examined_without_an_error(tmp_path: Path, case: Case, rows: int) -> None:
     train, validation = case.splits()
     findings = case.look(tmp_path, train=train.only(np.arange(rows)), validation=validation.only(np.arange(2)))
-    assert {finding.rule for finding in findings} <= {"endless-warmup", "long-warmup", "cannot-overfit"}
+    assert {finding.rule for finding in findings} <= {"long-warmup", "cannot-overfit"}

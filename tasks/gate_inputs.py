@@ -166,6 +166,7 @@ class _TestSet:
             score=finite_score(self.predictions.score, self.predictions.outputs),
             unit=self.predictions.answers.unit,
             metrics=metrics.named(),
+            default_metric=metrics.default_metric,
             target=self.predictions.target,
             labels=self.predictions.targets if isinstance(metrics, ClassificationMetrics) else None,
             kind=manifest.input.kind,

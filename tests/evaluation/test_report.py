@@ -17,7 +17,7 @@ from ratchet.evaluation.predictions import Predictions
 from ratchet.evaluation.robustness import NotMeasured, measure_robustness
 from ratchet.gate import Candidate, judge, reload_rule
 from ratchet.gate.text import message, rule_text
-from ratchet.gate.verdict import AccuracyResult, ExportResult, Verdict
+from ratchet.gate.verdict import ExportResult, MetricResult, Verdict
 from ratchet.problems import Classes
 from ratchet.reports.run_report import Example, ReportContent, render
 from ratchet.settings.model import EvaluationSettings, GateSettings, Params
@@ -75,7 +75,8 @@ def content(predictions: Predictions) -> ReportContent:
     metrics = measure(predictions.outputs, predictions.targets, classes=predictions.target.names, settings=FEW)
     rows = len(predictions.ids)
     asking = Candidate(
-        score=predictions.score, metrics=metrics.named(), unit=predictions.answers.unit,
+        score=predictions.score, metrics=metrics.named(), default_metric="accuracy",
+        unit=predictions.answers.unit,
         calibration_error=metrics.ece, labels=predictions.targets,
         target=predictions.target, input_shape=(1, 8, 8), saw=np.zeros(rows, np.bool_), uniform=np.zeros(rows),
     )  # fmt: skip
@@ -124,7 +125,7 @@ def test_verdict_comes_before_anything_else(content: ReportContent) -> None:
 def test_refusal_shows_each_rule(content: ReportContent) -> None:
     assert content.verdict is not None
     first, *rest = content.verdict.rules
-    assert isinstance(first, AccuracyResult)
+    assert isinstance(first, MetricResult)
     refused = Verdict(passed=False, rules=(replace(first, passed=False, minimum=0.99), *rest))
     page = render(replace(content, verdict=refused))
     texts = Reader(page).texts

@@ -32,7 +32,14 @@ MEASURED = {
 
 def candidate(score: np.ndarray, **changes: object) -> Candidate:
     nothing = np.zeros(len(score), np.bool_)
-    defaults = {"unit": UNIT, "metrics": MEASURED, "target": TARGET, "kind": "table", "saw": nothing}
+    defaults = {
+        "unit": UNIT,
+        "metrics": MEASURED,
+        "default_metric": "r2",
+        "target": TARGET,
+        "kind": "table",
+        "saw": nothing,
+    }
     return Candidate(score=score, uniform=np.zeros(len(score)), **(defaults | changes))
 
 
@@ -123,8 +130,8 @@ def test_smaller_errors_replace_the_champion() -> None:
     verdict = decide(candidate(0.8 * old), champion(old))
     result = compared(verdict)
     assert verdict.passed
-    assert result.counts is None
     assert result.scores is not None
+    assert not result.scores.exact
     assert (result.scores.better, result.scores.worse) == (500, 0)
     assert result.scores.candidate.interval.value == pytest.approx(-0.8 * old.mean() * 40)
     assert parse(Verdict, json.dumps(to_plain(verdict), allow_nan=False)) == verdict

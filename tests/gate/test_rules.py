@@ -38,7 +38,7 @@ def candidate(correct: np.ndarray, **changes: object) -> Candidate:
     score = correct.astype(np.float64)
     metrics = {"accuracy": NamedMetric("accuracy", "accuracy", Interval(value, value, value), share=True)}
     unit = ScoreUnit("accuracy", share=True)
-    return Candidate(metrics=metrics, unit=unit, score=score, **(defaults | changes))
+    return Candidate(metrics=metrics, default_metric="accuracy", unit=unit, score=score, **(defaults | changes))
 
 
 def champion(correct: np.ndarray, **changes: object) -> Champion:
@@ -80,8 +80,8 @@ def test_higher_confidence_needs_more_proof() -> None:
         assert result.confidence == confidence
         assert verdict.comparison is not None
         assert verdict.comparison.p == 1 / 256
-        assert result.counts is not None
-        assert (result.counts.candidate_right, result.counts.champion_right) == (400, 392)
+        assert result.scores is not None
+        assert [model.interval.value for model in (result.scores.candidate, result.scores.champion)] == [1.0, 0.98]
 
 
 def test_first_model_passes_without_a_champion() -> None:
@@ -89,14 +89,14 @@ def test_first_model_passes_without_a_champion() -> None:
     assert verdict.passed
     assert compared(verdict).champion is None
     assert verdict.comparison is None
-    assert rule(verdict, "accuracy").accuracy.value == 0.75
+    assert rule(verdict, "accuracy").metric.interval.value == 0.75
 
 
 def test_accuracy_below_the_minimum_is_refused() -> None:
     verdict = decide(candidate(right(100)), None, minimum=0.5)
     result = rule(verdict, "accuracy")
     assert failed(verdict) == ["accuracy"]
-    assert (result.accuracy.value, result.minimum, result.images) == (0.25, 0.5, 400)
+    assert (result.metric.interval.value, result.minimum, result.rows) == (0.25, 0.5, 400)
 
 
 def test_accuracy_at_the_minimum_passes() -> None:
@@ -107,9 +107,9 @@ def test_same_answers_are_not_better_but_not_worse() -> None:
     correct = right(390)
     better = decide(candidate(correct), champion(correct))
     assert failed(better) == ["champion"]
-    counts = compared(better).counts
-    assert counts is not None
-    assert (counts.fixed, counts.broken) == (0, 0)
+    scores = compared(better).scores
+    assert scores is not None
+    assert (scores.better, scores.worse) == (0, 0)
     assert decide(candidate(correct), champion(correct), champion="not-worse").passed
 
 
@@ -117,9 +117,9 @@ def test_same_answers_are_not_better_but_not_worse() -> None:
 def test_slightly_worse_model_passes_within_the_tolerance_only(tolerance: float, passes: bool) -> None:
     verdict = decide(candidate(right(380)), champion(right(388)), champion="not-worse", tolerance=tolerance)
     assert verdict.passed is passes
-    counts = compared(verdict).counts
-    assert counts is not None
-    assert (counts.fixed, counts.broken) == (0, 8)
+    scores = compared(verdict).scores
+    assert scores is not None
+    assert (scores.better, scores.worse) == (0, 8)
 
 
 @pytest.mark.parametrize(
@@ -261,6 +261,27 @@ def test_verdict_survives_json(exported: Parity | NotExported | None) -> None:
     for old in (None, holder, champion(right(0), target=Classes(("frog",)))):
         verdict = decide(candidate(right(390), exported=exported, slices=halves()), old)
         assert parse(Verdict, json.dumps(to_plain(verdict), allow_nan=False)) == verdict
+
+
+def test_verdicts_of_earlier_versions_are_read() -> None:
+    """They had the accuracy without its metric, and counts of right answers."""
+    bounds = {"low": 0.7, "value": 0.75, "high": 0.8}
+    minimum = {
+        "passed": True,
+        "accuracy": bounds,
+        "confidence": 0.95,
+        "minimum": 0.5,
+        "images": 400,
+        "name": "accuracy",
+    }
+    test = {"number": 1, "rows": 400, "p": 0.01, "level": 0.02, "remaining": 0.03, "won": True}
+    counts = {"candidate_right": 300, "champion_right": 280, "fixed": 25, "broken": 5, "difference": bounds}
+    compared = {"passed": True, "champion": "pets version 3", "comparison": test, "counts": counts, "name": "champion"}
+    accuracy, champion = parse(Verdict, json.dumps({"passed": True, "rules": [minimum, compared]})).rules
+    assert rule_text(accuracy).short == "75.0 % (70.0-80.0 %), minimum 50 %"
+    assert (
+        "right on 300 and the champion (pets version 3) on 280: 25 errors fixed, 5 new" in rule_text(champion).details
+    )
 
 
 def halves(total: int = 400) -> dict[str, list[str | None]]:

@@ -4,19 +4,20 @@ import re
 
 import pytest
 
+from ratchet.evaluation.answers import ScoreUnit
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.latency import Cost, Costs
 from ratchet.gate.text import message, rule_text, verdict_table
 from ratchet.gate.verdict import (
-    AccuracyResult,
     CalibrationResult,
     ChampionResult,
     Comparison,
     CostResult,
     ExportResult,
     LeftOut,
+    MetricResult,
     Obstacle,
-    PairedCounts,
+    PairedTest,
     ReloadResult,
     RuleResult,
     SlicesResult,
@@ -24,19 +25,31 @@ from ratchet.gate.verdict import (
 )
 from ratchet.settings.model import GateSettings
 
-ACCURACY = AccuracyResult(True, Interval(0.975, 0.9930, 0.9981), confidence=0.95, minimum=0.5, images=287)
+RIGHT = ScoreUnit("accuracy", share=True)
+
+
+def accuracy(passed: bool, interval: Interval, rows: int) -> MetricResult:
+    return MetricResult(passed, RIGHT.metric("accuracy", interval), "accuracy", 0.95, 0.5, rows, "accuracy")
+
+
+def paired(ours: int, theirs: int, better: int, worse: int, difference: Interval, rows: int = 1000) -> PairedTest:
+    models = (RIGHT.metric("score", Interval(0.0, right / rows, 1.0)) for right in (ours, theirs))
+    return PairedTest(*models, difference, RIGHT, better, worse, exact=True)
+
+
+ACCURACY = accuracy(True, Interval(0.975, 0.9930, 0.9981), 287)
 CALIBRATION = CalibrationResult(True, Interval(0.048, 0.0903, 0.133), confidence=0.95, limit=0.25)
 EXPORT = ExportResult(True, 1e-4, largest_difference=3e-8, images=256)
 RELOAD = ReloadResult(True, 1e-5, largest_difference=0.0, images=256)
 FIRST = Verdict(True, (ACCURACY, ChampionResult(True), CALIBRATION, EXPORT, RELOAD))
 COSTS = Costs(Cost(45_056, 0.005, 0.09), Cost(4096, 0.001, 0.02), rows=64)
 
-LOW = AccuracyResult(False, Interval(0.21, 0.25, 0.2946), confidence=0.95, minimum=0.5, images=400)
+LOW = accuracy(False, Interval(0.21, 0.25, 0.2946), 400)
 COMPARED = ChampionResult(
     True,
     champion="digits version 3",
     comparison=Comparison(1, rows=1000, p=0.0025, level=0.0086, remaining=0.041, won=True),
-    counts=PairedCounts(921, 897, fixed=46, broken=22, difference=Interval(0.008, 0.024, 0.04)),
+    scores=paired(921, 897, 46, 22, Interval(0.008, 0.024, 0.04)),
     test_images=1400,
     left_out=LeftOut(seen=316, unknown=50, reserved=34),
     input_shapes=((32, 32, 3), (16, 16, 3)),
@@ -45,7 +58,7 @@ LOST = ChampionResult(
     False,
     champion="digits version 3",
     comparison=Comparison(2, rows=1000, p=0.31, level=0.0036, remaining=0.038, won=False),
-    counts=PairedCounts(900, 897, fixed=25, broken=22, difference=Interval(-0.01, 0.003, 0.016)),
+    scores=paired(900, 897, 25, 22, Interval(-0.01, 0.003, 0.016)),
     test_images=1000,
 )
 
@@ -120,10 +133,10 @@ def test_comparison_with_the_champion_has_all_values() -> None:
 
 
 def test_identical_answers_are_named() -> None:
-    counts = PairedCounts(390, 390, fixed=0, broken=0, difference=Interval(0.0, 0.0, 0.0))
+    scores = paired(390, 390, 0, 0, Interval(0.0, 0.0, 0.0))
     comparison = Comparison(1, rows=400, p=1.0, level=0.0086, remaining=0.041, won=False)
     same = ChampionResult(
-        True, champion="pets version 3", comparison=comparison, counts=counts, goal="not-worse", test_images=400
+        True, champion="pets version 3", comparison=comparison, scores=scores, goal="not-worse", test_images=400
     )
     assert rule_text(same).short == "right on the same 400 images as pets version 3"
     assert "right exactly where the champion (pets version 3) is. It is not worse." in rule_text(same).details

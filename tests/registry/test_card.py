@@ -11,8 +11,9 @@ from measured import measure_classes as measure
 
 from ratchet.cost import Cost
 from ratchet.evaluation.intervals import Interval
+from ratchet.evaluation.metrics import NamedMetric
 from ratchet.evaluation.robustness import Robustness
-from ratchet.gate.verdict import AccuracyResult, Unused, Verdict
+from ratchet.gate.verdict import MetricResult, Unused, Verdict
 from ratchet.kinds import ImageInput
 from ratchet.reports.model_card import CardContent, description, render_html, render_markdown
 from ratchet.settings.model import EvaluationSettings
@@ -31,7 +32,17 @@ def content() -> CardContent:
     metrics = measure(
         logits, labels, classes=CLASSES, settings=EvaluationSettings(resamples=100), columns={"light": parts}
     )
-    rules = (AccuracyResult(True, Interval(0.75, 0.8, 0.84), confidence=0.95, minimum=0.5, images=300),)
+    rules = (
+        MetricResult(
+            True,
+            NamedMetric("accuracy", "accuracy", Interval(0.75, 0.8, 0.84), share=True),
+            "accuracy",
+            0.95,
+            0.5,
+            300,
+            "accuracy",
+        ),
+    )
     return CardContent(
         name=NASTY,
         number="3",

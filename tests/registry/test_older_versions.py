@@ -147,8 +147,8 @@ def test_it_is_judged_as_champion(project: Workspace, monkeypatch: pytest.Monkey
     verdict = judge_model(promotions, run_id, address, params, project, over=over)
     result = next(rule for rule in verdict.rules if isinstance(rule, ChampionResult))
     assert result.champion == "digits version 1"
-    assert result.counts is not None
-    assert result.counts.champion_right == int(BEFORE.score[shared_rows(project)[1]].sum())
+    assert result.scores is not None
+    assert result.scores.champion.interval.value == BEFORE.score[shared_rows(project)[1]].mean()
 
 
 TRAINING = {"key": "new", "best_epoch": 1, "best_metric": "validation/accuracy", "best_value": 0.1, "steps": 0}

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from ratchet.evaluation.intervals import Interval
-from ratchet.gate.verdict import AccuracyResult, Verdict
+from ratchet.evaluation.metrics import NamedMetric
+from ratchet.gate.verdict import MetricResult, Verdict
 from ratchet.registry.ledger import Ledger
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
@@ -13,7 +14,15 @@ from tasks import summary
 from tasks.register import Registration
 from tasks.summary import card_place, earlier_version, model_line, newest_checkpoint, print_summary
 
-RULE = AccuracyResult(True, Interval(0.97, 0.99, 1.0), confidence=0.95, minimum=0.5, images=287)
+RULE = MetricResult(
+    True,
+    NamedMetric("accuracy", "accuracy", Interval(0.97, 0.99, 1.0), share=True),
+    "accuracy",
+    0.95,
+    0.5,
+    287,
+    "accuracy",
+)
 LINES = {
     "model": "digits version 2 (challenger); to approve: `ratchet approve digits/2 --promote --why ...`, or "
     "approve-flow/local; champion is version 1",

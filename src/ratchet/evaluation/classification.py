@@ -82,6 +82,7 @@ class ClassificationMetrics(Metrics):
 
     problem: Literal["classification"] = "classification"
     headline_key: ClassVar[str] = "accuracy"
+    default_metric: ClassVar[str] = "accuracy"
     row_metric: ClassVar[Metric] = Metric("accuracy", share=True)
 
     # The test samples

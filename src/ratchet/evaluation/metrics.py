@@ -109,6 +109,7 @@ class Metrics(Tabled):
     problem: str = ""
 
     headline_key: ClassVar[str]
+    default_metric: ClassVar[str] = "none"  # that gate.minimum_metric: auto means
     row_metric: ClassVar[Metric]  # whose mean slices have, see `Answers.values`
 
     @property

@@ -45,6 +45,7 @@ class MultiLabelMetrics(Metrics):
 
     problem: Literal["multi-label"] = "multi-label"
     headline_key: ClassVar[str] = "micro_f1"
+    default_metric: ClassVar[str] = "micro_f1"
     row_metric: ClassVar[Metric] = Metric("right labels", share=True)
 
     # Over all pairs of a sample and a label

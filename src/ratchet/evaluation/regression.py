@@ -50,6 +50,7 @@ class RegressionMetrics(Metrics):
 
     problem: Literal["regression"] = "regression"
     headline_key: ClassVar[str] = "mae"
+    default_metric: ClassVar[str] = "r2"
     row_metric: ClassVar[Metric] = Metric("MAE", larger_is_better=False)
 
     average: NumberMetrics  # of the only number, or the mean over all in training standard deviations

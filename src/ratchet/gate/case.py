@@ -35,6 +35,7 @@ class Candidate:
     score: Scores  # (rows,), larger is better; of classes 1 where the answer is right, else 0
     unit: ScoreUnit  # in which people read the score
     metrics: Mapping[str, NamedMetric]  # by key, for gate.minimum_metric
+    default_metric: str = "none"  # that gate.minimum_metric: auto means
     calibration_error: Interval | None = None  # None: its outputs are not probabilities of classes
     target: Target
     labels: NDArray[np.int64] | None = None  # (rows,), indices into the classes; None: it does not predict classes
@@ -46,11 +47,6 @@ class Candidate:
     exported: Parity | NotExported | None = None  # check of its ONNX program; None: it was stored without one
     baseline: BaselineResult | None = None  # None: no baseline was measured
     constant: ConstantResult | None = None  # None: it was not compared with the best constant answer
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the classes, labels or numbers, in the order of the outputs; none for the next token."""
-        return _names(self.target)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,14 +61,6 @@ class Champion:
     saw: Mask | None  # (rows,), used to train or select it; None: that was not recorded
     mismatch: str = ""  # why it cannot take these samples at all
     same_weights: bool = False  # as the candidate's
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return _names(self.target)
-
-
-def _names(target: Target) -> tuple[str, ...]:
-    return () if target.problem == "next-token" else target.names
 
 
 @dataclass(frozen=True)
@@ -100,10 +88,10 @@ class Case:
     @functools.cached_property
     def unknown(self) -> Mask:
         """Mask of the test samples of a class that the champion does not know."""
-        ours, labels = self.candidate.names, self.candidate.labels
+        ours, labels = self.candidate.target.names, self.candidate.labels
         if labels is None:
             return np.zeros(len(self.candidate.score), np.bool_)
-        known = self.champion.names if self.champion else ours
+        known = self.champion.target.names if self.champion else ours
         new = np.array([name not in known for name in ours], np.bool_)
         mask: Mask = new[labels]
         return mask
@@ -167,15 +155,14 @@ class Case:
         score = self.candidate.score[self.candidate.uniform < min(here, self.tries.reserved)]
         if not np.isfinite(score).all() or not len(score):
             return None
-        if self.candidate.target.problem == "classification":
+        if self.candidate.labels is not None:
             return Unused(len(score), int(score.sum()))
         return Unused(len(score), metric=self.mean(score))
 
     def mean(self, score: Scores) -> NamedMetric:
         """Return the mean of some rows' scores in the units that people read, with its interval."""
         unit = self.candidate.unit
-        interval = mean_of(unit.factor * score, confidence=self.evaluation.confidence)
-        return NamedMetric("score", unit.name, interval, larger_is_better=unit.larger_is_better, share=unit.share)
+        return unit.metric("score", mean_of(unit.factor * score, confidence=self.evaluation.confidence))
 
     def difference(self, rows: Rows | slice = slice(None), *, looks: int = 1) -> Interval:
         """Return the candidate's mean score minus the champion's on some of the compared samples, by paired bootstrap.
@@ -210,7 +197,7 @@ class Case:
         champion, allowed = self.champion, self.gate.classes
         if champion is None:
             return None
-        ours, theirs = self.candidate.names, champion.names
+        ours, theirs = self.candidate.target.names, champion.target.names
         new = tuple(name for name in ours if name not in theirs)
         lost = tuple(name for name in theirs if name not in ours)
         if champion.mismatch:
@@ -219,7 +206,7 @@ class Case:
             return Obstacle("scores", mismatch=" and ".join(name for name, _ in self.not_finite))
         if self.candidate.target.problem != champion.target.problem:
             return Obstacle("problem", mismatch=f"{champion.target.problem}, not {self.candidate.target.problem}")
-        if self.candidate.target.problem != "classification":
+        if self.candidate.labels is None:
             if new or lost:
                 return Obstacle("targets", new_classes=new, lost_classes=lost)
         elif not set(ours) & set(theirs):

@@ -5,8 +5,8 @@ its result in verdict.py and its text in text.py.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
+from typing import Literal
 
 from ratchet.errors import SettingsError
 from ratchet.evaluation.latency import Costs
@@ -15,7 +15,6 @@ from ratchet.exports.program import NotExported
 from ratchet.gate.case import Candidate, Case, Champion
 from ratchet.gate.significance import FIRST_TRY, Tries
 from ratchet.gate.verdict import (
-    AccuracyResult,
     BaselineRule,
     CalibrationResult,
     ChampionResult,
@@ -23,9 +22,8 @@ from ratchet.gate.verdict import (
     CostResult,
     ExportResult,
     LeftOut,
-    MinimumResult,
-    PairedCounts,
-    PairedScores,
+    MetricResult,
+    PairedTest,
     ReloadResult,
     RuleResult,
     ScoresResult,
@@ -38,41 +36,32 @@ __all__ = ["RULES", "Rule", "judge", "reload_rule"]
 
 Rule = Callable[[Case], RuleResult | None]
 
-_MINIMUM_METRICS: Mapping[str, str] = MappingProxyType(
-    {"classification": "accuracy", "regression": "r2", "multi-label": "micro_f1"}
-)
-
 
 def finite_scores(case: Case) -> ScoresResult | None:
     """Refuse models that cannot be compared, because a score is not a finite number; None where all are finite."""
     return ScoresResult(False, case.not_finite, len(case.candidate.score)) if case.not_finite else None
 
 
-def minimum(case: Case) -> AccuracyResult | MinimumResult | None:
+def minimum(case: Case) -> MetricResult | None:
     """Check that the metric of gate.minimum_metric is at least gate.minimum, or at most for an error; none: off.
 
     Raises:
         SettingsError: there is no such metric.
     """
-    limit, candidate = case.gate.minimum, case.candidate
-    automatic = _MINIMUM_METRICS.get(candidate.target.problem, "none")
-    key: str = automatic if case.gate.minimum_metric == "auto" else case.gate.minimum_metric
-    confidence, rows = case.evaluation.confidence, len(candidate.score)
+    limit, candidate, chosen = case.gate.minimum, case.candidate, case.gate.minimum_metric
+    key = candidate.default_metric if chosen == "auto" else chosen
     if key == "none":
         return None
     metric = candidate.metrics.get(key)
-    if metric is None and key != automatic:
+    if metric is None and key != candidate.default_metric:
         raise SettingsError(
             f"params.yaml: gate.minimum_metric: found {key}. Allowed for these data: auto, none, "
             f"{', '.join(candidate.metrics)}"
         )
-    if metric is None:
-        return MinimumResult(False, None, key, confidence, limit, rows)
-    value = metric.interval.value
-    passed = value >= limit if metric.larger_is_better else value <= limit
-    if key == "accuracy":
-        return AccuracyResult(passed, metric.interval, confidence, limit, rows)
-    return MinimumResult(passed, metric, key, confidence, limit, rows)
+    value = math.nan if metric is None else metric.interval.value
+    passed = value <= limit if metric and not metric.larger_is_better else value >= limit
+    name: Literal["accuracy", "minimum"] = "accuracy" if key == "accuracy" else "minimum"
+    return MetricResult(passed, metric, key, case.evaluation.confidence, limit, len(candidate.score), name)
 
 
 def better_than_constant(case: Case) -> ConstantRule | None:
@@ -109,14 +98,10 @@ def better_than_champion(case: Case) -> ChampionResult:
     champion, gate, comparison = case.champion, case.gate, case.comparison
     if champion is None:
         return ChampionResult(True)
-    counts, scores, passed = None, None, False
+    scores, passed = None, False
     if comparison is not None:
-        ours, theirs = case.scores
-        if case.is_exact:
-            counts = PairedCounts(int(ours.sum()), int(theirs.sum()), *case.counts, case.difference())
-        else:
-            unit = case.candidate.unit
-            scores = PairedScores(case.mean(ours), case.mean(theirs), case.difference(), unit, *case.counts)
+        ours, theirs = (case.mean(score) for score in case.scores)
+        scores = PairedTest(ours, theirs, case.difference(), case.candidate.unit, *case.counts, case.is_exact)
         passed = comparison.won or (case.counts == (0, 0) and gate.champion == "not-worse")
     shapes, obstacle = (case.candidate.input_shape, champion.input_shape), case.obstacle
     return ChampionResult(
@@ -124,7 +109,6 @@ def better_than_champion(case: Case) -> ChampionResult:
         champion=champion.name,
         obstacle=obstacle,
         comparison=comparison,
-        counts=counts,
         scores=scores,
         goal=gate.champion,
         tolerance=gate.tolerance,
@@ -151,8 +135,7 @@ def no_slice_worse(case: Case) -> SlicesResult | None:
     differences = {f"{column}: {value}": case.difference(rows, looks=len(slices)) for column, value, rows in slices}
     worst = min(differences, key=lambda name: (differences[name].high, differences[name].value))
     worse = tuple(name for name, difference in differences.items() if difference.high < -tolerance)
-    unit = None if case.candidate.target.problem == "classification" else case.candidate.unit
-    return SlicesResult(not worse, len(slices), worse, worst, differences[worst], tolerance, unit)
+    return SlicesResult(not worse, len(slices), worse, worst, differences[worst], tolerance, case.candidate.unit)
 
 
 def calibrated(case: Case) -> CalibrationResult | None:

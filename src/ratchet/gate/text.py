@@ -16,10 +16,10 @@ from ratchet.evaluation.wording import (
     constant_text,
     gain_text,
     number,
+    range_text,
     value_text,
 )
 from ratchet.gate.verdict import (
-    AccuracyResult,
     BaselineRule,
     CalibrationResult,
     ChampionResult,
@@ -27,9 +27,8 @@ from ratchet.gate.verdict import (
     ConstantRule,
     CostResult,
     ExportResult,
-    MinimumResult,
+    MetricResult,
     Obstacle,
-    PairedScores,
     ReloadResult,
     RuleOutcome,
     RuleResult,
@@ -97,10 +96,8 @@ def rule_text(rule: RuleResult, kind: str = "image") -> RuleText:
     """Return the result of one rule as text; `kind` is that of the samples (`Verdict.kind`)."""
     noun = SAMPLES.get(kind, ("sample", "samples"))
     match rule:
-        case AccuracyResult():
-            text = _accuracy(rule, noun)
-        case MinimumResult():
-            text = _minimum(rule, noun)
+        case MetricResult():
+            text = _metric(rule, noun)
         case BaselineRule():
             text = _baseline(rule, kind)
         case ScoresResult():
@@ -132,29 +129,21 @@ def _text(measured: str, limit: str, details: str, *, passed: bool, fix: str, sh
     return RuleText(measured, limit, full, fix="" if passed else fix, short=short or f"{measured}, {limit}")
 
 
-def _accuracy(rule: AccuracyResult, noun: Noun) -> RuleText:
-    digits = 1 if rule.passed else 2  # a value just below the minimum must not look like it
-    limit = f"minimum {_percent(rule.minimum)}"
-    exact = _around(rule.accuracy, 2, ci=f"{_percent(rule.confidence)} CI ")
-    details = f"Test accuracy {exact} on {rule.images:,} {noun[1]}, {limit}."
-    fix = "train a better model, or lower gate.minimum"
-    return _text(_around(rule.accuracy, digits), limit, details, passed=rule.passed, fix=fix)
-
-
-def _minimum(rule: MinimumResult, noun: Noun) -> RuleText:
-    metric, fix = rule.metric, "train a better model, or change gate.minimum"
+def _metric(rule: MetricResult, noun: Noun) -> RuleText:
+    metric = rule.metric
     if metric is None:
         details = f"The metric {rule.key} is not defined on the {rule.rows:,} test {noun[1]}."
         return _text(f"{rule.key} not defined", f"gate.minimum {rule.minimum:g}", details, passed=False,
                      fix="name another metric in gate.minimum_metric")  # fmt: skip
-    shown = f"{100 * rule.minimum:g} %" if metric.share else f"{rule.minimum:g}"
+    shown = _percent(rule.minimum) if metric.share else f"{rule.minimum:g}"
     limit = f"{'minimum' if metric.larger_is_better else 'maximum'} {shown}"
-    exact = ci_text(metric, rule.confidence, digits=2)
-    details = f"Test {metric.name} {exact} on {rule.rows:,} {noun[1]}, {limit}."
+    details = f"Test {metric.name} {ci_text(metric, rule.confidence, digits=2)} on {rule.rows:,} {noun[1]}, {limit}."
     digits = 1 if rule.passed else 2  # a value just below the minimum must not look like it
-    return _text(
-        f"{metric.name} {ci_text(metric, rule.confidence, digits=digits)}", limit, details, passed=rule.passed, fix=fix
-    )
+    measured = f"{metric.name} {ci_text(metric, rule.confidence, digits=digits)}"
+    if rule.name == metric.name:  # the table has it in the column before
+        measured = f"{value_text(metric, digits=digits)} ({range_text(metric, digits=digits)})"
+    fix = f"train a better model, or {'lower' if metric.larger_is_better else 'raise'} gate.minimum"
+    return _text(measured, limit, details, passed=rule.passed, fix=fix)
 
 
 def _scores(rule: ScoresResult, noun: Noun) -> RuleText:
@@ -269,35 +258,28 @@ def _other_classes(obstacle: Obstacle, noun: Noun) -> tuple[str, str]:
 
 def _paired(rule: ChampionResult, comparison: Comparison, noun: Noun, ci: str) -> tuple[str, str, str]:
     """Return a text if all scores are the same, the difference, and a sentence with both models' values."""
-    if rule.scores is not None:
-        return _scored(rule, rule.scores, comparison, noun, ci)
-    counts = rule.counts
-    assert counts is not None, "a comparison has counts or scores"
-    gain = _difference(counts.difference, ci)
-    if counts.fixed + counts.broken == 0:
-        same = f"right on the same {comparison.rows:,} {noun[1]} as {rule.champion}"
-        return same, gain, (
-            f"On all {comparison.rows:,} {noun[1]} this model is right exactly where the champion ({rule.champion}) is."
+    scores, rows = rule.scores, f"{comparison.rows:,} {noun[1]}"
+    assert scores is not None, "a comparison has scores"
+    unit, equal = scores.unit, scores.better + scores.worse == 0
+    if scores.exact:
+        gain = _difference(scores.difference, ci)
+        if equal:
+            same = f"right on the same {rows} as {rule.champion}"
+            return same, gain, f"On all {rows} this model is right exactly where the champion ({rule.champion}) is."
+        ours, theirs = (round(model.interval.value * comparison.rows) for model in (scores.candidate, scores.champion))
+        errors = "1 error" if scores.better == 1 else f"{scores.better:,} errors"
+        return "", gain, (
+            f"On the same {rows} this model is right on {ours:,} and the champion ({rule.champion}) on {theirs:,}: "
+            f"{errors} fixed, {scores.worse:,} new, {gain}."
         )  # fmt: skip
-    errors = "1 error" if counts.fixed == 1 else f"{counts.fixed:,} errors"
-    return "", gain, (
-        f"On the same {comparison.rows:,} {noun[1]} this model is right on {counts.candidate_right:,} and the champion "
-        f"({rule.champion}) on {counts.champion_right:,}: {errors} fixed, {counts.broken:,} new, {gain}."
-    )  # fmt: skip
-
-
-def _scored(
-    rule: ChampionResult, scores: PairedScores, comparison: Comparison, noun: Noun, ci: str
-) -> tuple[str, str, str]:
-    unit = scores.unit
     gain = f"{unit.name} {gain_text(scores.difference, factor=abs(unit.factor), share=unit.share, ci=ci)}"
-    if scores.better + scores.worse == 0:
-        same = f"same {unit.name} on each of {comparison.rows:,} {noun[1]} as {rule.champion}"
-        return same, gain, f"On all {comparison.rows:,} {noun[1]} this model scores exactly as {rule.champion}."
+    if equal:
+        same = f"same {unit.name} on each of {rows} as {rule.champion}"
+        return same, gain, f"On all {rows} this model scores exactly as {rule.champion}."
     return "", gain, (
-        f"On the same {comparison.rows:,} {noun[1]} this model has {unit.name} {value_text(scores.candidate)} and the "
-        f"champion ({rule.champion}) {value_text(scores.champion)}: better on {scores.better:,}, worse on "
-        f"{scores.worse:,}, {gain}."
+        f"On the same {rows} this model has {unit.name} {value_text(scores.candidate)} and the champion "
+        f"({rule.champion}) {value_text(scores.champion)}: better on {scores.better:,}, worse on {scores.worse:,}, "
+        f"{gain}."
     )  # fmt: skip
 
 
@@ -346,7 +328,7 @@ def _level(rule: ChampionResult, comparison: Comparison, noun: Noun) -> str:
 def _slices(rule: SlicesResult) -> RuleText:
     unit, tolerance = rule.unit, _tolerance(rule.tolerance, rule.unit)
     change = _difference(rule.difference)
-    if unit is not None:
+    if unit is not None and not unit.share:
         change = f"{unit.name} {gain_text(rule.difference, factor=abs(unit.factor), share=unit.share)}"
     worst = f"{rule.worst} {change}"
     if rule.passed:

@@ -1,9 +1,9 @@
 """The gate's verdict as data: one result for each rule. The module `text` formats it."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from ratchet.evaluation.answers import ScoreUnit
 from ratchet.evaluation.intervals import Interval
@@ -11,7 +11,6 @@ from ratchet.evaluation.latency import Costs
 from ratchet.evaluation.metrics import BaselineResult, ConstantResult, NamedMetric
 
 __all__ = [
-    "AccuracyResult",
     "BaselineRule",
     "CalibrationResult",
     "ChampionResult",
@@ -20,10 +19,9 @@ __all__ = [
     "CostResult",
     "ExportResult",
     "LeftOut",
-    "MinimumResult",
+    "MetricResult",
     "Obstacle",
-    "PairedCounts",
-    "PairedScores",
+    "PairedTest",
     "ReloadResult",
     "RuleOutcome",
     "RuleResult",
@@ -36,20 +34,8 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class AccuracyResult:
-    """Test accuracy and the minimum that it must reach."""
-
-    passed: bool
-    accuracy: Interval
-    confidence: float  # level of the interval
-    minimum: float
-    images: int
-    name: Literal["accuracy"] = "accuracy"
-
-
-@dataclass(frozen=True)
-class MinimumResult:
-    """A metric other than accuracy, and the worst value that is allowed (gate.minimum)."""
+class MetricResult:
+    """A metric on the test samples, and the worst value that is allowed (gate.minimum)."""
 
     passed: bool
     metric: NamedMetric | None  # None: not defined on the test samples
@@ -57,7 +43,7 @@ class MinimumResult:
     confidence: float  # level of the interval
     minimum: float
     rows: int
-    name: Literal["minimum"] = "minimum"
+    name: Literal["accuracy", "minimum"] = "minimum"
 
 
 @dataclass(frozen=True)
@@ -119,19 +105,8 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class PairedCounts:
-    """Right answers of both models on the same test samples."""
-
-    candidate_right: int
-    champion_right: int
-    fixed: int  # errors of the champion that the candidate does not make
-    broken: int  # errors of the candidate that the champion does not make
-    difference: Interval  # accuracy of the candidate minus accuracy of the champion
-
-
-@dataclass(frozen=True)
-class PairedScores:
-    """Real scores of both models on the same test samples."""
+class PairedTest:
+    """Scores of both models on the same test samples."""
 
     candidate: NamedMetric  # mean in the units of the metric
     champion: NamedMetric
@@ -139,6 +114,7 @@ class PairedScores:
     unit: ScoreUnit  # of the difference
     better: int  # samples on which the candidate's score is larger
     worse: int
+    exact: bool = False  # all scores are 0 or 1: right or wrong
 
 
 @dataclass(frozen=True)
@@ -174,8 +150,7 @@ class ChampionResult:
     champion: str | None = None  # for example "digits version 3"; None: there is none yet
     obstacle: Obstacle | None = None
     comparison: Comparison | None = None
-    counts: PairedCounts | None = None  # of scores that are 0 or 1
-    scores: PairedScores | None = None  # of other scores
+    scores: PairedTest | None = None
     goal: Literal["better", "not-worse"] = "better"  # gate.champion
     tolerance: float = 0.0  # gate.tolerance, a share
     confidence: float = 0.95  # gate.confidence
@@ -246,9 +221,24 @@ class ReloadResult:
     name: Literal["reload"] = "reload"
 
 
+def _present(content: Any) -> Any:
+    """Return a rule's result in the present form. Accuracies and pairs of counts had forms of their own."""
+    if not isinstance(content, dict):
+        return content
+    if "accuracy" in content:
+        metric = NamedMetric("accuracy", "accuracy", Interval(**content["accuracy"]), share=True)
+        return {**content, "metric": metric, "key": "accuracy", "rows": content["images"]}
+    if counts := content.get("counts"):
+        rows = content["comparison"]["rows"]
+        right = (counts[f"{model}_right"] / rows for model in ("candidate", "champion"))
+        ours, theirs = (NamedMetric("score", "accuracy", Interval(*(share,) * 3), share=True) for share in right)
+        unit, pairs = ScoreUnit("accuracy", share=True), (counts["fixed"], counts["broken"])
+        return {**content, "scores": PairedTest(ours, theirs, Interval(**counts["difference"]), unit, *pairs, True)}
+    return content
+
+
 RuleResult = Annotated[
-    AccuracyResult
-    | MinimumResult
+    MetricResult
     | ScoresResult
     | ConstantRule
     | BaselineRule
@@ -259,6 +249,7 @@ RuleResult = Annotated[
     | ExportResult
     | ReloadResult,
     Field(discriminator="name"),
+    BeforeValidator(_present),
 ]
 
 

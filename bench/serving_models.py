@@ -13,12 +13,12 @@ import torch
 
 from bench.project import Project
 from ratchet import settings
-from ratchet.exports.program import PROGRAM, input_names
 from ratchet.kinds import Column, ImageInput, Input, ModelSpec, TableInput, TextInput
+from ratchet.kinds.protocol import Arrays
+from ratchet.kinds.registry import kind_of
 from ratchet.problems import Classes
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.runs import Run
-from ratchet.serving.formats.raw_inputs import Arrays, to_arrays
 from ratchet.training import build, save_model
 from ratchet.workspace import Workspace
 
@@ -65,19 +65,19 @@ class Model:
         letters = random.choice(list(string.ascii_lowercase), (_VOCABULARY, _LETTERS))
         words = np.array(["".join(word) for word in letters])
         texts = [" ".join(random.choice(words, _WORDS, replace=False)) for _ in range(2 * self.count)]
-        (ids,) = to_arrays(texts, self.spec.input)
+        (ids,) = kind_of(self.spec.input).decode(texts, self.spec.input)
         full = np.flatnonzero((ids != 0).all(1))  # the others have two words with the same first letters
         return [texts[place] for place in full[: self.count]]
 
     @cached_property
     def arrays(self) -> Arrays:
         """The rows as the program takes them."""
-        return to_arrays(self.rows, self.spec.input)
+        return kind_of(self.spec.input).decode(self.rows, self.spec.input)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the arrays."""
-        return input_names(self.spec.input)
+        return kind_of(self.spec.input).array_names(self.spec.input)
 
     def register(self) -> None:
         """Register the model as champion, with its program."""
@@ -92,7 +92,7 @@ class Model:
         number = registry.add_version(self.name, run_id, uri, tags={"ratchet.provenance": "bench"}).number
         registry.set_aliases(self.name, {"champion": number})
         with registry.opened(f"models:/{self.name}/{number}") as (_, opened):
-            program = next(Path(opened).rglob(PROGRAM))
+            program = next(Path(opened).rglob("model.onnx"))
             self.program.write_bytes(program.read_bytes())
 
     @property

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from ratchet import files, settings
 from ratchet.errors import RegistryError, WorkspaceError
 from ratchet.exports import onnx_export, quantize, text, variants
-from ratchet.exports.examples import random_arrays
-from ratchet.exports.program import ABOUT, OUTPUT, PROGRAM, NotExported, Program, input_names, largest_difference
-from ratchet.kinds import ModelSpec, TokensInput
+from ratchet.exports.program import ABOUT, OUTPUT, PROGRAM, NotExported, Program, largest_difference
+from ratchet.kinds import ModelSpec
+from ratchet.kinds.registry import kind_of
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.provenance_record import PROVENANCE_TAG
 from ratchet.registry.pyfunc import ServedModel
@@ -52,7 +52,7 @@ def export(workspace: Workspace, reference: str, *, variant: str, to: Path) -> s
             shutil.copytree(folder, draft, dirs_exist_ok=True)
             return f"{to}: {version.uri}, as it is registered"
         model, spec = load_model(folder)
-        if isinstance(spec.input, TokensInput):
+        if kind_of(spec.input).generates:
             raise RegistryError(
                 f"{version.uri}: is a language model, whose texts PyTorch generates: it has no variants"
             )
@@ -84,7 +84,7 @@ def _write(
         torch.export.save(program, path)
         return path.name, _of_torch(torch.export.load(path).module())
     _write_onnx(variant, folder, draft, model, spec, version)
-    return PROGRAM, Program(draft / PROGRAM, input_names(spec.input)).predict
+    return PROGRAM, Program(draft / PROGRAM, kind_of(spec.input).array_names(spec.input)).predict
 
 
 def _write_onnx(variant: str, folder: Path, draft: Path, model: Model, spec: ModelSpec, version: Version) -> None:
@@ -130,7 +130,7 @@ def _of_torch(module: Any) -> Predict:
 
 def _difference(predict: Predict, model: Model, spec: ModelSpec) -> float:
     """Return the largest difference from the model on random samples."""
-    arrays = random_arrays(spec.input, _ROWS, seed=0)
+    arrays = kind_of(spec.input).example(spec.input, _ROWS, seed=0)
     expected = ServedModel(model, spec).answers_to_arrays(arrays)
     return largest_difference(predict(arrays), expected, spec.target)
 
@@ -140,7 +140,7 @@ def _about(
 ) -> dict[str, Any]:
     """Return the description: origin, inputs and output, and the parity sheet."""
     sheet = next((sheet for sheet in variants.read(folder) if sheet.name == variant), None)
-    example = random_arrays(spec.input, 1, seed=0)
+    example = kind_of(spec.input).example(spec.input, 1, seed=0)
     return {
         "format": 1,
         "model": version.name,
@@ -151,7 +151,7 @@ def _about(
         "file": name,
         "inputs": [
             {"name": key, "dtype": str(array.dtype), "shape": [None, *array.shape[1:]]}
-            for key, array in zip(input_names(spec.input), example, strict=True)
+            for key, array in zip(kind_of(spec.input).array_names(spec.input), example, strict=True)
         ],
         "output": {"name": OUTPUT, "dtype": "float32", "shape": [None, spec.target.outputs]},
         "names": list(getattr(spec.target, "names", ())),

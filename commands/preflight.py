@@ -19,7 +19,6 @@ from ratchet import settings
 from ratchet.data.manifest import Manifest
 from ratchet.data.reading.subset import PER_CLASS
 from ratchet.errors import DataError, RatchetError, RegistryError, SettingsError
-from ratchet.kinds import TokensInput
 from ratchet.problems import Classes
 from ratchet.references import require_references
 from ratchet.registry.alias_sync import require_agreement
@@ -215,8 +214,8 @@ class _Preflight:
         """Load the registered model as any MLflow user does, and predict one test image."""
         import numpy as np
 
+        from ratchet.kinds.registry import kind_of
         from ratchet.registry.models import ModelRegistry
-        from ratchet.serving.formats.raw_inputs import raw_samples
         from ratchet.tokens.token_ids import decode
         from ratchet.training import load_model, open_split
         from tasks.register import Registration
@@ -225,11 +224,12 @@ class _Preflight:
         uri = f"models:/{registered.model}/{registered.version}"
         manifest = Manifest.read(scratch.packed)
         _, spec = load_model(scratch.model)
-        if isinstance(spec.input, TokensInput):
+        kind = kind_of(spec.input)
+        if kind.generates:
             with ModelRegistry(scratch, tiny).opened(uri) as (model, _):
-                answers: list[str] = list(model.predict([decode([0], spec.input)], {"max_tokens": _WRITTEN}))
+                answers: list[str] = list(model.predict([decode([0], spec.stream)], {"max_tokens": _WRITTEN}))
             return f"{uri}, loaded by mlflow.pyfunc, writes {answers[0]!r}"
-        raw = raw_samples(open_split(scratch.packed, "test", spec.input), np.arange(1), manifest.input)
+        raw = kind.samples(open_split(scratch.packed, "test", spec.input), np.arange(1), manifest.input)
         with ModelRegistry(scratch, tiny).opened(uri) as (model, _):
             prediction = np.asarray(model.predict(raw))[0]
         answer = f"{', '.join(f'{number:.4g}' for number in prediction)}"

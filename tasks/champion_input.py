@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.kinds import ArraysInput, ImageInput, Input, TableInput, TextInput, TokensInput
+from ratchet.kinds import Input
+from ratchet.kinds.registry import kind_of
 from ratchet.problems import Classes, Target
 
 if TYPE_CHECKING:
-    import torch
-
     from ratchet.evaluation.predictions import Predictions
     from ratchet.training import Model, Split
     from ratchet.training.batches import Inputs
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["InputAdapter", "comparable", "finite_score", "right_answers", "score_as"]
 
 _BATCH = 512
-_LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R 601, as in Pillow's conversion to greyscale
 
 
 @dataclass(frozen=True)
@@ -32,13 +30,9 @@ class InputAdapter:
 
     @property
     def same(self) -> bool:
-        """Whether no conversion is needed."""
-        if isinstance(self.packed, ImageInput) and isinstance(self.wanted, ImageInput):
-            return self.packed.shape == self.wanted.shape and not self.mismatch
-        if isinstance(self.packed, ArraysInput) and isinstance(self.wanted, ArraysInput):
-            return not self.mismatch
-        # Texts are read from the packed set with the tokenizer of the model.
-        return isinstance(self.wanted, TextInput | TokensInput) or self.packed == self.wanted
+        """Whether no conversion is needed: also if the packed set is read with the tokenizer of the model."""
+        kind = kind_of(self.wanted)
+        return kind.tokenizes or (not self.mismatch and kind.is_equal(self.packed, self.wanted))
 
     @property
     def mismatch(self) -> str:
@@ -46,32 +40,14 @@ class InputAdapter:
         packed, wanted = self.packed, self.wanted
         if packed.kind != wanted.kind:
             return f"it takes samples of kind {wanted.kind}, and these are of kind {packed.kind}"
-        if isinstance(packed, ImageInput) and isinstance(wanted, ImageInput):
-            if wanted.dtype != packed.dtype:
-                return f"it takes {wanted.dtype} pixels, and these are {packed.dtype}"
-            if wanted.channels != packed.channels and {wanted.channels, packed.channels} != {1, 3}:
-                return f"it takes images of {wanted.channels} channels, and these have {packed.channels}"
-        if isinstance(packed, ArraysInput) and isinstance(wanted, ArraysInput) and packed.layout != wanted.layout:
-            return f"it takes {wanted.described}, and these data have {packed.described}"
-        if isinstance(packed, TableInput) and isinstance(wanted, TableInput):
-            missing = {column.name for column in wanted.columns} - {column.name for column in packed.columns}
-            if missing:
-                return f"it takes the column {min(missing)}, which these data do not have"
-            texts = {column.name for column in packed.categorical}
-            changed = {column.name for column in wanted.numeric} & texts
-            if changed:
-                return f"it takes numbers or dates in the column {min(changed)}, which has categories now"
-        return ""
+        return kind_of(wanted).obstacle(packed, wanted)
 
     def inputs(self, inputs: "Inputs") -> "Inputs":
-        """Return a batch as the model takes it. Images are resized with antialiasing."""
-        from ratchet.serving.formats.raw_inputs import converted
-
+        """Return a batch as the model takes it."""
         if self.same:
             return inputs
-        if isinstance(self.wanted, ImageInput):
-            return (_image_batch(inputs[0], self.wanted),)
-        return converted(inputs, self.packed, self.wanted)
+        kind = kind_of(self.wanted)
+        return kind.to_tensors(kind.adapt(kind.from_tensors(inputs), self.packed, self.wanted))
 
     def outputs(self, model: "Model", test: "Split") -> NDArray[np.float32]:
         """Return the model's outputs for every sample, float32 (rows, outputs)."""
@@ -88,21 +64,6 @@ class InputAdapter:
                 batches.append(model(*self.inputs(inputs)).float())
         outputs: NDArray[np.float32] = torch.cat(batches).numpy()
         return outputs
-
-
-def _image_batch(images: "torch.Tensor", wanted: ImageInput) -> "torch.Tensor":
-    """Return images (n, channels, height, width) in the wanted channels and size."""
-    import torch
-    from torch.nn import functional
-
-    dtype, images = images.dtype, images.float()
-    if wanted.channels == 1 and images.shape[1] == 3:
-        images = (images * torch.tensor(_LUMINANCE).view(1, 3, 1, 1)).sum(1, keepdim=True)
-    elif wanted.channels != images.shape[1]:
-        images = images.expand(-1, wanted.channels, -1, -1)
-    if tuple(images.shape[2:]) != (wanted.height, wanted.width):
-        images = functional.interpolate(images, (wanted.height, wanted.width), mode="bilinear", antialias=True)
-    return images.round().clamp(0, 255).to(dtype) if dtype == torch.uint8 else images
 
 
 def comparable(ours: Target, theirs: Target) -> bool:

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from ratchet import files
 from ratchet.data.manifest import Manifest, split_ids
 from ratchet.errors import ChampionMoved, DataError
-from ratchet.kinds import ImageInput, Input, TokensInput
+from ratchet.kinds import Input
+from ratchet.kinds.registry import kind_of
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 
@@ -102,18 +103,16 @@ class _TestSet:
         """Load the model as MLflow's users do; compare it with the evaluation, and its ONNX program with it."""
         from ratchet.exports import program
         from ratchet.gate import reload_rule
-        from ratchet.serving.formats.raw_inputs import raw_samples, to_arrays
 
         target = self.predictions.target
-        if isinstance(self.model_input, TokensInput):
+        kind = kind_of(self.model_input)
+        if kind.generates:
             return self._reload_language_model(promotions, model_uri)
         rows = np.arange(min(_RELOADED_SAMPLES, len(self.rows)))
-        raw = raw_samples(self._open(self.model_input), rows, self.manifest.input)
+        raw = kind.samples(self._open(self.model_input), rows, self.manifest.input)
         with promotions.registry.opened(model_uri) as (served, folder):
             answers: NDArray[np.float32] = np.asarray(served.predict(raw))
-            is_image = isinstance(self.model_input, ImageInput)
-            given = (raw,) if is_image else to_arrays(raw, self.model_input)
-            exported = program.compare(folder, given, answers, target)
+            exported = program.compare(folder, kind.decode(raw, self.model_input), answers, target)
         evaluated = target.predictions(self.predictions.outputs[rows])
         difference = program.largest_difference(answers, evaluated, target)
         return reload_rule(images=len(rows), largest_difference=difference, tolerance=_TOLERANCE), exported
@@ -135,15 +134,14 @@ class _TestSet:
         from ratchet.training.models import predictions
 
         model, spec = load_model(self.workspace.model)
-        assert isinstance(spec.input, TokensInput), "the caller checks the kind"
-        split = self._open(spec.input)
+        stream, split = spec.stream, self._open(spec.input)
         (ids,), _ = split.batch(np.arange(min(_PROMPTS, len(split))), torch.device("cpu"))
-        unknown = None if spec.input.tokenizer == "bytes" else tokens(spec.input) - 1
+        unknown = None if stream.tokenizer == "bytes" else tokens(stream) - 1
         known = [
             list(takewhile(lambda token: token != unknown, part.tolist()))
-            for part in ids[:, : max(1, spec.input.context // 2)]
+            for part in ids[:, : max(1, stream.context // 2)]
         ]
-        prompts = [decode(part or [0], spec.input) for part in known]
+        prompts = [decode(part or [0], stream) for part in known]
         with torch.inference_mode():
             probabilities = predictions(model(ids), spec.target).numpy()
         with promotions.registry.opened(model_uri) as (served, folder):
@@ -170,7 +168,7 @@ class _TestSet:
             target=self.predictions.target,
             labels=self.predictions.targets if isinstance(metrics, ClassificationMetrics) else None,
             kind=manifest.input.kind,
-            input_shape=_shape(manifest.input),
+            input_shape=manifest.input.shape,
             calibration_error=metrics.ece if isinstance(metrics, ClassificationMetrics) else None,
             baseline=metrics.baseline,
             constant=metrics.constant,
@@ -209,7 +207,7 @@ class _TestSet:
             name=f"{name} version {version}",
             score=score,
             target=spec.target,
-            input_shape=_shape(spec.input),
+            input_shape=spec.input.shape,
             costs=costs,
             saw=None if seen is None else self.rows.are_in(seen),
             mismatch=adapter.mismatch,
@@ -269,8 +267,3 @@ class _TestSet:
         from ratchet.training import open_split
 
         return open_split(self.workspace.packed, split, described)
-
-
-def _shape(described: Input) -> tuple[int, ...]:
-    """Return height, width and channels of images; the shapes of other kinds are not compared."""
-    return described.shape if isinstance(described, ImageInput) else ()

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ratchet import files
-from ratchet.data.depth import largest
 from ratchet.data.manifest import Manifest
+from ratchet.kinds.image.depth import largest
 from ratchet.problems import NextToken
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace

@@ -14,7 +14,8 @@ import pytest
 from ratchet.data.tables.encode import PlainRows, encode
 from ratchet.errors import DataError
 from ratchet.kinds import Column, TableInput, input_from_json
-from ratchet.serving.formats.raw_inputs import from_arrays, to_arrays
+from ratchet.kinds.protocol import InputError
+from ratchet.kinds.registry import kind_of
 
 INPUT = TableInput(
     (
@@ -122,8 +123,9 @@ def test_columns_stored_without_offset_keep_their_numbers() -> None:
     stored["columns"][0]["offset"] = DAY
     packed = encode(row(day="2011-12-31T00:01:01"), input_from_json(stored))
     assert packed[0].tolist() == [[61.0]]
-    raw = from_arrays(packed, input_from_json(stored))  # as the gate sends rows to the stored model
-    np.testing.assert_array_equal(to_arrays(raw, input_from_json(stored))[0], packed[0])
+    table = input_from_json(stored)
+    raw = kind_of(table).values(packed, table)  # as the gate sends rows to the stored model
+    np.testing.assert_array_equal(kind_of(table).decode(raw, table)[0], packed[0])
 
 
 def test_no_rows_and_no_columns_give_empty_arrays() -> None:
@@ -194,21 +196,18 @@ def test_dates_and_named_missing_numbers_are_not_plain(described: TableInput) ->
     assert PlainRows(described).encode({described.columns[0].name: [1.0]}) is None
 
 
-MIXED = {"a": [1, "x", "2", None], "b": ["x", 7, 7.0, None]}
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [MIXED, pd.DataFrame(MIXED), [dict(zip(MIXED, row, strict=True)) for row in zip(*MIXED.values(), strict=True)]],
-)
-def test_numbers_and_texts_in_one_column_are_texts(rows: object) -> None:
-    described = TableInput((Column("b", "categorical", categories=("7", "x")),))
-    assert to_arrays(rows, described)[1].ravel().tolist() == [3, 2, 2, 0]
-    with pytest.raises(DataError, match=r"column 'a': 'x' is no number\. Fix: "):
-        to_arrays(rows, TableInput((Column("a", "numeric"),)))
+def test_numbers_and_texts_in_one_column_are_texts() -> None:
+    rows = pd.DataFrame({"a": [1, "x", "2", None], "b": ["x", 7, 7.0, None]})
+    described, numeric = (
+        TableInput((column,)) for column in (Column("b", "categorical", categories=("7", "x")), Column("a", "numeric"))
+    )
+    assert kind_of(described).decode(rows, described)[1].ravel().tolist() == [3, 2, 2, 0]
+    with pytest.raises(InputError, match=r"column 'a': 'x' is no number\. Fix: "):
+        kind_of(numeric).decode(rows, numeric)
 
 
 def test_values_that_no_column_holds_name_the_column() -> None:
+    table = TableInput((Column("a", "numeric"),))
     for value in ([1], b"1", object(), True):
-        with pytest.raises(DataError, match=r"column 'a' has values of the types .*Fix: convert them to one type"):
-            to_arrays(pd.DataFrame({"a": ["1", value]}), TableInput((Column("a", "numeric"),)))
+        with pytest.raises(InputError, match=r"column 'a' has values of the types .*Fix: convert them to one type"):
+            kind_of(table).decode(pd.DataFrame({"a": ["1", value]}), table)

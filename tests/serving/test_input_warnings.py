@@ -23,12 +23,12 @@ from PIL import Image
 from ratchet.data.ingest import IngestTask, ingest
 from ratchet.data.manifest import Manifest
 from ratchet.kinds import Column, ImageInput, Input, ModelSpec, TableInput, TextInput, input_from_json, to_json
+from ratchet.kinds.input_warnings import input_warnings
+from ratchet.kinds.registry import kind_of
 from ratchet.problems import Classes
 from ratchet.registry.pyfunc import ServedModel
 from ratchet.serving.app import ModelServer
 from ratchet.serving.batch.reading import Batch
-from ratchet.serving.formats.input_warnings import input_warnings
-from ratchet.serving.formats.raw_inputs import to_arrays
 from ratchet.serving.openapi import document
 from ratchet.serving.scoring import score
 from ratchet.serving.versions.following import Fixed
@@ -228,7 +228,9 @@ def test_column_is_found_by_its_own_spelling_first() -> None:
     names = [unicodedata.normalize(form, "ville née") for form in ("NFC", "NFD")]
     described = TableInput(tuple(Column(name, "categorical", categories=("a",)) for name in names))
     row = {names[0]: "x", names[1]: "y"}
-    warnings = input_warnings(to_arrays([row], described), described, {name: [row[name]] for name in reversed(names)})
+    warnings = input_warnings(
+        kind_of(described).decode([row], described), described, {name: [row[name]] for name in reversed(names)}
+    )
     assert [warning.text for warning in warnings] == [
         f"{name}: found {row[name]!r}, which no training row has" for name in names
     ]
@@ -237,7 +239,7 @@ def test_column_is_found_by_its_own_spelling_first() -> None:
 def test_booleans_and_missing_dates_of_pandas_are_read() -> None:
     columns = (Column("born", "datetime", 0.0, 1e8), Column("member", "categorical", categories=("True", "False")))
     rows = pd.DataFrame({"born": pd.to_datetime(["1970-01-02", None]), "member": pd.Series([True, None], dtype=object)})
-    numbers, codes = to_arrays(rows, TableInput(columns))
+    numbers, codes = kind_of(TableInput(columns)).decode(rows, TableInput(columns))
     assert (numbers[0, 0], bool(np.isnan(numbers[1, 0])), codes.ravel().tolist()) == (86400.0, True, [2, 0])
 
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from ratchet.errors import RegistryError
-from ratchet.exports.examples import EXAMPLES, random_arrays, write_examples
+from ratchet.exports.examples import EXAMPLES, write_examples
 from ratchet.exports.onnx_export import export
 from ratchet.kinds import Column, ImageInput, ModelSpec, TableInput, TextInput
+from ratchet.kinds.registry import kind_of
 from ratchet.problems import Classes, Numbers
 from ratchet.registry.pyfunc import ServedModel
-from ratchet.serving.formats.raw_inputs import to_arrays
 from ratchet.serving.versions.loaded import Identity, LoadedVersion
 from ratchet.training import build, save_model
 from ratchet.training.models import load_model
@@ -39,17 +39,17 @@ def test_a_text_has_the_same_bits_beside_longer_ones(tmp_path: Path) -> None:
     loaded = LoadedVersion(IDENTITY, tmp_path)
     random = np.random.default_rng(0)
     texts = [" ".join(random.choice(WORDS, random.integers(1, 60))) for _ in range(120)] + ["", "unknown"]
-    alone = [loaded.predict(to_arrays([text], spec.input))[0].tobytes() for text in texts]
+    alone = [loaded.predict(kind_of(spec.input).decode([text], spec.input))[0].tobytes() for text in texts]
     for rows in (2, 8, 31):
         for start in range(0, len(texts), rows):
-            together = loaded.predict(to_arrays(texts[start : start + rows], spec.input))
+            together = loaded.predict(kind_of(spec.input).decode(texts[start : start + rows], spec.input))
             assert [row.tobytes() for row in together] == alone[start : start + rows]
 
 
 def test_a_version_that_answers_differently_is_refused(tmp_path: Path) -> None:
     spec = ModelSpec("convnet", ImageInput(8, 8, 3, (120.0,) * 3, (60.0,) * 3), CLASSES)
     store(tmp_path, spec)
-    arrays = random_arrays(spec.input, 8, seed=0)
+    arrays = kind_of(spec.input).example(spec.input, 8, seed=0)
     answers = ServedModel(*load_model(tmp_path)).answers_to_arrays(arrays)
     write_examples(tmp_path, arrays, answers, limit=1e-4)
     assert np.abs(LoadedVersion(IDENTITY, tmp_path).predict(arrays) - answers).max() < 1e-5
@@ -72,7 +72,7 @@ def test_a_table_row_has_the_same_bits_in_any_batch(tmp_path: Path) -> None:
     spec = ModelSpec("tabm", TableInput(columns), Numbers(("price",), (50.0,), (7.0,)))
     store(tmp_path, spec)
     loaded = LoadedVersion(IDENTITY, tmp_path)
-    arrays = random_arrays(spec.input, 5040, seed=1000)
+    arrays = kind_of(spec.input).example(spec.input, 5040, seed=1000)
     together = loaded.predict(arrays)
     for rows in (3, 5, 6, 7):
         parts = [tuple(array[start : start + rows] for array in arrays) for start in range(0, 5040, rows)]

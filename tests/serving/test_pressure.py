@@ -18,11 +18,12 @@ from starlette.requests import ClientDisconnect
 from waiting import until, until_in_loop
 
 from ratchet.kinds import ImageInput
+from ratchet.kinds.input_warnings import InputWarning
+from ratchet.kinds.protocol import TooManyRows
+from ratchet.kinds.registry import kind_of
 from ratchet.serving.answered import Answered
 from ratchet.serving.canary import Canary
 from ratchet.serving.formats.envelopes import Question
-from ratchet.serving.formats.input_warnings import InputWarning
-from ratchet.serving.formats.request_values import TooManyRows, given_arrays
 from ratchet.serving.lifetime import Lifetime
 from ratchet.serving.recent import RecentAnswers
 from ratchet.serving.requests import Bodies, Refused
@@ -270,7 +271,7 @@ def image_file(width: int) -> bytes:
 def test_pixels_of_all_files_are_counted_before_decoding() -> None:
     bomb = image_file(6320)  # 38 KB
     with pytest.raises(TooManyRows, match=r"more than 100,000,000 pixels in 3 of 60 image files"):
-        given_arrays([bomb] * 60, IMAGES, "input", most=1024)
+        kind_of(IMAGES).read([bomb] * 60, IMAGES, "input")
 
 
 def test_decoding_stops_when_no_client_waits() -> None:
@@ -281,7 +282,7 @@ def test_decoding_stops_when_no_client_waits() -> None:
             raise error
 
     with pytest.raises(TimeoutError):
-        given_arrays([image_file(8), image_file(9)], IMAGES, "input", most=1024, check=check)
+        kind_of(IMAGES).read([image_file(8), image_file(9)], IMAGES, "input", check)
 
 
 def answered(run: str = "served", *, client: str = "", seconds: float = 0.01, upload: float = 0.0) -> Answered:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from waiting import until_in_loop
 
-from ratchet.data.tables.encode import PlainRows
+from ratchet.data.tables import encode as encoding
 from ratchet.kinds import Column, Input, TableInput, TextInput
-from ratchet.serving.formats import together
+from ratchet.kinds.protocol import InputError
+from ratchet.kinds.registry import kind_of
 from ratchet.serving.formats.envelopes import Invocations, Question, encode_together
-from ratchet.serving.formats.request_values import BadRequest, given
 from ratchet.serving.lifetime import Lifetime
 from ratchet.serving.versions.batching import Batcher, Raw
 from ratchet.serving.versions.loaded import LoadedVersion
@@ -46,12 +46,11 @@ class Version:
     engine = "torch"
 
     def __init__(self, described: Input) -> None:
-        self.input = described
-        self.plain = PlainRows(described) if isinstance(described, TableInput) else None
+        self.input, self.kind = described, kind_of(described)
         self.spec = cast(Any, self)
 
-    def given(self, values: Any, field: str, **arguments: Any) -> Any:
-        return given(values, self.input, field, plain=self.plain, **arguments)
+    def given(self, values: Any, field: str, **_: Any) -> Any:
+        return self.kind.read(values, self.input, field)
 
     def read(self, rows: list[Any]) -> Question:
         body = json.dumps({"inputs": rows}).encode()
@@ -62,7 +61,7 @@ def alone(question: Question) -> Any:
     """Return the bytes of the arrays of a request, or the message that refuses it."""
     try:
         return content(encode_together([question])[0])
-    except BadRequest as error:
+    except InputError as error:
         return str(error)
 
 
@@ -90,7 +89,7 @@ def test_tables_have_the_arrays_that_they_have_alone(described: TableInput, seed
     results = encode_together([questions[place] for place in good])
     assert [content(result) for result in results] == [expected[place] for place in good]
     if len(good) < len(questions):
-        with pytest.raises(BadRequest):
+        with pytest.raises(InputError):
             encode_together(questions)
 
 
@@ -106,13 +105,13 @@ def test_texts_have_the_arrays_that_they_have_alone(described: Input) -> None:
 
 def test_waiting_requests_are_encoded_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """So are those beside one that is refused. Nothing else than the number of calls is replaced."""
-    calls, encode = list[int](), together.to_arrays
+    calls, encode = list[int](), encoding.encode
 
     def counted(frame: Any, described: Input) -> Any:
         calls.append(len(frame))
         return encode(frame, described)
 
-    monkeypatch.setattr(together, "to_arrays", counted)
+    monkeypatch.setattr(encoding, "encode", counted)
     taken, free = threading.Event(), threading.Event()
 
     class Answering(Version):

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from ratchet.kinds.registry import KINDS
+
 REPOSITORY = Path(__file__).parents[2]
 STAGES: dict[str, dict[str, Any]] = YAML(typ="safe").load((REPOSITORY / "dvc.yaml").read_text(encoding="utf-8"))[
     "stages"
@@ -34,6 +36,7 @@ NEUTRAL = {
 }
 NEUTRAL_IN = {
     "ingest": {
+        "src/ratchet/kinds/registry.py": "names all kinds, which decode values of clients",
         "src/ratchet/evaluation": "types and texts that pages format; the data card is no output of the stage",
         "src/ratchet/reports": "writes the data card, which is no output of the stage",
         "src/ratchet/training/sample_timeout.py": "limits the time of reading a sample",
@@ -42,6 +45,7 @@ NEUTRAL_IN = {
     "train": {
         "src/ratchet/doctor": "looks for bugs before the first step, on copies",
         "src/ratchet/data/versions.py": "the data version goes to MLflow only",
+        "src/ratchet/kinds/registry.py": "names all kinds, which decode values of clients",
         "src/ratchet/provenance": "the provenance record goes to MLflow only",
         "src/ratchet/registry": "metrics and settings go to the journal and MLflow only",
         "tasks/curves.py": "writes TensorBoard files, which are no outputs",
@@ -52,6 +56,7 @@ NEUTRAL_IN = {
     "evaluate": {
         "src/ratchet/baselines": "fits baselines; this stage reads the one of data/baseline",
         "src/ratchet/data/versions.py": "the data version goes to MLflow only",
+        "src/ratchet/kinds/registry.py": "names all kinds, which decode values of clients",
         "src/ratchet/provenance": "the provenance record goes to MLflow only",
         "src/ratchet/registry": "metrics and settings go to the journal and MLflow only",
         "tasks/training_job.py": "a type",
@@ -76,6 +81,8 @@ def imports_of(file: Path) -> Iterator[tuple[str, str | None]]:
             assert node.level == 0, f"{file}: a relative import"
             assert node.module
             yield from ((node.module, alias.name) for alias in node.names)
+    if file.match("kinds/registry.py"):
+        yield from ((name.partition(":")[0], None) for name in KINDS.values())
 
 
 def used(module: str, name: str | None) -> str:

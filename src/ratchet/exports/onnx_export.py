@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from ratchet import files
-from ratchet.data.depth import largest
-from ratchet.exports.program import ABOUT, OUTPUT, PROGRAM, first_paragraph, input_names
-from ratchet.kinds import ImageInput, Input, ModelSpec, TextInput
-from ratchet.training.models import Model, example_inputs, predictions
+from ratchet.exports.program import ABOUT, OUTPUT, PROGRAM, first_paragraph
+from ratchet.kinds import ModelSpec
+from ratchet.kinds.registry import kind_of
+from ratchet.training.models import Model, predictions
 
 __all__ = ["export", "traced", "write_torchscript"]
 
@@ -34,7 +34,7 @@ def export(model: Model, spec: ModelSpec, folder: Path) -> None:
     """
     about: dict[str, object]
     try:
-        names = input_names(spec.input)
+        names = kind_of(spec.input).array_names(spec.input)
         opset = _write(model, spec, names, folder / PROGRAM)
         about = {"program": PROGRAM, "inputs": names, "output": OUTPUT, "opset": opset}
     except Exception as error:  # the exporter may raise anything, and so may the user's code that it traces
@@ -42,11 +42,9 @@ def export(model: Model, spec: ModelSpec, folder: Path) -> None:
     files.write_json(folder / ABOUT, {"format": 1, **about})
 
 
-def _traced_inputs(described: Input) -> tuple[torch.Tensor, ...]:
+def _traced_inputs(spec: ModelSpec) -> tuple[torch.Tensor, ...]:
     """Return raw inputs of `_TRACED_SAMPLES` samples."""
-    if isinstance(described, ImageInput):
-        return (torch.zeros((_TRACED_SAMPLES, *described.shape), dtype=getattr(torch, described.raw_dtype)),)
-    return example_inputs(described, _TRACED_SAMPLES)
+    return tuple(map(torch.from_numpy, kind_of(spec.input).zeros(spec.input, _TRACED_SAMPLES)))
 
 
 class _WithPredictions(nn.Module):
@@ -58,13 +56,7 @@ class _WithPredictions(nn.Module):
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
         """Raw images (n, height, width, channels), or the arrays of other kinds -> predictions (n, outputs)."""
-        if isinstance(self.spec.input, ImageInput):
-            (pixels,) = inputs
-            if self.spec.input.depth is not None:  # as ratchet.data.depth.eight_bits
-                limit = largest(self.spec.input.depth)
-                values = pixels.to(torch.int32).clamp(max=limit) * 255 + limit // 2
-                pixels = torch.div(values, limit, rounding_mode="floor").to(torch.float32)
-            inputs = (pixels.permute(0, 3, 1, 2),)
+        inputs = kind_of(self.spec.input).network_inputs(inputs, self.spec.input)
         return predictions(self.model(*inputs), self.spec.target)
 
 
@@ -73,7 +65,7 @@ def traced(model: Model, spec: ModelSpec) -> torch.export.ExportedProgram:
 
     The number of samples may vary, and so may the second axis of texts.
     """
-    whole, inputs = _WithPredictions(model, spec).eval(), _traced_inputs(spec.input)
+    whole, inputs = _WithPredictions(model, spec).eval(), _traced_inputs(spec)
     shapes = (tuple(_axes(spec) for _ in inputs),)  # of the arguments, of which there is one: *inputs
     with _quiet(), torch.no_grad():
         return torch.export.export(whole, inputs, dynamic_shapes=shapes, strict=False)
@@ -85,21 +77,19 @@ def write_torchscript(model: Model, spec: ModelSpec, path: Path) -> None:
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # that it is deprecated, and that shapes of tensors became constants
         jit: Any = torch.jit
-        jit.trace(whole, _traced_inputs(spec.input)).save(str(path))
+        jit.trace(whole, _traced_inputs(spec)).save(str(path))
 
 
 def _axes(spec: ModelSpec) -> dict[int, Any]:
     """Return the axes of each input that may vary."""
-    return {0: torch.export.Dim("rows")} | (
-        {1: torch.export.Dim("length")} if isinstance(spec.input, TextInput) else {}
-    )
+    return {0: torch.export.Dim("rows")} | ({1: torch.export.Dim("length")} if kind_of(spec.input).varies else {})
 
 
 def _write(model: Model, spec: ModelSpec, names: tuple[str, ...], path: Path) -> int:
     """Export the model and return the version of the ONNX operators that it uses."""
     # Given the model itself, `torch.onnx.export` tries a second method and reports only that one's error.
     exported = traced(model, spec)
-    named = (tuple({axis: size.__name__ for axis, size in _axes(spec).items()} for _ in _traced_inputs(spec.input)),)
+    named = (tuple({axis: size.__name__ for axis, size in _axes(spec).items()} for _ in _traced_inputs(spec)),)
     with _quiet(), torch.no_grad():
         program = torch.onnx.export(
             exported, dynamic_shapes=named, input_names=list(names), output_names=[OUTPUT], verbose=False

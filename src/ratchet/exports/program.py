@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ratchet import files
-from ratchet.kinds import ArraysInput, Input
 from ratchet.problems import Classes, Numbers, Target
 
 if TYPE_CHECKING:
@@ -17,22 +16,14 @@ if TYPE_CHECKING:
     Arrays = tuple[NDArray[Any], ...]
 
 __all__ = [
-    "ABOUT", "OUTPUT", "PROGRAM", "NotExported", "Parity", "Program", "compare", "first_paragraph", "input_names",
+    "ABOUT", "OUTPUT", "PROGRAM", "NotExported", "Parity", "Program", "compare", "first_paragraph",
     "largest_difference",
 ]  # fmt: skip
 
 PROGRAM, ABOUT = "model.onnx", "program.json"
 OUTPUT = "probabilities"
-_INPUTS: dict[str, tuple[str, ...]] = {
-    "image": ("pixels",), "table": ("numbers", "codes"), "text": ("ids",), "tokens": ("ids",),
-}  # fmt: skip
 _ROUNDINGS = 4  # of float32 that a number may differ by: scaling and shifting round, on both sides
 _LONGEST = 300  # characters of a reason
-
-
-def input_names(described: Input) -> tuple[str, ...]:
-    """Return the names of a program's inputs."""
-    return described.names if isinstance(described, ArraysInput) else _INPUTS[described.kind]
 
 
 @dataclass(frozen=True)

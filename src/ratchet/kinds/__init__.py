@@ -1,11 +1,12 @@
-"""Descriptions of samples: what they are, and, with a target (`ratchet.problems`), what a model is.
+"""Samples: what they are and can do; and, with a target (`ratchet.problems`), what a model is.
 
 inputs.py      what a sample is: an image, a row of a table, a text, a piece of a token stream, or named arrays
-unusual.py     samples that are unlike those of the training set
+protocol.py    what each kind of samples can do, with defaults
+registry.py    the kinds by name; image/, table/, text/, tokens/ and custom/ have one object each
 model_spec.py  what a model is: its name, its input and its target
 
-They are plain frozen dataclasses. The packed set's manifest and the saved model hold the same ones, so that training,
-evaluation and serving agree. This package imports neither torch nor a library of the data layer.
+Inputs are plain frozen dataclasses. The packed set's manifest and the saved model hold the same ones, so that training,
+evaluation and serving agree. Modules import torch, polars, MLflow and the data layer where needed.
 """
 
 from ratchet.kinds.inputs import (
@@ -21,7 +22,6 @@ from ratchet.kinds.inputs import (
 )
 from ratchet.kinds.model_spec import ModelSpec, Width, image_spec
 from ratchet.kinds.spec_json import input_from_json, to_json, without_facts
-from ratchet.kinds.unusual import Unusual, unusual
 
 __all__ = [
     "MAX_CATEGORIES",
@@ -34,11 +34,9 @@ __all__ = [
     "TableInput",
     "TextInput",
     "TokensInput",
-    "Unusual",
     "Width",
     "image_spec",
     "input_from_json",
     "to_json",
-    "unusual",
     "without_facts",
 ]

@@ -8,7 +8,7 @@ import math
 import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,31 @@ MAX_CATEGORIES = 1000
 """Categories of a column that a model knows: the commonest."""
 
 
+class InputSpec:
+    """Input of a model or of a packed set. `kind` names its kind."""
+
+    kind: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one sample, where all have one: of images height, width and channels."""
+        return ()
+
+    @property
+    def numbered(self) -> bool:
+        """Whether a table's columns have numbers for names, because its file has no header."""
+        return False
+
+    @cached_property
+    def prepared(self) -> Any:
+        """What the kind keeps between calls to decode values: a user's class, for example."""
+        from ratchet.kinds.registry import kind_of
+
+        return kind_of(self).prepare(self)
+
+
 @dataclass(frozen=True)
-class ImageInput:
+class ImageInput(InputSpec):
     """Images of one size. One array: uint8 or float32 (n, height, width, channels)."""
 
     height: int
@@ -96,7 +119,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class TableInput:
+class TableInput(InputSpec):
     """Rows of a table. Two arrays, in the order of `numeric` and of `categorical`.
 
     numbers: float32 (n, numeric columns), less `Column.offset`; NaN: missing.
@@ -110,7 +133,6 @@ class TableInput:
 
     @property
     def numbered(self) -> bool:
-        """Whether the columns have numbers for names, because the file has no header."""
         return all(re.fullmatch(r"column_[1-9][0-9]*", column.name) for column in self.columns)
 
     @property
@@ -154,7 +176,7 @@ class TableInput:
 
 
 @dataclass(frozen=True)
-class TextInput:
+class TextInput(InputSpec):
     """Texts. One array: token ids, int64 (n, longest text of the batch); 0: padding.
 
     A packed set holds the texts as UTF-8. `tokenizer` and what follows it belong to a model and are empty there.
@@ -177,14 +199,9 @@ class TextInput:
     def described(self) -> str:
         return "texts"
 
-    @property
-    def example(self) -> str:
-        """Text for documentation: of known words."""
-        return " ".join(self.vocabulary[:5]) or "a text"
-
 
 @dataclass(frozen=True)
-class TokensInput:
+class TokensInput(InputSpec):
     """Pieces of a token stream. One array: token ids, int64 (n, context).
 
     A packed set holds each split as UTF-8. The other fields belong to a model and are empty there.
@@ -204,11 +221,6 @@ class TokensInput:
     @property
     def described(self) -> str:
         return "a stream of text"
-
-    @property
-    def example(self) -> str:
-        """Prompt for documentation: one token, a letter or word if there is one."""
-        return next(filter(str.isalnum, self.vocabulary), self.vocabulary[0] if self.vocabulary else "a")
 
 
 @dataclass(frozen=True)
@@ -240,7 +252,7 @@ class Array:
 
 
 @dataclass(frozen=True)
-class ArraysInput:
+class ArraysInput(InputSpec):
     """Samples of a user's own kind: named arrays, (n, *shape) each, in the order of their names.
 
     Two of them are equal if their code is, wherever it is.

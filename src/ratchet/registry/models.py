@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ratchet import files
 from ratchet.errors import RegistryError, TrainingError
-from ratchet.kinds import ArraysInput, ImageInput, TableInput, TokensInput
+from ratchet.kinds.registry import kind_of
 from ratchet.registry.mlflow_store import active, file_errors, reachable
 from ratchet.registry.relocation import local_path
 from ratchet.registry.versions import Version, Versions
@@ -67,11 +67,11 @@ class ModelRegistry(Versions):
             known = self._logged(run_id, export)
         if known:
             return known
+        kind = kind_of(spec.input)
         signature = ModelSignature(
-            # MLflow would change the values of a user's own kind, such as arrays in a dictionary.
-            inputs=None if isinstance(spec.input, ArraysInput) else _input_schema(spec),
+            inputs=kind.mlflow_schema(spec.input),
             outputs=_output_schema(spec),
-            **({"params": _generation_params()} if isinstance(spec.input, TokensInput) else {}),
+            **({"params": _generation_params()} if kind.generates else {}),
         )
         requirements = _requirements(spec)  # before the exporter imports more
         with tempfile.TemporaryDirectory() as place:
@@ -118,15 +118,16 @@ class ModelRegistry(Versions):
         A language model answers no rows, and only a user's own module knows which values its kind allows.
         """
         from ratchet.exports import variants
-        from ratchet.exports.examples import random_arrays, write_examples
+        from ratchet.exports.examples import write_examples
         from ratchet.exports.program import Program
         from ratchet.registry.pyfunc import ServedModel
         from ratchet.training import load_model
 
         model, spec = load_model(place)
-        if isinstance(spec.input, ArraysInput | TokensInput):
+        kind = kind_of(spec.input)
+        if kind.has_user_code or kind.generates:
             return
-        limit, arrays = self.params.gate.export_difference, random_arrays(spec.input, _EXAMPLES, seed=0)
+        limit, arrays = self.params.gate.export_difference, kind.example(spec.input, _EXAMPLES, seed=0)
         write_examples(place, arrays, ServedModel(model, spec).answers_to_arrays(arrays), limit=limit)
         for name, measured in variants.passed(place).items():
             folder = place / variants.FOLDER / name
@@ -247,27 +248,12 @@ class ModelRegistry(Versions):
             return digests
 
 
-def _input_schema(spec: "ModelSpec") -> "Schema":
-    """Return MLflow's description of the raw inputs: a tensor of images, or the columns of a table."""
-    import numpy as np
-    from mlflow.types import ColSpec, Schema, TensorSpec
-    from mlflow.types.schema import AnyType
-
-    if isinstance(spec.input, ImageInput):
-        return Schema([TensorSpec(np.dtype(spec.input.raw_dtype), (-1, *spec.input.shape))])
-    if isinstance(spec.input, TableInput):
-        # Of any type, because ingest reads numbers, dates and texts in many forms, and so does `predict`.
-        anything = AnyType()  # type: ignore[no-untyped-call]
-        return Schema([ColSpec(anything, column.name, required=False) for column in spec.input.columns])
-    return Schema([ColSpec("string")])
-
-
 def _output_schema(spec: "ModelSpec") -> "Schema":
     """Return MLflow's description of the answers: numbers for each output, or a generated text."""
     import numpy as np
     from mlflow.types import ColSpec, Schema, TensorSpec
 
-    if isinstance(spec.input, TokensInput):
+    if kind_of(spec.input).generates:
         return Schema([ColSpec("string")])
     return Schema([TensorSpec(np.dtype(np.float32), (-1, spec.target.outputs))])
 
@@ -285,9 +271,8 @@ def _generation_params() -> "ParamSchema":
 
 def _requirements(spec: "ModelSpec") -> list[str]:
     """Return the model's packages. MLflow's own detection imports everything and takes eighteen seconds."""
-    frames = ["polars"] if isinstance(spec.input, TableInput) else []
     vision = ["torchvision"] if _uses_torchvision(spec) else []
-    packages = ["mlflow", "numpy", *frames, "safetensors", "torch", *vision]
+    packages = ["mlflow", "numpy", *kind_of(spec.input).packages, "safetensors", "torch", *vision]
     return [f"{name}=={importlib.metadata.version(name)}" for name in packages]
 
 

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from ratchet.checksums import CHECKSUMS, verify
 from ratchet.errors import RatchetError, TrainingError
-from ratchet.kinds import ArraysInput, ImageInput, ModelSpec, TokensInput
-from ratchet.serving.formats.input_warnings import input_warnings
-from ratchet.serving.formats.raw_inputs import texts_of, to_arrays, to_tensors
+from ratchet.kinds import ModelSpec
+from ratchet.kinds.input_warnings import input_warnings
+from ratchet.kinds.protocol import Arrays
+from ratchet.kinds.raw_values import texts_in
+from ratchet.kinds.registry import kind_of
 from ratchet.training.generate import Generator, Sampling
 from ratchet.training.models import Model, load_model, predictions
-from ratchet.training.own_kind import OwnKind
 
 __all__ = ["ServedModel"]
 
@@ -34,9 +35,8 @@ class ServedModel:
 
     def __init__(self, model: Model, spec: ModelSpec) -> None:
         self.model, self.spec = model, spec
-        self.own = OwnKind.of(spec.input) if isinstance(spec.input, ArraysInput) else None
-        if self.own is not None:
-            self.own.check()
+        self.kind = kind_of(spec.input)
+        _ = spec.input.prepared
 
     def predict(self, raw: Any, params: dict[str, Any] | None = None) -> NDArray[Any]:
         """Return the answers: float32 (n, outputs), or the generated texts of a language model, object (n,).
@@ -65,16 +65,16 @@ class ServedModel:
         Raises:
             ValueError, RatchetError: as `predict`.
         """
-        if isinstance(self.spec.input, TokensInput):
+        if self.kind.generates:
             sampling = Sampling(**params)
-            return np.array(self._generator.texts(texts_of(raw), sampling), dtype=object)
-        arrays = to_arrays(raw, self.spec.input, own=self.own)
+            return np.array(self._generator.texts(texts_in(raw, "input"), sampling), dtype=object)
+        arrays = self.kind.decode(raw, self.spec.input)
         warnings = input_warnings(arrays, self.spec.input, raw)
         if warnings:
             rows = len({warning.row for warning in warnings})
             first = f"row {warnings[0].row}: {warnings[0].text}"
             _LOG.warning("%d of %d rows are unlike the training samples; %s", rows, len(arrays[0]), first)
-        return self._predicted(to_tensors(arrays, self.spec.input))
+        return self.answers_to_arrays(arrays)
 
     def pieces(self, prompt: str, params: dict[str, Any]) -> Iterator[str]:
         """Yield the text that follows a prompt, in pieces as they are generated.
@@ -84,12 +84,9 @@ class ServedModel:
         """
         return self._generator(prompt, Sampling(**params))
 
-    def answers_to_arrays(self, given: tuple[NDArray[Any], ...]) -> NDArray[np.float32]:
-        """Return float32 (n, outputs) for arrays as `serving.program.Program.predict` takes them."""
-        arrays = to_arrays(given[0], self.spec.input) if isinstance(self.spec.input, ImageInput) else given
-        return self._predicted(to_tensors(arrays, self.spec.input))
-
-    def _predicted(self, inputs: tuple[torch.Tensor, ...]) -> NDArray[np.float32]:
+    def answers_to_arrays(self, arrays: Arrays) -> NDArray[np.float32]:
+        """Return float32 (n, outputs) for arrays as `exports.program.Program.predict` takes them."""
+        inputs = self.kind.to_tensors(self.kind.packed(arrays, self.spec.input))
         with torch.inference_mode():
             parts = [
                 predictions(self.model(*(values[start : start + _BATCH] for values in inputs)), self.spec.target)

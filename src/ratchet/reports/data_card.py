@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from ratchet import files
 from ratchet.data.checks.class_shares import other_shares
-from ratchet.data.depth import largest
 from ratchet.data.difference import Difference
 from ratchet.data.manifest import Manifest
 from ratchet.data.split import SPLITS
 from ratchet.kinds import ImageInput
+from ratchet.kinds.image.depth import largest
 from ratchet.problems import Numbers
 from ratchet.reports.distributions import date_text
 from ratchet.reports.images import InlineImage, inline, inline_png

@@ -25,11 +25,12 @@ from ratchet.evaluation.wording import (
     range_text,
     value_text,
 )
-from ratchet.exports.program import PROGRAM, input_names
+from ratchet.exports.program import PROGRAM
 from ratchet.exports.variants import Variant
 from ratchet.gate.text import message, rule_text
 from ratchet.gate.verdict import RuleOutcome, Verdict, outcome
-from ratchet.kinds import ArraysInput, ImageInput, Input, TokensInput
+from ratchet.kinds import Input
+from ratchet.kinds.registry import kind_of
 from ratchet.reports import templating, variant_table
 from ratchet.reports.numbers import percent, percent_range, setting
 from ratchet.reports.problem_sections import target_table, worst_slices
@@ -94,7 +95,7 @@ def _values(content: CardContent) -> dict[str, object]:
     robustness = metrics.robustness if isinstance(metrics, ClassificationMetrics) else None
     measured = robustness if isinstance(robustness, Robustness) else None
     rules = [(rule, rule_text(rule, content.verdict.kind)) for rule in content.verdict.rules]
-    unit = "bytes" if isinstance(content.input, TokensInput) else "samples"
+    unit = kind_of(content.input).unit
     samples = {f"{split} {unit}": count for split, count in content.rows.items()}
     quarantined = ", ".join(f"{rule} {count:,}" for rule, count in content.quarantined.items())
     target, headline, kind = target_table(metrics), metrics.headline, content.verdict.kind
@@ -123,7 +124,7 @@ def _values(content: CardContent) -> dict[str, object]:
         if metrics.constant
         else "",
         "few": _few(metrics),
-        "input": _input(content.input),
+        "input": kind_of(content.input).summary(content.input),
         "program": _program(content),
         "variants_header": list(variant_table.HEADER),
         "variants": variant_table.rows(content.variants),
@@ -174,33 +175,9 @@ def _unused(content: CardContent) -> NamedMetric | None:
     return NamedMetric("accuracy", "accuracy", accuracy, share=True)
 
 
-def _input(described: Input) -> str:
-    """Return the sentence part that describes the raw input."""
-    if isinstance(described, ArraysInput):
-        return f"raw values, of which {described.reader} makes {described.described}"
-    if not isinstance(described, ImageInput):
-        return "texts to continue" if isinstance(described, TokensInput) else described.described
-    shape = " x ".join(map(str, described.shape))
-    return f"images of {shape} (height x width x channels), {_dtype(described)}, resized as the ingest stage does it"
-
-
-def _argument(described: Input) -> str:
-    """Return type and shape of the argument of `predict`, for a comment."""
-    if isinstance(described, ArraysInput):
-        return f"a list of raw values, or {described.described}"
-    if not isinstance(described, ImageInput):
-        return described.described
-    return f"{_dtype(described)} ({', '.join(map(str, ('n', *described.shape)))})"
-
-
 def _feeds(described: Input) -> list[str]:
-    names = input_names(described)
+    names = kind_of(described).array_names(described)
     return [f"{name!r}: {'inputs' if len(names) == 1 else name}" for name in names]
-
-
-def _dtype(described: ImageInput) -> str:
-    depth = described.depth
-    return described.dtype if depth is None else f"uint16, raw values of up to {depth} bits"
 
 
 def _headline(metrics: Metrics) -> Rows:
@@ -266,15 +243,16 @@ def _program(content: CardContent) -> str:
     """Return the lines of Python that load the model and predict."""
     uri = f"models:/{content.name}/{content.number}"
     target, width = _answers(content.metrics)
-    argument, answer = "inputs", f"{_argument(content.input)} -> float32 (n, {width})"
-    if isinstance(content.input, TokensInput):
+    kind = kind_of(content.input)
+    argument, answer = "inputs", f"{kind.argument(content.input)} -> float32 (n, {width})"
+    if kind.generates:
         argument, answer = '["Once upon"], params={"max_tokens": 100}', "one text for each prompt"
     lines = [
         "import mlflow",
         "",
         f"mlflow.set_tracking_uri({content.address!r})",
         f"model = mlflow.pyfunc.load_model({uri!r})",
-        f"{'texts' if isinstance(content.input, TokensInput) else target} = model.predict({argument})  # {answer}",
+        f"{'texts' if kind.generates else target} = model.predict({argument})  # {answer}",
     ]
     if PROGRAM in content.checksums:
         lines += [

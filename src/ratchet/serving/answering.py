@@ -13,11 +13,11 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from ratchet.errors import RatchetError
+from ratchet.kinds.protocol import InputError, TooManyRows
 from ratchet.serving.answered import Answered, Observer
 from ratchet.serving.encodings import accepted_encoding, encoded
 from ratchet.serving.fallback import Fallback
 from ratchet.serving.formats.envelopes import Answer, Envelope, Question, encode_together, new_id, own_content
-from ratchet.serving.formats.request_values import BadRequest, TooManyRows
 from ratchet.serving.lifetime import Lifetime, stays
 from ratchet.serving.recent import RecentAnswers, request_key
 from ratchet.serving.requests import (
@@ -180,7 +180,7 @@ class Answering:
             raise Refused(503, _LATE, {"Retry-After": "1"}) from None
         except TooManyRows as error:
             raise Refused(413, str(error)) from None
-        except (BadRequest, RatchetError) as error:
+        except (InputError, RatchetError) as error:
             raise Refused(400, str(error)) from None
         except Overloaded as error:
             raise Busy(str(error), error.retry_after) from None

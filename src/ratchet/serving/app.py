@@ -24,7 +24,6 @@ from ratchet.serving.explaining import Explaining
 from ratchet.serving.fallback import Fallback
 from ratchet.serving.formats.envelopes import Envelope, Invocations, Own
 from ratchet.serving.formats.open_inference import EXTENSIONS, Infer, metadata
-from ratchet.serving.formats.raw_inputs import values_of
 from ratchet.serving.labelling import Labelling
 from ratchet.serving.metrics import Metrics
 from ratchet.serving.openapi import document
@@ -223,14 +222,15 @@ def _matched(path: str) -> tuple[str, dict[str, str | None]]:
 
 def _log(log: RequestLog, columns: Sequence[str], answered: Answered) -> None:
     def logged() -> Logged:
-        answer, question, identity = answered.answer, answered.question, answered.answer.identity
+        answer, question, loaded = answered.answer, answered.question, answered.loaded
         inputs: dict[str, NDArray[Any] | tuple[str, ...]] = {"prompt": question.prompts}
         if question.arrays:
-            inputs = dict(zip(answered.loaded.names, question.arrays, strict=True))
+            inputs = dict(zip(loaded.names, question.arrays, strict=True))
+        identity = answer.identity
         return Logged(
             answer.id, answered.began, answered.seconds, answered.envelope, identity.model, identity.version,
             identity.provenance or "", answered.key, inputs, answer.predictions, target_id(answer.spec.target),
-            partial(values_of, question.arrays, answered.loaded.spec.input, columns) if columns else dict,
+            partial(loaded.kind.columns, question.arrays, loaded.spec.input, columns) if columns else dict,
         )  # fmt: skip
 
     log.add(answered.answer.id, logged)

@@ -25,10 +25,11 @@ from starlette.types import Scope
 
 from ratchet.errors import RatchetError
 from ratchet.kinds import TableInput
+from ratchet.kinds.protocol import Arrays, InputError
+from ratchet.kinds.raw_values import texts_in
 from ratchet.serving.answering import Answering, Call
 from ratchet.serving.formats.envelopes import Answer, Own, Question, as_json, encode_together, new_id, own_content
-from ratchet.serving.formats.raw_inputs import Arrays
-from ratchet.serving.formats.request_values import BadRequest
+from ratchet.serving.formats.refusals import BadRequest
 from ratchet.serving.lifetime import Lifetime
 from ratchet.serving.requests import Busy, Refused, Reply, error_response
 from ratchet.serving.versions.batching import Overloaded, Raw
@@ -74,7 +75,7 @@ class Explaining:
                     return await self._explained(loaded, body, call, lifetime)
         except TimeoutError:
             raise Refused(503, "it was not explained within the deadline", _RETRY) from None
-        except (BadRequest, RatchetError) as error:
+        except (InputError, RatchetError) as error:
             raise Refused(400, str(error)) from None
         except Overloaded as error:
             raise Busy(str(error), error.retry_after) from None
@@ -201,7 +202,6 @@ def _warm(loaded: LoadedVersion) -> None:
 def _words(loaded: LoadedVersion, body: bytes, best: int) -> dict[str, Any]:
     from ratchet.evaluation.text_explanations import word_contributions
     from ratchet.serving.formats.envelopes import read_object
-    from ratchet.serving.formats.request_values import texts_in
 
     (text,) = texts_in(read_object(body)["input"], "input")
     contributions = word_contributions(_model(loaded), loaded.spec, text, best)
@@ -217,11 +217,10 @@ def _pixels(loaded: LoadedVersion, image: NDArray[Any], probabilities: NDArray[n
 
     from ratchet.evaluation.explanations import explain
     from ratchet.reports.images import overlay
-    from ratchet.serving.formats.raw_inputs import to_arrays, to_tensors
 
     best, second = np.argsort(-probabilities, kind="stable")[[0, min(1, len(probabilities) - 1)]].tolist()
-    arrays = to_arrays(image[None], loaded.spec.input)
-    (tensor,) = to_tensors(arrays, loaded.spec.input)
+    arrays = loaded.kind.packed((image[None],), loaded.spec.input)
+    (tensor,) = loaded.kind.to_tensors(arrays)
     result = explain(_model(loaded), tensor, rows=np.zeros(1, np.int64), answers=[best], truths=[second])
     if result.reason:
         raise BadRequest(f"there is no explanation: {result.reason}")

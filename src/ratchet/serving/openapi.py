@@ -1,14 +1,10 @@
 """The OpenAPI 3.1 document of the served version, written from its input and target."""
 
-import base64
-import io
 import math
-from datetime import UTC, datetime
 from typing import Any
 
-import numpy as np
-
-from ratchet.kinds import ArraysInput, Column, ImageInput, ModelSpec, TableInput, TextInput, TokensInput
+from ratchet.kinds import ModelSpec
+from ratchet.kinds.protocol import Kind
 from ratchet.problems import Classes, Labels, Numbers, Target
 from ratchet.serving.formats.open_inference import metadata
 from ratchet.serving.formats.uploads import UPLOADS
@@ -22,12 +18,11 @@ _MOST_VALUES = 4096  # numbers of an example
 
 def document(loaded: LoadedVersion) -> dict[str, Any]:
     """Return the document. Each example in it is answered with status 200."""
-    spec, identity = loaded.spec, loaded.identity
-    rows, example = _rows(spec), _example(spec)
-    is_language = _is_language(spec)
-    options = {"max_tokens": 8} if is_language else {"top_k": 2}
+    spec, identity, kind = loaded.spec, loaded.identity, loaded.kind
+    example = kind.example_values(spec.input)
+    options = {"max_tokens": 8} if kind.generates else {"top_k": 2}
     own: Schema = {"input": example, "options": options}
-    mlflow: Schema = {"inputs": example} | ({"params": options} if is_language else {})
+    mlflow: Schema = {"inputs": example} | ({"params": options} if kind.generates else {})
     infer = f"/v2/models/{identity.model}/infer"
     paths = {
         "/v1/predict": _post("Predict rows", "Request", own, "Answer"),
@@ -36,18 +31,18 @@ def document(loaded: LoadedVersion) -> dict[str, Any]:
         "/v1/models": _get("The version that is served"),
         "/ready": _get("Whether a version answers"),
     }
-    if isinstance(spec.input, ImageInput | TableInput | TextInput):
+    if spec.input.explanation:
         paths["/v1/explain"] = _post("Predict and explain one row", "Request", own, "Answer")
     if isinstance(spec.target, Classes | Numbers):
         paths["/v1/labels"] = _post("Store the true values of answers", "Labels", None, "Stored")
         paths["/v1/labels"]["post"]["responses"]["404"] = {"description": "An answer is not in the log"}
-    if _takes_files(spec):
+    if kind.takes_files(spec.input):
         content = paths["/v1/predict"]["post"]["requestBody"]["content"]
-        content |= {kind: {"schema": _file(kind)} for kind in sorted(UPLOADS)}
+        content |= {media: {"schema": _file(media)} for media in sorted(UPLOADS)}
     schemas: Schema = {
-        "Input": rows,
+        "Input": kind.schema(spec.input),
         "Request": _object({
-            "model": {"const": identity.model}, "input": _ref("Input"), "options": _options(spec),
+            "model": {"const": identity.model}, "input": _ref("Input"), "options": _options(kind),
         }, "input"),
         "Invocation": _object({"inputs": _ref("Input"), "params": {"type": "object"}}, "inputs"),
         "Tensors": _object({"parameters": _object({
@@ -79,96 +74,15 @@ def document(loaded: LoadedVersion) -> dict[str, Any]:
     }
 
 
-def _rows(spec: ModelSpec) -> Schema:
-    """Return the schema of `input`."""
-    match spec.input:
-        case ImageInput(height=height, width=width, channels=channels):
-            arrays: Schema = {"type": "array", "description": f"{height} x {width} x {channels} raw values"}
-            file = _object({"b64": {"type": "string", "contentEncoding": "base64"}}, "b64")
-            return _list({"anyOf": [file, arrays]} if _takes_files(spec) else arrays)
-        case TableInput(columns=columns):
-            return _list(_object({column.name: _column(column) for column in columns}, *(c.name for c in columns)))
-        case TextInput() | TokensInput():
-            return _list({"type": "string"})
-        case ArraysInput(arrays=named):
-            by_name = _object({array.name: {"type": "array"} for array in named}, *(array.name for array in named))
-            return {"anyOf": [by_name, {"type": "array"}]}
-    raise AssertionError(spec.input)
-
-
-def _column(column: Column) -> Schema:
-    """Return the schema of a column. Other values than those of the training rows are answered too."""
-    if column.type == "categorical":
-        return {"type": ["string", "number", "boolean", "null"], "examples": list(column.categories)}
-    ends = [column.offset + end for end in (column.quantiles[0], column.quantiles[-1])] if column.quantiles else []
-    if column.type == "datetime":
-        described = " to ".join(_date(end) for end in ends)
-        return {"type": ["string", "number", "null"], "format": "date-time"} | _described(described)
-    kinds = ["number", "null"] if not column.form else ["number", "string", "null"]
-    return {"type": kinds} | _described(" to ".join(f"{end:.6g}" for end in ends))
-
-
-def _described(span: str) -> Schema:
-    return {"description": f"training values: {span}"} if span else {}
-
-
-def _date(seconds: float) -> str:
-    return datetime.fromtimestamp(round(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%S")
-
-
-def _example(spec: ModelSpec) -> Any:
-    """Return an input of one row that the model answers."""
-    match spec.input:
-        case ImageInput():
-            pixels = np.broadcast_to(np.array(spec.input.mean), spec.input.shape)
-            if not _takes_files(spec):
-                return [pixels.astype(spec.input.raw_dtype).tolist()]
-            from PIL import Image
-
-            # Brighter from top to bottom: an image of the mean colour has no explanation.
-            ramp = np.linspace(0, 255, spec.input.height)[:, None, None]
-            values, file = np.broadcast_to(ramp, spec.input.shape).astype(np.uint8), io.BytesIO()
-            Image.fromarray(values[:, :, 0] if spec.input.channels == 1 else values).save(file, "PNG")
-            return [{"b64": base64.b64encode(file.getvalue()).decode()}]
-        case TableInput(columns=columns):
-            return [{column.name: _value(column) for column in columns}]
-        case ArraysInput(arrays=named):
-            filled = {array.name: np.full((1, *array.shape), array.mean).astype(array.dtype) for array in named}
-            return {name: values.tolist() for name, values in filled.items()}
-        case _:
-            return [spec.input.example]
-
-
-def _value(column: Column) -> Any:
-    if column.type == "categorical":
-        return column.categories[0] if column.categories else None
-    if column.form:
-        return None
-    value = column.offset + (column.quantiles[len(column.quantiles) // 2] if column.quantiles else column.mean)
-    return _date(value) if column.type == "datetime" else value
-
-
 def _tensors(loaded: LoadedVersion) -> Schema | None:
     """Return an example in the Open Inference Protocol v2; None: it would be too long."""
-    spec, example, inputs = loaded.spec, _example(loaded.spec), []
-    for tensor in metadata(loaded)["inputs"]:
+    inputs = []
+    for tensor, data in zip(metadata(loaded)["inputs"], loaded.kind.example_tensors(loaded.spec.input), strict=True):
         shape = [1, *tensor["shape"][1:]]
         if math.prod(shape) > _MOST_VALUES:
             return None
-        match spec.input:
-            case TableInput():
-                value = example[0][tensor["name"]]
-                if value is None and tensor["datatype"] == "BYTES":
-                    value = ""
-                data = [value]
-            case ImageInput():
-                data = np.broadcast_to(np.array(spec.input.mean), shape).astype(spec.input.raw_dtype).ravel().tolist()
-            case ArraysInput():
-                data = np.ravel(example[tensor["name"]]).tolist()
-            case _:
-                data = example
         inputs.append(tensor | {"shape": shape, "data": data})
-    return {"inputs": inputs} | ({"parameters": {"max_tokens": 8}} if _is_language(spec) else {})
+    return {"inputs": inputs} | ({"parameters": {"max_tokens": 8}} if loaded.kind.generates else {})
 
 
 def _prediction(spec: ModelSpec) -> Schema:
@@ -189,9 +103,9 @@ def _prediction(spec: ModelSpec) -> Schema:
             return _object({"text": {"type": "string"}}, "text")
 
 
-def _options(spec: ModelSpec) -> Schema:
+def _options(kind: Kind[Any]) -> Schema:
     whole: Schema = {"type": "integer", "minimum": 1}
-    if not _is_language(spec):
+    if not kind.generates:
         return _object({"top_k": whole})
     number: Schema = {"type": "number", "minimum": 0}
     return _object({
@@ -202,17 +116,6 @@ def _options(spec: ModelSpec) -> Schema:
         "seed": {"type": "integer", "minimum": 0, "description": "another number gives another text; default: 0"},
         "stream": {"type": "boolean"},
     })  # fmt: skip
-
-
-def _is_language(spec: ModelSpec) -> bool:
-    return isinstance(spec.input, TokensInput)
-
-
-def _takes_files(spec: ModelSpec) -> bool:
-    described = spec.input
-    return isinstance(described, ImageInput) and (
-        described.dtype == "uint8" and described.depth is None and described.height == described.width
-    )
 
 
 def _label(target: Target) -> Schema:

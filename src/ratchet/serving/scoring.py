@@ -7,13 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.errors import DataError
-from ratchet.kinds import TableInput
+from ratchet.kinds.input_warnings import by_row, input_warnings
+from ratchet.kinds.protocol import Arrays, InputError
 from ratchet.problems import Classes, Labels, Numbers
 from ratchet.serving.batch.reading import Batch
-from ratchet.serving.formats.input_warnings import by_row, input_warnings
-from ratchet.serving.formats.raw_inputs import Arrays, to_arrays
-from ratchet.serving.formats.request_values import given_arrays
 from ratchet.serving.versions.loaded import LoadedVersion
 
 if TYPE_CHECKING:
@@ -69,8 +66,8 @@ def _readable(
     if not rows:
         return
     try:
-        arrays = _read(loaded, _chosen(values, rows))
-    except (DataError, ValueError) as error:
+        arrays = loaded.kind.decode(_chosen(values, rows), loaded.spec.input)
+    except InputError as error:
         if len(rows) == 1:
             faults[rows[0]] = _FIELD.sub("", str(error))
             return
@@ -85,12 +82,6 @@ def _chosen(values: Any, rows: list[int]) -> Any:
     if len(rows) == len(values):
         return values
     return [values[row] for row in rows] if isinstance(values, list) else values[rows]
-
-
-def _read(loaded: LoadedVersion, values: Any) -> Arrays:
-    if isinstance(loaded.spec.input, TableInput) and not isinstance(values, list):
-        return to_arrays(values, loaded.spec.input)
-    return given_arrays(values, loaded.spec.input, "input", most=len(values))
 
 
 def _answers(loaded: LoadedVersion, predictions: NDArray[np.float32]) -> "list[polars.Series]":

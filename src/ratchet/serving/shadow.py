@@ -11,7 +11,6 @@ from collections.abc import Callable
 import numpy as np
 
 from ratchet.serving.answered import Answered
-from ratchet.serving.formats.raw_inputs import from_arrays, to_arrays
 from ratchet.serving.versions.exchange import can_replace, takes_equal
 from ratchet.serving.versions.following import Follower
 from ratchet.serving.versions.loaded import LoadedVersion
@@ -130,7 +129,7 @@ class Shadow:
         predictions = np.full((answered.question.rows, loaded.spec.target.outputs), np.nan, np.float32)
         try:
             if not takes_equal(served.spec.input, loaded.spec.input):
-                arrays = to_arrays(from_arrays(arrays, served.spec.input), loaded.spec.input)
+                arrays = loaded.kind.adapt(arrays, served.spec.input, loaded.spec.input)
             predictions = loaded.predict(arrays)
         finally:
             logged = Logged(

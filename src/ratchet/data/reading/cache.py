@@ -14,9 +14,9 @@ from typing import Any
 import polars as pl
 
 from ratchet import files
-from ratchet.data import depth
 from ratchet.data.image_rules import FACTS
 from ratchet.data.reading import identify, images, pixels, plain_png
+from ratchet.kinds.image import depth
 
 __all__ = ["FactCache", "write"]
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from ratchet.data.depth import eight_bits
+from ratchet.kinds.image.depth import eight_bits
 
 __all__ = [
     "GREY_MODES", "QUANTILES", "bits_needed", "channel_statistics", "digest_of_pixels", "full_digest",

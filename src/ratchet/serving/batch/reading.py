@@ -11,17 +11,17 @@ from ratchet.data.sources.table_records import RecordFile, text_lines
 from ratchet.data.sources.typed_files import damaged_parquet, json_object
 from ratchet.data.system_files import Ignored
 from ratchet.errors import DataError, first_line
-from ratchet.kinds import ImageInput, Input, TableInput, TextInput
+from ratchet.kinds import Input
+from ratchet.kinds.protocol import InputError
+from ratchet.kinds.registry import kind_of
 from ratchet.serving.batch.storage import InputFile, Storages
 
 if TYPE_CHECKING:
-    import polars
+    pass
 
 __all__ = ["Batch", "Reader"]
 
-_IMAGES: tuple[str, ...] = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 _TABLES: tuple[str, ...] = (".csv", ".tsv", ".parquet", ".json", ".jsonl", ".ndjson")
-_TABLE_ROWS, _FEW_ROWS = 4096, 256  # of a batch: of tables; of images and texts, which are larger
 _BATCH_BYTES = 32 << 20  # of the files of a batch
 _LARGEST = 64 << 20  # bytes of an image, a text, or a JSON file that is no JSON Lines
 
@@ -79,18 +79,14 @@ class Reader:
         Raises:
             DataError: such a model takes no files.
         """
-        if not isinstance(described, ImageInput | TableInput | TextInput):
+        self._kind = kind_of(described)
+        if not (self._kind.file_suffixes or self._kind.in_tables):
             raise DataError(
                 f"files cannot be scored by a model of kind {described.kind}; allowed: image, table, text. "
                 "Fix: `ratchet serve`, or `ratchet generate` for a language model"
             )
         self._storages, self._input, self._column, self.notes = storages, described, column, list[str]()
-        if isinstance(described, TableInput):
-            self._rows, self._needed = _TABLE_ROWS, [known.name for known in described.columns]
-            self._numbered = described.numbered
-        else:
-            self._numbered = False
-            self._rows, self._needed = _FEW_ROWS, [column] if column else []
+        self._expected = self._kind.columns_expected(described, column)
 
     def files(self, paths: Sequence[str]) -> list[InputFile]:
         """Return the files at the paths and in the folders, which can be URLs, in the order of their names.
@@ -98,10 +94,8 @@ class Reader:
         Raises:
             DataError: a path has no files for the model.
         """
-        suffixes, kind = (_IMAGES, "images") if isinstance(self._input, ImageInput) else (_TABLES, "tables")
-        if isinstance(self._input, TextInput):
-            suffixes, kind = (*_TABLES, ".txt"), "texts"
-        return [file for path in paths for file in self._storages.files(path, suffixes, kind)]
+        suffixes = (*(_TABLES if self._kind.in_tables else ()), *self._kind.file_suffixes)
+        return [file for path in paths for file in self._storages.files(path, suffixes, self._kind.files_word)]
 
     @property
     def ignored(self) -> Ignored:
@@ -139,7 +133,7 @@ class Reader:
                 done += file.size
 
     def _is_one_row(self, file: InputFile) -> bool:
-        return isinstance(self._input, ImageInput) or (isinstance(self._input, TextInput) and file.suffix == ".txt")
+        return not self._kind.in_tables or file.suffix in self._kind.file_suffixes
 
     def _whole_files(self, files: Sequence[InputFile], skip: _Skip, done: int) -> Iterator[Batch]:
         """Yield images or texts that are files of their own."""
@@ -147,7 +141,7 @@ class Reader:
         skipped = skip.of(len(files))
         done += sum(file.size for file in files[:skipped])
         for file in files[skipped:]:
-            if part and (len(part) == self._rows or size + file.size > _BATCH_BYTES):
+            if part and (len(part) == self._kind.batch_rows or size + file.size > _BATCH_BYTES):
                 yield self._contents(part, done)
                 part, size = [], 0
             part.append(file)
@@ -171,12 +165,10 @@ class Reader:
             return None, f"has {file.size >> 20:,} MiB; allowed: {_LARGEST >> 20}"
         if isinstance(content, OSError):
             return None, f"cannot be read ({content.strerror or content})"
-        if isinstance(self._input, ImageInput):
-            return content, ""
         try:
-            return content.decode(), ""
-        except UnicodeDecodeError as error:
-            return None, f"is not UTF-8 (byte {error.start}). Fix: save it as UTF-8"
+            return self._kind.file_value(content), ""
+        except InputError as error:
+            return None, str(error)
 
     def _table(self, file: InputFile, skip: _Skip, done: int) -> Iterator[Batch]:
         with self._storages.opened(file) as opened:
@@ -206,7 +198,9 @@ class Reader:
                 rows = table.metadata.row_group(group).num_rows
                 skipped = skip.of(rows)
                 if skipped < rows:
-                    for part in table.iter_batches(self._rows, row_groups=[group], columns=names, use_threads=False):
+                    for part in table.iter_batches(
+                        self._kind.batch_rows, row_groups=[group], columns=names, use_threads=False
+                    ):
                         at, skipped = skipped, skipped - min(skipped, part.num_rows)
                         frame = polars.DataFrame(polars.from_arrow(part.slice(min(at, part.num_rows))))
                         start = row + min(at, part.num_rows) + 1
@@ -214,7 +208,7 @@ class Reader:
                         if frame.height:
                             numbers = list(range(start, start + frame.height))
                             position = file.size * row // table.metadata.num_rows
-                            yield numbers, self._values(frame), [""] * frame.height, position
+                            yield numbers, self._kind.table_values(frame), [""] * frame.height, position
                 else:
                     row += rows
         except (
@@ -225,7 +219,7 @@ class Reader:
             raise damaged_parquet(error, file.path) from None
 
     def _csv(self, file: InputFile, opened: BinaryIO, skip: _Skip) -> Iterator[tuple[list[int], Any, list[str], int]]:
-        table = RecordFile(opened, where=file.path, needed=self._needed, numbered=self._numbered)
+        table = RecordFile(opened, where=file.path, needed=self._expected, numbered=self._input.numbered)
         names = self._columns(file, table.header)
         part, first = list[Record](), 1
         for number, record in enumerate(table.records(), start=1):
@@ -233,7 +227,7 @@ class Reader:
                 first = number + 1
                 continue
             part.append(record)
-            if len(part) == self._rows:
+            if len(part) == self._kind.batch_rows:
                 yield self._of_records(part, first, table.header, names, opened.tell())
                 part, first = [], number + 1
         if part:
@@ -259,12 +253,12 @@ class Reader:
                 for name, place in columns.items()
             ]
         )
-        return list(range(first, first + len(records))), self._values(frame), faults, position
+        return list(range(first, first + len(records))), self._kind.table_values(frame), faults, position
 
     def _json_lines(
         self, file: InputFile, opened: BinaryIO, skip: _Skip
     ) -> Iterator[tuple[list[int], Any, list[str], int]]:
-        part, first, number, name = list[tuple[int, str]](), 1, 0, None
+        part, first, number, names = list[tuple[int, str]](), 1, 0, list[str]()
         for line, text in enumerate(text_lines(opened, where=file.path), start=1):
             if text.isspace():
                 continue
@@ -277,21 +271,21 @@ class Reader:
                         f"({text.strip()[:60]!r}). Fix: save a list of objects, one for each row, or JSON Lines, CSV "
                         "or Parquet"
                     )
-                name = self._text_name(file, list(example))
+                names = self._names(file, list(example))
             if skip.of(1):
                 first = number + 1
                 continue
             part.append((line, text))
-            if len(part) == self._rows:
-                yield (*self._of_lines(part, first, name), opened.tell())
+            if len(part) == self._kind.batch_rows:
+                yield (*self._of_lines(part, first, names), opened.tell())
                 part, first = [], number + 1
         if part:
-            yield (*self._of_lines(part, first, name), file.size)
+            yield (*self._of_lines(part, first, names), file.size)
 
     def _of_lines(
-        self, part: Sequence[tuple[int, str]], first: int, name: str | None
+        self, part: Sequence[tuple[int, str]], first: int, names: Sequence[str]
     ) -> tuple[list[int], Any, list[str]]:
-        rows, values, faults = self._of_objects([json_object(text) for _, text in part], first, name)
+        rows, values, faults = self._of_objects([json_object(text) for _, text in part], first, names)
         places = (f"line {line} " if fault else "" for (line, _), fault in zip(part, faults, strict=True))
         return rows, values, [place + fault for place, fault in zip(places, faults, strict=True)]
 
@@ -305,14 +299,13 @@ class Reader:
             objects = json.loads("".join(text_lines(opened, where=file.path)))
         except ValueError as error:
             raise DataError(f"{file.path} is damaged JSON ({first_line(error)}). Fix: save it again") from None
-        name = self._text_name(file, list(objects[0]) if objects and isinstance(objects[0], dict) else [])
-        for start in range(skip.of(len(objects)), len(objects), self._rows):
-            part = objects[start : start + self._rows]
-            yield (*self._of_objects(part, start + 1, name), file.size * (start + len(part)) // len(objects))
+        names = self._names(file, list(objects[0]) if objects and isinstance(objects[0], dict) else [])
+        for start in range(skip.of(len(objects)), len(objects), self._kind.batch_rows):
+            part = objects[start : start + self._kind.batch_rows]
+            yield (*self._of_objects(part, start + 1, names), file.size * (start + len(part)) // len(objects))
 
-    def _of_objects(self, objects: list[Any], first: int, name: str | None) -> tuple[list[int], Any, list[str]]:
+    def _of_objects(self, objects: list[Any], first: int, needed: Sequence[str]) -> tuple[list[int], Any, list[str]]:
         """Return JSON objects with the model's keys only. A row that lacks a key cannot be read, as in a request."""
-        needed = self._needed if isinstance(self._input, TableInput) else [str(name)]
         values, faults = list[Any](), list[str]()
         for value in objects:
             absent = next((key for key in needed if key not in value), None) if isinstance(value, dict) else ""
@@ -321,37 +314,23 @@ class Reader:
                 "" if absent is None else "is no JSON object" if not absent else
                 f"has no {absent!r}. Fix: add it; null is a missing value"
             )  # fmt: skip
-        if isinstance(self._input, TextInput):
-            values = [value and value[name] for value in values]
         return list(range(first, first + len(objects))), values, faults
 
     def _columns(self, file: InputFile, header: Sequence[str]) -> list[str]:
         """Return the columns of a table that are read."""
-        if isinstance(self._input, TextInput):
-            return [str(self._text_name(file, header))]
-        missing = [name for name in self._needed if name not in header]
+        names = self._names(file, header)
+        missing = [name for name in names if name not in header]
         if missing:
             known = ", ".join(header[:20])
             raise DataError(f"{file.path}: has no column {', '.join(map(repr, missing))}; it has {known}. Fix: add it")
-        return self._needed
+        return names
 
-    def _text_name(self, file: InputFile, names: Sequence[str]) -> str | None:
-        """Return the column with the texts; None for a table."""
-        if not isinstance(self._input, TextInput):
-            return None
-        if self._column is not None and self._column not in names:
-            raise DataError(
-                f"{file.path}: has no column {self._column!r}; it has {', '.join(names[:20])}. Fix: correct --column"
-            )
-        if self._column is None and "text" not in names and len(names) != 1:
-            raise DataError(f"{file.path}: found the columns {', '.join(names)}. Fix: name the texts' one by --column")
-        return self._column or ("text" if "text" in names else names[0])
-
-    def _values(self, frame: "polars.DataFrame") -> Any:
-        """Return a frame as it is for a table, else its texts."""
-        if isinstance(self._input, TableInput):
-            return frame
-        return [text if text is not None else "" for text in frame.to_series().to_list()]
+    def _names(self, file: InputFile, names: Sequence[str]) -> list[str]:
+        """Return the columns or keys that are read, of those of a file."""
+        try:
+            return self._kind.columns_read(self._input, names, self._column)
+        except InputError as error:
+            raise DataError(f"{file.path}: {error}") from None
 
 
 def _ragged(record: Record, width: int) -> str:

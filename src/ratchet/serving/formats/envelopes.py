@@ -18,12 +18,13 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from ratchet.kinds import Input, ModelSpec, TokensInput
+from ratchet.kinds import Input, ModelSpec
+from ratchet.kinds.input_warnings import InputWarning, by_row, input_warnings
+from ratchet.kinds.protocol import Arrays, Unencoded, go_on
+from ratchet.kinds.raw_values import check_rows, texts_in
+from ratchet.kinds.registry import kind_of
 from ratchet.problems import Classes, Labels, Numbers
-from ratchet.serving.formats.input_warnings import InputWarning, by_row, input_warnings
-from ratchet.serving.formats.raw_inputs import Arrays
-from ratchet.serving.formats.request_values import BadRequest, check_rows, go_on, texts_in
-from ratchet.serving.formats.together import Unencoded
+from ratchet.serving.formats.refusals import BadRequest
 from ratchet.serving.formats.uploads import is_upload, read_upload
 from ratchet.serving.requests import Header
 from ratchet.serving.versions.loaded import Identity, LoadedVersion
@@ -77,7 +78,7 @@ class Question(NamedTuple):
     def encoded(self, arrays: Arrays) -> "Question":
         """Return the question with the arrays of its values."""
         assert self.unencoded, "callers check it"
-        warnings = input_warnings(arrays, self.unencoded.described, self.unencoded.values)
+        warnings = input_warnings(arrays, self.unencoded.spec, self.unencoded.values)
         return self._replace(arrays=arrays, unencoded=None, warnings=warnings)
 
     @property
@@ -98,10 +99,10 @@ def encode_together(questions: Sequence[Question]) -> list[Question]:
     """Return questions to one version with their arrays, which are made in one call.
 
     Raises:
-        BadRequest: a value of one of them cannot be encoded.
+        InputError: a value of one of them cannot be encoded.
     """
     waiting = [question.unencoded for question in questions if question.unencoded]
-    encoded = iter(waiting[0].encode(waiting) if waiting else ())
+    encoded = iter(kind_of(waiting[0].spec).encode(waiting) if waiting else ())
     return [question.encoded(next(encoded)) if question.unencoded else question for question in questions]
 
 
@@ -129,7 +130,7 @@ class Envelope:
         `check` is called between two image files, and raises an exception when no client waits any more.
 
         Raises:
-            BadRequest: naming the field.
+            InputError: naming the field.
             TooManyRows: found more than `rows`.
         """
         raise NotImplementedError
@@ -140,7 +141,7 @@ class Envelope:
         A small image file may have many pixels.
         """
         # A backslash may hide the name of a file: JSON allows "\\u006264".
-        return loaded.spec.input.kind != "image" or len(body) > SLOW or b'"b64"' in body or b"\\" in body
+        return not loaded.kind.is_quick or len(body) > SLOW or b'"b64"' in body or b"\\" in body
 
     def write(self, answer: Answer, question: Question) -> tuple[bytes, tuple[Header, ...]]:
         """Return the body and the headers of the response."""
@@ -167,7 +168,7 @@ class Own(Envelope):
         options = content.get("options", {})
         if not isinstance(options, dict):
             raise BadRequest('options: allowed: an object, {"top_k": 5} for example')
-        if isinstance(loaded.spec.input, TokensInput):
+        if loaded.kind.generates:
             return _streamable(content["input"], dict(options), most=self.rows)
         known_fields(options, {"top_k"}, "options.")
         top = options.get("top_k", 1)
@@ -219,7 +220,7 @@ class Invocations(Envelope):
         if not isinstance(params, dict):
             raise BadRequest("params: allowed: an object")
         values = _split_frame(content[form]) if form == "dataframe_split" else content[form]
-        if isinstance(loaded.spec.input, TokensInput):
+        if loaded.kind.generates:
             return prompts_of(values, params, form, "params", most=self.rows)
         known_fields(params, set(), "params.")
         return Question.of(loaded.given(values, form, most=self.rows, check=check), loaded.spec.input)

@@ -12,8 +12,11 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from ratchet.exports.program import OUTPUT, input_names
-from ratchet.kinds import ArraysInput, ImageInput, ModelSpec, TableInput, TokensInput
+from ratchet.exports.program import OUTPUT
+from ratchet.kinds import ModelSpec
+from ratchet.kinds.protocol import go_on
+from ratchet.kinds.raw_values import as_type
+from ratchet.kinds.registry import kind_of
 from ratchet.serving.formats.envelopes import (
     SLOW,
     Answer,
@@ -26,7 +29,7 @@ from ratchet.serving.formats.envelopes import (
     read_object,
     warnings_field,
 )
-from ratchet.serving.formats.request_values import BadRequest, as_type, go_on
+from ratchet.serving.formats.refusals import BadRequest
 from ratchet.serving.requests import Header
 from ratchet.serving.versions.loaded import LoadedVersion
 
@@ -65,24 +68,18 @@ class Infer(Envelope):
         head = parse(body[:length])
         tensors = _tensors(head.tensors, memoryview(body)[length:])
         options = _output_options(head, spec)
-        if isinstance(spec.input, TokensInput):
-            values = _only(tensors, spec).tolist()
-            question = prompts_of(values, head.parameters, "inputs", "parameters", most=self.rows)
+        values = loaded.kind.from_named(tensors, spec.input)
+        if loaded.kind.generates:
+            question = prompts_of(values.tolist(), head.parameters, "inputs", "parameters", most=self.rows)
             return question._replace(options={**question.options, **options}, id=head.id, timeout=head.timeout)
         known_fields(head.parameters, _PARAMETERS, "parameters.")
-        if isinstance(spec.input, ArraysInput):
-            values = tensors
-        elif isinstance(spec.input, TableInput):
-            values = {name: _column(name, array) for name, array in tensors.items()}
-        else:
-            values = _only(tensors, spec)
         given = loaded.given(values, "inputs", most=self.rows, check=check)
         return Question.of(given, spec.input, options=options, id=head.id, timeout=head.timeout)
 
     def is_slow(self, body: bytes, headers: Mapping[str, str], loaded: LoadedVersion) -> bool:
         # The bytes of a tensor are no JSON, and no tensor is an image file.
         is_long = len(body) > _SLOW_BYTES or _head_length(headers, body) > SLOW
-        return is_long or loaded.spec.input.kind != "image"
+        return is_long or not loaded.kind.is_quick
 
     def write(self, answer: Answer, question: Question) -> tuple[bytes, tuple[Header, ...]]:
         texts = isinstance(answer.predictions, list) or bool(question.options.get("classes"))
@@ -120,20 +117,11 @@ class Infer(Envelope):
 def metadata(loaded: LoadedVersion) -> dict[str, Any]:
     """Return the version's inputs and outputs as the Open Inference Protocol describes them."""
     spec = loaded.spec
-    if isinstance(spec.input, ImageInput):
-        kind = _NAMES[np.dtype(spec.input.raw_dtype)]
-        inputs = [{"name": tensor_names(spec)[0], "datatype": kind, "shape": [-1, *spec.input.shape]}]
-    elif isinstance(spec.input, TableInput):
-        kinds = {"numeric": "FP64", "datetime": "BYTES", "categorical": "BYTES"}
-        inputs = [{"name": column.name, "datatype": kinds[column.type], "shape": [-1]} for column in spec.input.columns]
-    elif isinstance(spec.input, ArraysInput):
-        inputs = [
-            {"name": array.name, "datatype": _NAMES[np.dtype(array.dtype)], "shape": [-1, *array.shape]}
-            for array in spec.input.arrays
-        ]
-    else:
-        inputs = [{"name": tensor_names(spec)[0], "datatype": "BYTES", "shape": [-1]}]
-    texts = isinstance(spec.input, TokensInput)
+    inputs = [
+        {"name": name, "datatype": "BYTES" if dtype == "text" else _NAMES[np.dtype(dtype)], "shape": [-1, *shape]}
+        for name, dtype, shape in loaded.kind.tensors(spec.input)
+    ]
+    texts = loaded.kind.generates
     shape = [-1] if texts else [-1, spec.target.outputs]
     return {
         "name": loaded.identity.model,
@@ -144,20 +132,9 @@ def metadata(loaded: LoadedVersion) -> dict[str, Any]:
     }
 
 
-def tensor_names(spec: ModelSpec) -> tuple[str, ...]:
-    """Return the names of a model's input tensors; those of a table are its columns."""
-    match spec.input:
-        case TableInput(columns=columns):
-            return tuple(column.name for column in columns)
-        case ImageInput() | ArraysInput():
-            return input_names(spec.input)
-        case _:
-            return ("text",)
-
-
 def output_name(spec: ModelSpec) -> str:
     """Return the name of the answer in the Open Inference Protocol."""
-    return "text" if isinstance(spec.input, TokensInput) else OUTPUT
+    return "text" if kind_of(spec.input).generates else OUTPUT
 
 
 def _head_length(headers: Mapping[str, str], body: bytes) -> int:
@@ -309,26 +286,6 @@ def _values(tensor: _Tensor, binary: memoryview | None, where: str) -> NDArray[A
         return array.reshape(shape)
     except ValueError:
         raise BadRequest(f"{where}.shape: found {shape}, which is too large") from None
-
-
-def _only(tensors: dict[str, NDArray[Any]], spec: ModelSpec) -> NDArray[Any]:
-    names = tensor_names(spec)
-    if tuple(tensors) != names:
-        raise BadRequest(f"inputs: found {', '.join(tensors)}; allowed: {', '.join(names)}")
-    return tensors[names[0]]
-
-
-def _column(name: str, array: NDArray[Any]) -> list[Any]:
-    if array.ndim > 2 or (array.ndim == 2 and array.shape[1] != 1):
-        raise BadRequest(f"inputs: {name}: found shape {list(array.shape)}; allowed: [n] or [n, 1]")
-    values = array.ravel().tolist()
-    for row, value in enumerate(values):
-        if isinstance(value, bytes):
-            try:
-                values[row] = value.decode()
-            except UnicodeDecodeError as error:
-                raise BadRequest(f"inputs: {name}[{row}]: is not UTF-8 (byte {error.start})") from None
-    return values
 
 
 def _from_json(data: Any, kind: str, where: str) -> NDArray[Any]:

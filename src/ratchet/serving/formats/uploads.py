@@ -8,8 +8,9 @@ from email import message_from_bytes
 from email.message import Message
 from typing import Any
 
-from ratchet.kinds import ImageInput, Input
-from ratchet.serving.formats.request_values import BadRequest
+from ratchet.kinds import Input
+from ratchet.kinds.registry import kind_of
+from ratchet.serving.formats.refusals import BadRequest
 
 __all__ = ["UPLOADS", "is_upload", "read_upload"]
 
@@ -31,9 +32,9 @@ def read_upload(body: bytes, headers: Mapping[str, str], described: Input) -> di
     """Return the files and options as the JSON format has them: {"input": [bytes, ...], "options": {...}}.
 
     Raises:
-        BadRequest: the model takes no images, or the form is damaged or has an unknown field.
+        BadRequest: the model takes no files, or the form is damaged or has an unknown field.
     """
-    if not isinstance(described, ImageInput):
+    if not kind_of(described).takes_files(described):
         raise BadRequest(
             f"Content-Type: found {_media_type(headers)}; the model takes {described.described}. Fix: send JSON"
         )

@@ -17,7 +17,8 @@ from ratchet.exports.examples import EXAMPLES
 from ratchet.exports.program import ABOUT as PROGRAM_ABOUT
 from ratchet.exports.program import PROGRAM, Program
 from ratchet.exports.variants import choose
-from ratchet.kinds import ArraysInput, Input, ModelSpec, TableInput, TokensInput
+from ratchet.kinds import Input, ModelSpec
+from ratchet.kinds.registry import kind_of
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.provenance_record import PROVENANCE_TAG
 from ratchet.serving.keys import KeyStore
@@ -92,10 +93,10 @@ def write_bundle(workspace: Workspace, reference: str | None, to: Path) -> str:
 
 
 def _check(called: str, described: Input, program: object) -> None:
-    problem = ""
-    if isinstance(described, TokensInput):
+    kind, problem = kind_of(described), ""
+    if kind.generates:
         problem = "is a language model, whose texts PyTorch generates"
-    elif isinstance(described, ArraysInput):
+    elif kind.has_user_code:
         problem = "has inputs of a kind of your own, whose module may need any package"
     elif not isinstance(program, Program):
         problem = "has no ONNX program"
@@ -114,7 +115,7 @@ def _copy_model(folder: Path, program: Path, to: Path) -> None:
 
 def _requirements(described: Input, project: Path) -> str:
     """Return the lines of the project's requirements.txt for the packages that the server needs, with their hashes."""
-    wanted = [*_PACKAGES, *(["polars"] if isinstance(described, TableInput) else [])]
+    wanted = [*_PACKAGES, *kind_of(described).packages]
     needed, path = set[str](), project / "requirements.txt"
     while wanted:
         name = canonicalize_name(wanted.pop())

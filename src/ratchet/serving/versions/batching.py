@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.requests import ClientDisconnect
 
-from ratchet.serving.formats.raw_inputs import Arrays
+from ratchet.kinds.protocol import Arrays
 from ratchet.serving.lifetime import Lifetime
 from ratchet.serving.versions.durations import Duration, Slack
 from ratchet.serving.versions.loaded import SIZES, LoadedVersion

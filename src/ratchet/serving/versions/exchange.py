@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from ratchet.kinds import ImageInput, Input, TableInput
+from ratchet.kinds import Input
+from ratchet.kinds.registry import kind_of
 from ratchet.problems import Classes, Labels, Numbers, Target
 from ratchet.serving.versions.loaded import LoadedVersion
 
@@ -10,24 +11,15 @@ __all__ = ["can_replace", "takes_equal"]
 
 
 def takes_equal(first: Input, second: Input) -> bool:
-    """Return whether two models take the same arrays. Images are scaled inside the program."""
-    if isinstance(first, ImageInput) and isinstance(second, ImageInput):
-        return (first.shape, first.raw_dtype, first.depth) == (second.shape, second.raw_dtype, second.depth)
-    return first == second
+    """Return whether two models take the same arrays."""
+    return first.kind == second.kind and kind_of(first).is_equal(first, second)
 
 
 def can_replace(served: LoadedVersion, other: LoadedVersion) -> bool:
     """Return whether `other` can answer all requests to `served`, and predicts the same."""
-    return _converts(served.spec.input, other.spec.input) and _outputs(served.spec.target) == _outputs(
-        other.spec.target
-    )
-
-
-def _converts(first: Input, second: Input) -> bool:
-    """Return whether requests to one model can be encoded for the other. Tables differ in their columns and scales."""
-    if isinstance(first, TableInput) and isinstance(second, TableInput):
-        return {column.name for column in second.columns} <= {column.name for column in first.columns}
-    return takes_equal(first, second)
+    have, want = served.spec.input, other.spec.input
+    converts = have.kind == want.kind and served.kind.converts(have, want)
+    return converts and _outputs(served.spec.target) == _outputs(other.spec.target)
 
 
 def _outputs(target: Target) -> Any:

@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 
-from ratchet.kinds import ArraysInput, ImageInput, Input, ModelSpec, TableInput, TextInput, TokensInput
+from ratchet.kinds import ArraysInput, Input, ModelSpec, TableInput
+from ratchet.kinds.registry import kind_of
 from ratchet.problems import Labels, Numbers, Target
 from ratchet.training.models.arrays import ArraysFront
 from ratchet.training.models.tabular import TableFront
@@ -111,17 +112,5 @@ def predictions(outputs: torch.Tensor, target: Target) -> torch.Tensor:
 
 def example_inputs(described: Input, rows: int = 1) -> tuple[torch.Tensor, ...]:
     """Return inputs of `rows` samples whose values are all 0."""
-    match described:
-        case ImageInput():
-            return (torch.zeros(rows, described.channels, described.height, described.width),)
-        case TableInput():
-            numbers = torch.zeros(rows, len(described.numeric))
-            return numbers, torch.zeros(rows, len(described.categorical), dtype=torch.int64)
-        case TextInput():
-            return (torch.zeros(rows, 8, dtype=torch.int64),)
-        case TokensInput():
-            return (torch.zeros(rows, described.context, dtype=torch.int64),)
-        case ArraysInput():
-            return tuple(
-                torch.zeros(rows, *array.shape, dtype=getattr(torch, array.dtype)) for array in described.arrays
-            )
+    kind = kind_of(described)
+    return kind.to_tensors(kind.packed(kind.zeros(described, rows), described))

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ratchet.kinds import Column, Input, Unusual, unusual
-from ratchet.serving.formats.raw_inputs import Arrays
+from ratchet.kinds.inputs import Column, Input
+from ratchet.kinds.protocol import Arrays, Unusual
+from ratchet.kinds.registry import kind_of
 
 __all__ = ["InputWarning", "by_row", "input_warnings"]
 
@@ -28,17 +29,17 @@ class InputWarning(NamedTuple):
 
 
 def input_warnings(
-    arrays: Arrays, described: Input, values: Any, *, most: int | None = _MOST_IN_ALL
+    arrays: Arrays, spec: Input, values: Any, *, most: int | None = _MOST_IN_ALL
 ) -> tuple[InputWarning, ...]:
     """Return warnings about rows.
 
     Args:
-        arrays: of the rows, as `to_arrays` returned them.
-        described: the model's input.
+        arrays: of the rows, as `Kind.decode` returns them.
+        spec: the model's input.
         values: the rows as the client sent them: a list, a mapping of columns, or a frame.
         most: warnings; None: all.
     """
-    findings = unusual(arrays, described, lambda row, name: _cell(values, row, name))
+    findings = kind_of(spec).unusual(arrays, spec, lambda row, name: _cell(values, row, name))
     spellings: dict[str, dict[str, str]] = {}
     return tuple(InputWarning(each.row, each.reason, _text(each, spellings)) for each in islice(findings, most))
 

@@ -1,0 +1,1 @@
+"""Samples of a user's own kind as a kind of samples."""

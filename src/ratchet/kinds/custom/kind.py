@@ -1,0 +1,127 @@
+"""Samples of a user's own kind: raw values of which the user's code makes named arrays, or these arrays."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratchet.errors import RatchetError
+from ratchet.kinds.inputs import ArraysInput
+from ratchet.kinds.protocol import Arrays, InputError, Json, Kind, RawValue, Tensor, Unusual, far_values, go_on
+from ratchet.kinds.raw_values import as_type, json_type, only_column
+
+if TYPE_CHECKING:
+    from ratchet.training.own_kind import OwnKind
+
+__all__ = ["OwnArrays"]
+
+
+class OwnArrays(Kind[ArraysInput]):
+    """Named arrays, as data.kind names the class that makes them."""
+
+    name = "arrays"
+    has_user_code = True
+
+    def array_names(self, spec: ArraysInput) -> tuple[str, ...]:
+        return spec.names
+
+    def prepare(self, spec: ArraysInput) -> "OwnKind":
+        """Return the user's class.
+
+        Raises:
+            TrainingError: it cannot be imported, or lacks a method.
+        """
+        from ratchet.training.own_kind import OwnKind
+
+        own = OwnKind.of(spec)
+        own.check()
+        return own
+
+    def example(self, spec: ArraysInput, rows: int, seed: int) -> Arrays:
+        random = np.random.default_rng(seed)
+        return tuple(
+            random.normal(array.mean, array.std, (rows, *array.shape)).astype(array.dtype)
+            if array.is_scaled
+            else np.full((rows, *array.shape), round(array.mean), array.dtype)  # in the range of the training values
+            for array in spec.arrays
+        )
+
+    def zeros(self, spec: ArraysInput, rows: int) -> Arrays:
+        return tuple(np.zeros((rows, *array.shape), array.dtype) for array in spec.arrays)
+
+    def read(self, values: Any, spec: ArraysInput, field: str, check: Callable[[], None] = go_on) -> Arrays:
+        """Return the arrays of a list of the user's values, or of a mapping of arrays by name."""
+        values = only_column(values, field)
+        if isinstance(values, Mapping) and len(values) == 1 and set(values) != set(spec.names):
+            (values,) = values.values()  # a frame with one column
+        if isinstance(values, Mapping):
+            return _named_arrays(values, spec, field)
+        if not isinstance(values, list | np.ndarray):
+            raise InputError(f"{field}: found {json_type(values)}; allowed: a list of {spec.reader} values")
+        try:
+            arrays: Arrays = spec.prepared.batch(list(values), spec)
+            return arrays
+        except (RatchetError, ValueError) as error:
+            raise InputError(f"{field}: {error}") from None
+
+    def values(self, arrays: Arrays, spec: ArraysInput) -> dict[str, NDArray[Any]]:
+        return dict(zip(spec.names, arrays, strict=True))
+
+    def unusual(self, arrays: Arrays, spec: ArraysInput, raw_value: RawValue) -> Iterator[Unusual]:
+        for values, array in zip(arrays, spec.arrays, strict=True):
+            yield from far_values(values, array.name, array.range)
+
+    def obstacle(self, have: ArraysInput, want: ArraysInput) -> str:
+        if have.layout != want.layout:
+            return f"it takes {want.described}, and these data have {have.described}"
+        return ""
+
+    def tensors(self, spec: ArraysInput) -> tuple[Tensor, ...]:
+        return tuple(Tensor(array.name, array.dtype, array.shape) for array in spec.arrays)
+
+    def from_named(self, tensors: Mapping[str, NDArray[Any]], spec: ArraysInput) -> Mapping[str, NDArray[Any]]:
+        return tensors
+
+    def schema(self, spec: ArraysInput) -> Json:
+        by_name = {name: {"type": "array"} for name in spec.names}
+        return {"anyOf": [{"type": "object", "properties": by_name, "required": [*by_name]}, {"type": "array"}]}
+
+    def example_values(self, spec: ArraysInput) -> dict[str, list[Any]]:
+        return {each.name: np.full((1, *each.shape), each.mean).astype(each.dtype).tolist() for each in spec.arrays}
+
+    def example_tensors(self, spec: ArraysInput) -> list[list[Any]]:
+        return [np.ravel(values).tolist() for values in self.example_values(spec).values()]
+
+    def mlflow_schema(self, spec: ArraysInput) -> None:
+        """Return None: MLflow would change values such as arrays in a dictionary."""
+        return
+
+    def summary(self, spec: ArraysInput) -> str:
+        return f"raw values, of which {spec.reader} makes {spec.described}"
+
+    def argument(self, spec: ArraysInput) -> str:
+        return f"a list of raw values, or {spec.described}"
+
+
+def _named_arrays(values: Mapping[str, Any], spec: ArraysInput, field: str) -> Arrays:
+    """Return arrays that are given by name, (n, *shape) each."""
+    if set(values) != set(spec.names):
+        found = ", ".join(map(str, values)) or "no arrays"
+        raise InputError(f"{field}: found {found}; allowed: {spec.described}")
+    arrays = []
+    for array in spec.arrays:
+        raw = values[array.name]
+        try:
+            given = np.asarray(raw, None if isinstance(raw, np.ndarray) else object)
+            arrays.append(as_type(given, np.dtype(array.dtype)))
+        except (ValueError, TypeError, OverflowError):
+            raise InputError(f"{field}: {array.name} has values that are no finite {array.dtype}") from None
+    rows = {len(each) if each.ndim else -1 for each in arrays}
+    for array, each in zip(spec.arrays, arrays, strict=True):
+        if each.shape[1:] != array.shape or len(rows) > 1 or rows == {-1}:
+            shape = ", ".join(map(str, ("n", *array.shape)))
+            raise InputError(
+                f"{field}: {array.name} has shape {each.shape}; allowed: ({shape}), with one n for all arrays"
+            )
+    return tuple(arrays)

@@ -1,0 +1,31 @@
+"""The kinds of samples by name. A new kind is a folder and a line here."""
+
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from ratchet.kinds.protocol import Kind
+
+__all__ = ["KINDS", "kind_named", "kind_of"]
+
+KINDS = {
+    "image": "ratchet.kinds.image.kind:Images",
+    "table": "ratchet.kinds.table.kind:Tables",
+    "text": "ratchet.kinds.text.kind:Texts",
+    "tokens": "ratchet.kinds.tokens.kind:TokenStreams",
+    "arrays": "ratchet.kinds.custom.kind:OwnArrays",
+}
+"""Module and class of each. Only the kind in use is imported: it decides what a model learns, and others do not."""
+
+
+@cache
+def kind_named(name: str) -> Kind[Any]:
+    """Return the kind with this name."""
+    module, _, kind = KINDS[name].partition(":")
+    found: Kind[Any] = getattr(import_module(module), kind)()
+    return found
+
+
+def kind_of(spec: Any) -> Kind[Any]:
+    """Return the kind of a model's input or of a packed set's."""
+    return kind_named(spec.kind)

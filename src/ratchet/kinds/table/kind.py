@@ -1,0 +1,236 @@
+"""Rows of a table: objects, columns and frames in requests and files, and for models with other columns."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratchet.errors import DataError
+from ratchet.kinds.inputs import Column, TableInput
+from ratchet.kinds.protocol import Arrays, InputError, Json, Kind, RawValue, Tensor, Unencoded, Unusual, go_on
+from ratchet.kinds.raw_values import json_type
+from ratchet.kinds.table.requests import encode_requests, frame_of
+
+if TYPE_CHECKING:
+    import pandas  # type: ignore[import-untyped]
+    from mlflow.types import Schema
+
+    from ratchet.data.tables.encode import PlainRows
+
+__all__ = ["Tables"]
+
+_CELLS = frozenset({str, int, float, bool, type(None)})  # types of the cells of a table
+_UNKNOWN = 1  # code of a category outside the training rows
+
+
+class Tables(Kind[TableInput]):
+    """Rows of a table, as two arrays: numbers and codes of categories."""
+
+    name = "table"
+    program_inputs = ("numbers", "codes")
+    packages = ("polars",)
+    in_tables = True
+    batch_rows = 4096
+
+    def prepare(self, spec: TableInput) -> "PlainRows":
+        from ratchet.data.tables.encode import PlainRows
+
+        return PlainRows(spec)
+
+    def example(self, spec: TableInput, rows: int, seed: int) -> Arrays:
+        random = np.random.default_rng(seed)
+        numbers = [random.normal(column.mean, column.std, rows) for column in spec.numeric]
+        codes = [random.integers(0, len(column.categories) + 2, rows) for column in spec.categorical]
+        return (
+            np.array(numbers, np.float32).reshape(-1, rows).T.copy(),
+            np.array(codes, np.int64).reshape(-1, rows).T.copy(),
+        )
+
+    def zeros(self, spec: TableInput, rows: int) -> Arrays:
+        return np.zeros((rows, len(spec.numeric)), np.float32), np.zeros((rows, len(spec.categorical)), np.int64)
+
+    def read(self, values: Any, spec: TableInput, field: str, check: Callable[[], None] = go_on) -> Arrays | Unencoded:
+        """Return checked columns of a list of objects, or of an object of columns; of a frame the arrays."""
+        if not hasattr(values, "columns"):
+            columns = _known_columns(_columns(values, field), spec, field)
+            return Unencoded(columns, field, len(next(iter(columns.values()), ())), spec)
+        from ratchet.data.tables.encode import encode
+
+        try:
+            return encode(frame_of(values, spec), spec)
+        except DataError as error:
+            raise InputError(f"{field}: {error}") from None
+
+    def encode(self, given: Sequence[Unencoded]) -> list[Arrays]:
+        return encode_requests(given)
+
+    def values(self, arrays: Arrays, spec: TableInput) -> "pandas.DataFrame":
+        """Return a frame. A value that the training rows do not have becomes a text of its own."""
+        import pandas
+
+        numbers, codes = arrays
+        values: dict[str, Any] = {}
+        for place, column in enumerate(spec.numeric):
+            read = numbers[:, place].astype(np.float64) + column.offset
+            is_date = column.type == "datetime"
+            values[column.name] = (read * 1e6).round().astype("datetime64[us]") if is_date else read
+        for place, column in enumerate(spec.categorical):
+            unseen = max(column.categories, key=len, default="") + "?"
+            names = np.array([None, unseen, *column.categories], dtype=object)
+            values[column.name] = names[codes[:, place]]
+        return pandas.DataFrame({column.name: values[column.name] for column in spec.columns})
+
+    def columns(self, arrays: Arrays, spec: TableInput, names: Collection[str]) -> dict[str, list[float | str | None]]:
+        """Return numbers, dates as seconds since 1970, or categories. None: missing."""
+        if not arrays:
+            return {}
+        values: dict[str, list[float | str | None]] = {}
+        numbers, codes = arrays
+        for place, column in enumerate(spec.numeric):
+            if column.name in names:
+                read = numbers[:, place].astype(np.float64) + column.offset
+                values[column.name] = [None if np.isnan(value) else value for value in read.tolist()]
+        for place, column in enumerate(spec.categorical):
+            if column.name in names:
+                known = (None, "(not in the training rows)", *column.categories)
+                values[column.name] = [known[code] for code in codes[:, place].tolist()]
+        return values
+
+    def unusual(self, arrays: Arrays, spec: TableInput, raw_value: RawValue) -> Iterator[Unusual]:
+        numbers, codes = arrays
+        (low, high), complete_numbers, complete_codes, has_all = spec.usual
+        for cells, columns, reason in (
+            ((numbers < low) | (numbers > high), spec.numeric, "range"),
+            ((codes == _UNKNOWN) & has_all, spec.categorical, "category"),
+            (np.isnan(numbers) & complete_numbers, spec.numeric, "missing"),
+            ((codes == 0) & complete_codes, spec.categorical, "missing"),
+        ):
+            for row, place in np.argwhere(cells).tolist() if cells.any() else ():
+                column, value = columns[place], None
+                if reason != "missing":
+                    value = numbers[row, place].item() if reason == "range" else raw_value(row, column.name)
+                yield Unusual(row, column.name, reason, value, column)
+
+    def obstacle(self, have: TableInput, want: TableInput) -> str:
+        missing = {column.name for column in want.columns} - {column.name for column in have.columns}
+        if missing:
+            return f"it takes the column {min(missing)}, which these data do not have"
+        changed = {column.name for column in want.numeric} & {column.name for column in have.categorical}
+        if changed:
+            return f"it takes numbers or dates in the column {min(changed)}, which has categories now"
+        return ""
+
+    def converts(self, have: TableInput, want: TableInput) -> bool:
+        return not self.obstacle(have, want)
+
+    def adapt(self, arrays: Arrays, have: TableInput, want: TableInput) -> Arrays:
+        return self.decode(self.values(arrays, have), want)
+
+    def tensors(self, spec: TableInput) -> tuple[Tensor, ...]:
+        return tuple(Tensor(each.name, "float64" if each.type == "numeric" else "text") for each in spec.columns)
+
+    def from_named(self, tensors: Mapping[str, NDArray[Any]], spec: TableInput) -> dict[str, list[Any]]:
+        return {name: _column_values(name, array) for name, array in tensors.items()}
+
+    def schema(self, spec: TableInput) -> Json:
+        columns = {column.name: _column_schema(column) for column in spec.columns}
+        return {"type": "array", "items": {"type": "object", "properties": columns, "required": list(columns)}}
+
+    def example_values(self, spec: TableInput) -> list[dict[str, Any]]:
+        return [{column.name: _example_cell(column) for column in spec.columns}]
+
+    def example_tensors(self, spec: TableInput) -> list[list[Any]]:
+        (row,) = self.example_values(spec)
+        return [["" if row[name] is None and dtype == "text" else row[name]] for name, dtype, _ in self.tensors(spec)]
+
+    def mlflow_schema(self, spec: TableInput) -> "Schema":
+        from mlflow.types import ColSpec, Schema
+        from mlflow.types.schema import AnyType
+
+        # Of any type, because ingest reads numbers, dates and texts in many forms, and so does `predict`.
+        anything = AnyType()  # type: ignore[no-untyped-call]
+        return Schema([ColSpec(anything, column.name, required=False) for column in spec.columns])
+
+    def columns_expected(self, spec: TableInput, column: str | None) -> list[str]:
+        return [known.name for known in spec.columns]
+
+    def columns_read(self, spec: TableInput, names: Sequence[str], column: str | None) -> list[str]:
+        return self.columns_expected(spec, column)
+
+
+def _columns(values: Any, field: str) -> dict[str, list[Any]]:
+    """Return the columns of rows: a list of objects that have the same keys, or an object of lists of one length."""
+    if isinstance(values, Mapping):
+        lengths = {len(column) if isinstance(column, list | np.ndarray) else -1 for column in values.values()}
+        if len(lengths) > 1 or -1 in lengths:
+            raise InputError(f"{field}: allowed: an object of lists that have one length")
+        return {str(name): list(column) for name, column in values.items()}
+    if not isinstance(values, list) or not all(isinstance(row, Mapping) for row in values):
+        raise InputError(f"{field}: found {json_type(values)}; allowed: a list of objects, one for each row")
+    names = dict.fromkeys(str(name) for row in values for name in row)
+    if values and not names:
+        raise InputError(f"{field}[0]: has no columns")
+    for number, row in enumerate(values):
+        if len(row) != len(names):
+            absent = next(name for name in names if name not in row)
+            raise InputError(f"{field}[{number}]: has no {absent!r}. Fix: add it; null is a missing value")
+    return {name: [row[name] for row in values] for name in names}
+
+
+def _known_columns(columns: dict[str, list[Any]], spec: TableInput, field: str) -> dict[str, list[Any]]:
+    """Return the columns of a table, whose names and types are allowed."""
+    from ratchet.data.tables.encode import other_spellings
+
+    spelled = other_spellings(columns, spec)
+    columns = {spelled.get(name, name): column for name, column in columns.items()}
+    known = {column.name for column in spec.columns}
+    for name, column in columns.items():
+        if name not in known:
+            raise InputError(f"{field}: unknown column {name!r}; allowed: {', '.join(sorted(known))}")
+        if set(map(type, column)) <= _CELLS:
+            continue
+        for row, value in enumerate(column):
+            if type(value) not in _CELLS and not np.isscalar(value):
+                raise InputError(f"{field}[{row}].{name}: found {json_type(value)}; allowed: a text, number or null")
+    return columns if next(iter(columns.values()), []) else {name: [] for name in known}
+
+
+def _column_values(name: str, array: NDArray[Any]) -> list[Any]:
+    if array.ndim > 2 or (array.ndim == 2 and array.shape[1] != 1):
+        raise InputError(f"inputs: {name}: found shape {list(array.shape)}; allowed: [n] or [n, 1]")
+    values = array.ravel().tolist()
+    for row, value in enumerate(values):
+        if isinstance(value, bytes):
+            try:
+                values[row] = value.decode()
+            except UnicodeDecodeError as error:
+                raise InputError(f"inputs: {name}[{row}]: is not UTF-8 (byte {error.start})") from None
+    return values
+
+
+def _column_schema(column: Column) -> Json:
+    """Return the schema of a column. Other values than those of the training rows are answered too."""
+    if column.type == "categorical":
+        return {"type": ["string", "number", "boolean", "null"], "examples": list(column.categories)}
+    ends = [column.offset + end for end in (column.quantiles[0], column.quantiles[-1])] if column.quantiles else []
+    is_date = column.type == "datetime"
+    span = " to ".join(_date(end) if is_date else f"{end:.6g}" for end in ends)
+    described = {"description": f"training values: {span}"} if span else {}
+    if is_date:
+        return {"type": ["string", "number", "null"], "format": "date-time", **described}
+    return {"type": ["number", "null"] if not column.form else ["number", "string", "null"], **described}
+
+
+def _example_cell(column: Column) -> Any:
+    if column.type == "categorical":
+        return column.categories[0] if column.categories else None
+    if column.form:
+        return None
+    value = column.offset + (column.quantiles[len(column.quantiles) // 2] if column.quantiles else column.mean)
+    return _date(value) if column.type == "datetime" else value
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(round(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%S")

@@ -1,0 +1,1 @@
+"""Token streams as a kind of samples."""

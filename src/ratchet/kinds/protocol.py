@@ -129,7 +129,7 @@ class Kind(Generic[S]):
         """Return packed arrays as tensors of the network."""
         import torch
 
-        return tuple(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays)
+        return tuple(torch.from_numpy(np.require(array, requirements=("C", "W"))) for array in arrays)
 
     def from_tensors(self, inputs: "tuple[torch.Tensor, ...]") -> Arrays:
         """Return packed arrays: the inverse of `to_tensors`."""

@@ -46,7 +46,7 @@ class InputSpec:
 
     @cached_property
     def prepared(self) -> Any:
-        """What the kind keeps between calls to decode values: a user's class, for example."""
+        """Objects that the kind keeps between calls to decode values: a user's class, for example."""
         from ratchet.kinds.registry import kind_of
 
         return kind_of(self).prepare(self)

@@ -39,8 +39,8 @@ def only_column(values: Any, field: str) -> Any:
     if not hasattr(values, "columns"):
         return values
     if len(values.columns) != 1:
-        found = ", ".join(map(str, values.columns))
-        raise InputError(f"{field}: found the columns {found}; allowed: one column with the values")
+        names = ", ".join(map(str, values.columns))
+        raise InputError(f"{field}: found the columns {names}; allowed: one column with the values")
     return values[values.columns[0]].to_list()
 
 

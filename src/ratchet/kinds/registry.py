@@ -22,8 +22,8 @@ KINDS = {
 def kind_named(name: str) -> Kind[Any]:
     """Return the kind with this name."""
     module, _, kind = KINDS[name].partition(":")
-    found: Kind[Any] = getattr(import_module(module), kind)()
-    return found
+    instance: Kind[Any] = getattr(import_module(module), kind)()
+    return instance
 
 
 def kind_of(spec: Any) -> Kind[Any]:

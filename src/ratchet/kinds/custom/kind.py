@@ -107,8 +107,8 @@ class OwnArrays(Kind[ArraysInput]):
 def _named_arrays(values: Mapping[str, Any], spec: ArraysInput, field: str) -> Arrays:
     """Return arrays that are given by name, (n, *shape) each."""
     if set(values) != set(spec.names):
-        found = ", ".join(map(str, values)) or "no arrays"
-        raise InputError(f"{field}: found {found}; allowed: {spec.described}")
+        names = ", ".join(map(str, values)) or "no arrays"
+        raise InputError(f"{field}: found {names}; allowed: {spec.described}")
     arrays = []
     for array in spec.arrays:
         raw = values[array.name]

@@ -83,8 +83,8 @@ class Images(Kind[ImageInput]):
             return (as_type(images, np.dtype(spec.raw_dtype)),)
         except (ValueError, TypeError, OverflowError):
             is_number = images.dtype.kind in "iuf"
-            found = f"found values from {images.min()} to {images.max()}" if is_number else "has other values"
-            raise InputError(f"{field}: {found}; allowed: {allowed(spec)}") from None
+            fault = f"found values from {images.min()} to {images.max()}" if is_number else "has other values"
+            raise InputError(f"{field}: {fault}; allowed: {allowed(spec)}") from None
 
     def values(self, arrays: Arrays, spec: ImageInput) -> NDArray[Any]:
         return arrays[0] if spec.depth is None else raw_values(arrays[0], spec.depth)

@@ -17,7 +17,7 @@ import numpy as np
 
 from bench import online_testing
 from bench.report import Row, alone, options
-from ratchet.gate.significance import FIRST_TRY, p_better, spend
+from ratchet.gate.significance import FIRST_TRY, Tries, p_better, spend
 from ratchet.settings.model import GateSettings
 from tests.simulations.gate import (
     BETTER,
@@ -69,14 +69,7 @@ def measure(rounds: int, *, quick: bool, only: Sequence[str] = PARTS) -> list[Ro
     if "sets" in only:
         rows += _sets(rounds // 2)
     if "failures" in only:
-        rows += [
-            _row(
-                f"{size:,} rows, worse by a failure on 1 % of them",
-                share_won_by_a_rarely_failing_model(size, sets=rounds),
-                at_most=0.05,
-            )
-            for size in (20, 100, 300, 1000)
-        ]
+        rows += _failures(rounds)
     if "series" in only:
         rows += _series(rounds, rows=sizes[-1])
     return rows
@@ -145,6 +138,21 @@ def _sets(histories: int) -> list[Row]:
         restored = 2 if "in turn" in name else 1  # test sets without a common row
         share = share_with_a_promotion(Pair(0.9, 0.0), sets, histories=histories)
         rows.append(_row(f"{_NIGHTS} equal nights, {name}: a promotion", share, at_most=0.05 * restored))
+    return rows
+
+
+def _failures(sets: int) -> list[Row]:
+    rows = []
+    for size, before, rate in (
+        *((size, 0, 0.01) for size in (300, 472, 473, 700, 1000)),
+        *((size, 29, 0.01) for size in (802, 803)),
+        (1000, 0, 0.002),
+    ):
+        tries = Tries(count=before, spent=before)
+        share = share_won_by_a_rarely_failing_model(size, sets=sets, rate=rate, tries=tries)
+        level = spend(tries, confidence=0.95).level
+        most = None if rate < 0.01 else level + 3 * math.sqrt(level / sets)
+        rows.append(_row(f"{size:,} rows, try {before + 1}, worse by failures on {rate:.1%}", share, at_most=most))
     return rows
 
 

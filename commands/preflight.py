@@ -117,7 +117,7 @@ class _Preflight:
 
     def _tiny(self, params: Params, scratch: Scratch) -> Params:
         shutil.copyfile(self.workspace.params, scratch.params)
-        ledger = {"registry.ledger": f"sqlite:///{scratch.mlruns / 'ledger.db'}", "registry.ledger_keys": []}
+        ledger = {"registry.ledger": f"sqlite:///{scratch.mlruns / 'ledger.db'}"}
         tiny = settings.override(scratch.params, {**_TINY, **ledger, **scratch.own})
         # The file does not allow 0, but a few samples may miss a class by chance.
         return tiny.model_copy(update={"data": tiny.data.model_copy(update={"min_per_class": 0})})

@@ -1,6 +1,7 @@
 """`ratchet up`, `down`, `status`, `logs`: the local servers."""
 
 import os
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -36,7 +37,34 @@ def up(
     begin = in_foreground.stay if foreground else lifecycle.up
     begin(workspace, params, say=echo)
     if not foreground:
-        echo("next: prefect deployment run train-flow/local; ratchet down stops what was started")
+        echo("next: ratchet run train-flow/local; ratchet down stops what was started")
+
+
+@servers.command(
+    "run",
+    rich_help_panel=Panel.SERVERS,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def start_run(
+    context: typer.Context,
+    deployment: Annotated[str, typer.Argument(metavar="DEPLOYMENT", help="For example train-flow/local.")],
+) -> None:
+    """Start a run of a deployment: `prefect deployment run` and its options, once `ratchet up` is done."""
+    from flows.server.lifecycle import exclusive
+    from flows.server.status import status
+    from ratchet.errors import PlatformError
+    from ratchet.servers.environment import service_environment
+
+    workspace = Workspace.find()
+    with exclusive(workspace, echo):  # an `up` that still starts creates the deployments at its end
+        prefect = status(workspace)[0]
+    if prefect.address is None or prefect.state not in ("up", "elsewhere"):
+        raise PlatformError(
+            f"{deployment}: a run needs Prefect's server and a worker, and in {workspace.root} the server is "
+            f"{prefect.state}. Fix: `ratchet up`, then the same command again; or `ratchet train`, which needs neither"
+        )
+    command = [sys.executable, "-m", "prefect", "deployment", "run", deployment, *context.args]
+    os.execve(sys.executable, command, service_environment(workspace, prefect.address.removesuffix("/api") + "/api"))
 
 
 @servers.command("down", rich_help_panel=Panel.SERVERS)

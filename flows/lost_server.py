@@ -20,7 +20,6 @@ __all__ = ["ending_promptly", "give_up_if_lost", "is_signal"]
 
 _TRIES, _PAUSE = 3, 1.0  # and seconds between them: a server that starts again is not lost
 _TIMEOUT = 5.0  # seconds for a connection
-_lost: list[str] = []  # addresses of servers that this process has given up
 
 
 def is_signal(error: BaseException) -> bool:
@@ -44,11 +43,12 @@ def ending_promptly() -> Iterator[None]:
 def give_up_if_lost() -> bool:
     """Return whether no connection to the server is possible. If so, stop retries, and drop logs and events."""
     settings = get_current_settings()
-    if settings.api.url is None or settings.api.url in _lost:
-        return settings.api.url is not None
+    if settings.api.url is None:
+        return False
+    if settings.client.max_retries == 0 and not settings.logging.to_api.enabled:  # given up before
+        return True
     if not _is_lost():
         return False
-    _lost.append(settings.api.url)
     settings.client.max_retries = 0
     settings.logging.to_api.enabled = False
     EventsWorker.set_client_override(NullEventsClient)

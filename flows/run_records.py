@@ -7,7 +7,8 @@ kernel for want of memory, cannot: its file stays, and the next check closes the
 import atexit
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID
@@ -20,11 +21,12 @@ from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Crashed
 
+from flows.lost_server import ending_promptly
 from ratchet import files
 from ratchet.servers.supervisor import is_same, started_at
-from ratchet.workspace import Workspace
+from ratchet.workspace import Workspace, disk_errors
 
-__all__ = ["CLOSED", "close_dead_runs", "close_run", "record_run"]
+__all__ = ["CLOSED", "close_dead_runs", "close_run", "record_run", "recorded_run"]
 
 CLOSED = "ratchet.run.closed"
 _ACTIVE = (StateType.RUNNING, StateType.PENDING, StateType.CANCELLING)
@@ -41,6 +43,16 @@ def record_run(workspace: Workspace) -> None:
     own = os.getpid()
     files.write_json(path, {"pid": own, "began": started_at(own), "machine": socket.gethostname()})
     atexit.register(_remove, path, own)
+
+
+@contextmanager
+def recorded_run(workspace: Workspace, name: str, *, say: Callable[[str], None]) -> Iterator[None]:
+    """Record this run, hold its folder, and end promptly by a signal or on a full disk."""
+    record_run(workspace)
+    with ending_promptly(), disk_errors(workspace.root), workspace.hold(name, wait=5.0) as restored:
+        if restored:
+            say(restored)
+        yield
 
 
 def close_dead_runs(client: SyncPrefectClient, workspace: Workspace) -> Iterator[str]:

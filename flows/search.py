@@ -9,12 +9,10 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 from pydantic import Field
 
-from flows import quotas
 from flows.cancelled_runs import ended_by, publish_stop
-from flows.lost_server import ending_promptly
 from flows.progress import PrefectProgress, log_errors_without_traceback, whole
 from flows.run_names import run_name
-from flows.run_records import record_run
+from flows.run_records import record_run, recorded_run
 from flows.stages import ingest_stage
 from ratchet import settings
 from ratchet.errors import RatchetError
@@ -47,16 +45,8 @@ def search_flow(
     log_errors_without_traceback()
     try:
         workspace = Workspace.find()
-        record_run(workspace)
         say = get_run_logger().info
-        with (
-            quotas.run_slot(),
-            ending_promptly(),
-            disk_errors(workspace.root),
-            workspace.hold("search-flow", wait=5.0) as restored,
-        ):
-            if restored:
-                say(restored)
+        with recorded_run(workspace, "search-flow", say=say):
             changes = settings.flatten(overrides)
             with overridden(workspace.params, changes, note=workspace.overrides, say=say) as run:
                 require_references(run.params, workspace)

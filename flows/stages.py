@@ -17,9 +17,9 @@ from prefect.states import Completed
 
 from flows import dvc_stage
 from flows.cancelled_runs import ended_by
+from flows.gpu_slot import gpu_slot
 from flows.lost_server import ending_promptly
 from flows.progress import PrefectProgress, whole
-from flows.quotas import gpu_slot
 from ratchet.data.versions import DatasetVersion, read_version
 from ratchet.errors import RatchetError, find_cause
 from ratchet.settings.model import Params

@@ -4,13 +4,12 @@ from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from flows import quotas, revisions
+from flows import revisions
 from flows.artifacts import publish
 from flows.cancelled_runs import ended_by, publish_stop
-from flows.lost_server import ending_promptly
 from flows.progress import log_errors_without_traceback
 from flows.run_names import run_name
-from flows.run_records import record_run
+from flows.run_records import recorded_run
 from flows.stages import evaluate_stage, export_stage, ingest_stage, register_stage, train_stage, version_stage
 from ratchet import settings
 from ratchet.errors import RatchetError
@@ -19,7 +18,6 @@ from ratchet.registry.access import require, user
 from ratchet.registry.alias_sync import require_agreement
 from ratchet.settings.model import Overrides
 from ratchet.settings.run_settings import overridden
-from ratchet.workspace import disk_errors
 from tasks.register import Registration
 from tasks.summary import earlier_version
 
@@ -42,16 +40,8 @@ def train_flow(
     log_errors_without_traceback()
     try:
         workspace = revisions.find_workspace(revision)
-        record_run(workspace)
         say = get_run_logger().info
-        with (
-            quotas.run_slot(),
-            ending_promptly(),
-            disk_errors(workspace.root),
-            workspace.hold("train-flow", wait=5.0) as restored,
-        ):
-            if restored:
-                say(restored)
+        with recorded_run(workspace, "train-flow", say=say):
             revisions.prepare(workspace, revision)
             changes = settings.flatten(overrides)
             with overridden(workspace.params, changes, note=workspace.overrides, say=say) as run:

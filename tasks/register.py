@@ -1,7 +1,7 @@
 """register: judge the evaluated model, and register it if it passes the gate. A refusal is a result, not an error."""
 
 import json
-import os
+import shutil
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,6 +64,7 @@ def register(params: Params, workspace: Workspace, *, watch: Watch, flow_run: st
 
     The stage can be killed at any time and run again: it finds the MLflow run, its model and its version by their tags,
     and completes what the ledger already has. If another model becomes champion meanwhile, the model is judged again.
+    Once the ledger has the version, only the ledger takes a later judgement: the version's files and run stay.
 
     Raises:
         TrackingUnavailable: MLflow does not answer. Training and evaluation are kept; only this stage runs again.
@@ -79,12 +80,12 @@ def register(params: Params, workspace: Workspace, *, watch: Watch, flow_run: st
     require(params.access, "runners", user(), f"register {name}")
     require_agreement(workspace, params)  # before the model is exported and stored
     weights = files.digest_file(workspace.model / "model.safetensors")
-    run = _open_run(workspace, params, trained.key, weights)
+    promotions = Promotions(workspace, params, name)
+    run = _open_run(promotions, trained.key, weights)
     _complete_run(run, params, workspace, flow_run=flow_run)
     run_id = run.send()
     watch.progress(1, _STEPS, "the training is in MLflow")
 
-    promotions = Promotions(workspace, params, name)
     with calibrated(workspace) as (folder, spec):
         model_uri = promotions.registry.log_model(run_id, folder, spec, exported=workspace.variants)
     watch.progress(2, _STEPS, "the model is stored")
@@ -132,13 +133,15 @@ class _Candidate:
         promotions = self.promotions
         over = promotions.synchronize().champion
         known = promotions.registry.version_of(promotions.name, self.run_id)
+        self.run.is_closed = _is_sealed(promotions, self.run)  # perhaps by the judgement before
         verdict = self._valid_verdict(known, over) if known else None
         if verdict is None:
             verdict = judge_model(promotions, self.run_id, self.model_uri, self.params, self.workspace, over=over)
         self.watch.progress(3, _STEPS, "judged")
         write_report(verdict, self.record, self.params, self.workspace)
-        self._record_outcome(verdict)
-        self._store_provenance()
+        if not self.run.is_closed:
+            self._record_outcome(verdict)
+            self._store_provenance()
         self.watch.progress(4, _STEPS, "reported")
         version = self._enter(verdict, over) if verdict.passed or known else None
         return Registration(
@@ -237,10 +240,11 @@ class _Candidate:
         registry, record = promotions.registry, self.record
         tags = {"ratchet.verdict": json.dumps(to_plain(verdict)), **record_tags(record)}
         version = registry.add_version(promotions.name, self.run_id, self.model_uri, tags=tags)
-        write_model_card(
-            registry, version, verdict, record, journal=self.run.journal, params=params, workspace=workspace
-        )
-        write_statement(registry, version, files.read_json(workspace.reports / "metrics.json"))
+        if not self.run.is_closed:
+            write_model_card(
+                registry, version, verdict, record, journal=self.run.journal, params=params, workspace=workspace
+            )
+            write_statement(registry, version, files.read_json(workspace.reports / "metrics.json"))
         enter = promotions.register if verdict.passed else promotions.withdraw
         enter(version, why=message(verdict), over=over, rules=self._rules)
         if verdict.passed and params.registry.promotion == "automatic":
@@ -248,17 +252,32 @@ class _Candidate:
         return registry.version_of(promotions.name, self.run_id)
 
 
-def _open_run(workspace: Workspace, params: Params, key: str, weights: str) -> "Run":
-    """Open the run of a training. Other weights than those registered from it, of equal settings, get a new run."""
+def _open_run(promotions: "Promotions", key: str, weights: str) -> "Run":
+    """Open the run of a training, closed if the ledger has sealed it.
+
+    A run is one version of one model. Other weights of equal settings, and another registered name, get a new run.
+    """
     from ratchet.registry.runs import Run
 
-    run = Run(workspace, params, key, renew=True)
-    journal = run.journal
-    if journal.sealed in (None, weights):
-        return run
-    journal.close()
-    os.replace(journal.folder, journal.folder.with_name(f"{key}-{journal.uid[:6]}"))
-    return Run(workspace, params, key, renew=True)
+    workspace, params, registry = promotions.registry.workspace, promotions.params, promotions.registry
+    run = Run(workspace, params, key)
+    first = run.journal
+    is_same = first.sealed in (None, weights)
+    if not is_same or (first.run_id and registry.models_of(first.run_id) - {promotions.name}):
+        first.close()
+        folder = first.folder.with_name(f"{key}-{files.digest_json([promotions.name, weights])[:6]}")
+        run = Run(workspace, params, key, folder=folder)
+        for name in ("provenance.json", "uncommitted.patch") if is_same and run.journal.is_empty else ():
+            shutil.copy2(first.folder / name, folder)
+    run.is_closed = _is_sealed(promotions, run)
+    return run
+
+
+def _is_sealed(promotions: "Promotions", run: "Run") -> bool:
+    """Return whether the ledger has the run's version, with the digests of its files."""
+    run_id = run.journal.run_id
+    version = promotions.registry.version_of(promotions.name, run_id) if run_id else None
+    return version is not None and promotions.recorded_evidence(version) is not None
 
 
 def _complete_run(run: "Run", params: Params, workspace: Workspace, *, flow_run: str | None) -> None:

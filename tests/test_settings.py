@@ -331,7 +331,7 @@ def test_overrides_of_a_flow_are_optional_settings() -> None:
             chosen(**bad)
 
 
-LEDGER = ("ledger", "ledger_keys", "ledger_signed_from", "promotion")  # not for a caller of a flow
+LEDGER = ("ledger", "promotion")  # not for a caller of a flow
 
 
 def test_every_override_has_the_description_of_its_setting() -> None:
@@ -356,11 +356,9 @@ def test_callers_of_flows_cannot_change_permissions() -> None:
         {"access": {"admins": ("me",)}},
         {"registry": {"promotion": "automatic"}},
         {"registry": {"ledger": "x"}},
-        {"registry": {"ledger_keys": []}},
-        {"registry": {"ledger_signed_from": 9}},
         {"serving": {"keys": "auto"}},
         {"alerts": {"webhook": "none"}},
-        {"platform": {"person_runs": 9}},
+        {"platform": {"gpus": 9}},
     ):
         with pytest.raises(ValueError, match="Extra inputs are not permitted"):
             Overrides.model_validate(bad)
@@ -512,6 +510,8 @@ def test_every_existing_source_can_be_set(tmp_path: Path) -> None:
         assert settings.override(path, {"data.source": name}).data.source == name
 
 
-def test_renamed_setting_names_the_present_one() -> None:
+def test_renamed_or_removed_setting_gets_its_fix() -> None:
     message = settings_errors.unknown(Params, "gate.minimum_accuracy", 0.8)
     assert message == "gate.minimum_accuracy: renamed (value 0.8). Fix: write it as gate.minimum"
+    for removed in ("platform.person_runs", "registry.ledger_keys"):
+        assert settings_errors.unknown(Params, removed, 1) == f"{removed}: removed. Fix: delete it"

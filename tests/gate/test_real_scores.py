@@ -11,13 +11,14 @@ from ratchet.errors import SettingsError
 from ratchet.evaluation.answers import ScoreUnit
 from ratchet.evaluation.intervals import Interval, paired_difference
 from ratchet.evaluation.metrics import BaselineResult, NamedMetric
-from ratchet.gate import Candidate, Champion, judge, reload_rule
-from ratchet.gate.significance import p_better, p_larger_mean, p_sign_flip
+from ratchet.gate import Candidate, Case, Champion, judge, reload_rule
+from ratchet.gate.significance import Tries, p_better, p_larger_mean, p_sign_flip
 from ratchet.gate.text import message, rule_text, verdict_table
 from ratchet.gate.verdict import ChampionResult, Verdict
 from ratchet.problems import Classes, Labels, NextToken, Numbers, Target
 from ratchet.settings.model import EvaluationSettings, GateSettings
 from ratchet.typed_json import parse, to_plain
+from tests.simulations.gate import share_won_by_a_rarely_failing_model
 from tests.simulations.real_scores import DIFFERENCES, share_won
 
 FIRST_LEVEL = 0.05 * (0.3 / 2 + 0.7 / 31)
@@ -208,6 +209,24 @@ def test_champion_of_another_task_is_not_compared(target: Target, ours: Target, 
     assert obstacle is not None
     assert obstacle.kind == kind
     assert "set registry.model to another name" in message(verdict)
+
+
+@pytest.mark.parametrize(("tries", "minimum"), [(0, 473), (29, 803)])
+def test_rows_that_could_hide_rare_failures_are_not_compared(tries: int, minimum: int) -> None:
+    """So many rows that a failure on 1 % of all rows is absent with a chance below the level of the try."""
+    before, settings = Tries(count=tries, spent=tries), GateSettings()
+    cases = [
+        Case(candidate(errors(rows)), champion(errors(rows)), settings, EvaluationSettings(), tries=before)
+        for rows in (minimum - 1, minimum)
+    ]
+    assert [case.comparison is not None for case in cases] == [False, True]
+    assert cases[0].obstacle is not None
+    assert cases[0].obstacle.minimum == minimum
+
+
+def test_model_with_rare_failures_wins_within_the_level() -> None:
+    share = share_won_by_a_rarely_failing_model(473, sets=1000)
+    assert share <= FIRST_LEVEL + 3 * (FIRST_LEVEL / 1000) ** 0.5
 
 
 def beside(low: float, high: float) -> BaselineResult:

@@ -168,6 +168,14 @@ def test_relocation_takes_a_folder_relative_to_this_one(tmp_path: Path, monkeypa
     assert places_of(workspace) == [(workspace.mlruns / "artifacts").as_uri()]
 
 
+def test_mistyped_former_folder_is_refused(tmp_path: Path) -> None:
+    workspace = project_at(tmp_path / "new", str(tmp_path / "old" / "mlruns" / "artifacts"))
+    with pytest.raises(
+        RegistryError, match=f"old/mlrun: MLflow has no files .* but in {tmp_path}/old/mlruns/artifacts"
+    ):
+        list(relocate(workspace, TrackingSettings(), tmp_path / "old" / "mlrun"))
+
+
 def test_relocation_creates_no_database(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     workspace.mlruns.mkdir()

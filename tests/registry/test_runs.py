@@ -394,6 +394,3 @@ def test_a_later_attempt_writes_nothing_to_a_registered_run(tmp_path: Path) -> N
     again.cost("2", Cost(5.0, 5.0, 0.0))
     assert again.is_closed
     assert closed(again).journal.entries(0) == before
-    renewed = Run(workspace, params, "k", renew=True)
-    renewed.tags({"c": "d"})
-    assert len(closed(renewed).journal.entries(0)) == len(before) + 1

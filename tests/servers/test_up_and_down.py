@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from ports import reserved_port
+from typer.testing import CliRunner
 
+from commands.cli import app
 from flows.server.lifecycle import Addresses, down, up
 from flows.server.status import status
 from ratchet import files
@@ -65,6 +67,7 @@ def test_up_status_and_down_from_the_shell(new_project: Any) -> None:
         assert serving.endswith(". No version answers yet")
         assert "serving.model: found auto, and there are no packed data" in serving
         assert status.returncode == 1
+        assert "'train-flow/nothing' not found" in copy.run("ratchet", "run", "train-flow/nothing").stdout
     finally:
         output = copy.good("ratchet", "down")
     assert all(
@@ -72,6 +75,14 @@ def test_up_status_and_down_from_the_shell(new_project: Any) -> None:
     )
     assert copy.run("ratchet", "status").returncode == 3
     assert not [path for path in copy.home.rglob("*") if "prefect" in path.name]
+
+
+def test_run_without_servers_is_refused_in_one_sentence(project: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project.root)
+    result = CliRunner().invoke(app, ["run", "train-flow/local"])
+    assert result.exit_code == 1
+    assert "train-flow/local: a run needs Prefect's server and a worker" in " ".join(result.output.split())
+    assert "the server is down. Fix: `ratchet up`" in " ".join(result.output.split())
 
 
 def test_help_and_status_do_not_import_prefect(project: Workspace) -> None:

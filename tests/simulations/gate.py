@@ -221,10 +221,13 @@ def share_with_a_promotion(pair: Pair, sets: Sequence[slice], *, histories: int,
     return promoted / histories
 
 
-def share_won_by_a_rarely_failing_model(rows: int, *, sets: int, rate: float = 0.01, seed: int = 5) -> float:
+def share_won_by_a_rarely_failing_model(
+    rows: int, *, sets: int, rate: float = 0.01, tries: Tries = FIRST_TRY, seed: int = 5
+) -> float:
     """Return how often a model wins that is a little better on most rows, and worse in truth.
 
-    On a share `rate` of all rows it fails badly. The scores are those of numbers, without a bound.
+    On a share `rate` of all rows it fails badly. The scores are those of numbers, without a bound. `tries` are those
+    before this one.
     """
     generator, wins = np.random.default_rng(seed), 0
     target, unseen, unit = Numbers(("y",), (0.0,), (1.0,)), np.zeros(rows, np.bool_), ScoreUnit("MAE", -1.0, False)
@@ -235,7 +238,7 @@ def share_won_by_a_rarely_failing_model(rows: int, *, sets: int, rate: float = 0
             score=new, unit=unit, metrics={}, target=target, saw=unseen, uniform=np.zeros(rows), kind="table"
         )
         champion = Champion(name="the champion", score=old, target=target, saw=unseen)
-        comparison = Case(candidate, champion, BETTER, EvaluationSettings()).comparison
+        comparison = Case(candidate, champion, BETTER, EvaluationSettings(), tries=tries).comparison
         wins += comparison is not None and comparison.won
     return wins / sets
 

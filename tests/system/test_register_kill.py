@@ -138,7 +138,20 @@ def test_repeatedly_killed_register_makes_one_version_each(struck: Struck) -> No
     assert ends["0 versions: agree"]
     assert ends["1 versions: agree"]
     settings.override(struck.project.workspace.params, {"registry.model": "auto"})
-    assert struck.do("tasks.register") == 0  # the run's card names this model again
+
+
+def test_later_registration_rewrites_nothing_that_is_sealed(struck: Struck) -> None:
+    """Neither under another name nor under the first one, judged again by other rules."""
+    version = struck.succession.registry.find("digits/2")
+    sealed = struck.succession.evidence(version)
+    for name in ("another", "digits"):
+        changed = {"registry.model": name, "registry.purpose": "another", "gate.minimum": 0.25}
+        settings.override(struck.project.workspace.params, changed)
+        assert struck.do("tasks.register") == 0
+        assert {**struck.succession.evidence(version), "verdict": sealed["verdict"]} == sealed
+        assert [struck.faults(model) for model in ("digits", name)] == [[], []]
+    assert struck.succession.ledger.entries(model="digits")[-1].what == "renew"
+    settings.override(struck.project.workspace.params, {"registry.model": "auto", "gate.minimum": 0.0})
 
 
 def _left(struck: Struck, name: str) -> str:

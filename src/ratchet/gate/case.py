@@ -13,7 +13,15 @@ from ratchet.evaluation.intervals import Interval, mean_of, paired_difference
 from ratchet.evaluation.latency import Costs
 from ratchet.evaluation.metrics import BaselineResult, ConstantResult, NamedMetric
 from ratchet.exports.program import NotExported, Parity
-from ratchet.gate.significance import FIRST_TRY, Tries, p_better, p_larger_mean, p_not_worse, spend
+from ratchet.gate.significance import (
+    FIRST_TRY,
+    Tries,
+    p_better,
+    p_larger_mean,
+    p_not_worse,
+    rows_showing_failures,
+    spend,
+)
 from ratchet.gate.verdict import Comparison, LeftOut, Obstacle, Unused
 from ratchet.problems import Target
 from ratchet.settings.model import EvaluationSettings, GateSettings
@@ -24,7 +32,6 @@ Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 Scores = NDArray[np.float64]
 
-_REAL_SCORES = 3  # times as many rows for scores without a bound: a rare large error must show (3 / rows, at 95 %)
 _IN_A_TAIL = 200  # resamples that should be outside an interval, so that its bounds do not depend on a few
 
 
@@ -217,8 +224,10 @@ class Case:
             return Obstacle("same weights")
         if champion.saw is None:
             return Obstacle("no record")
-        is_real = self.candidate.labels is None
-        compared, minimum = len(self.compared), self.gate.minimum_rows * (_REAL_SCORES if is_real else 1)
+        compared, minimum = len(self.compared), self.gate.minimum_rows
+        if self.candidate.labels is None:
+            level = spend(self.tries, confidence=self.gate.confidence).level
+            minimum = max(minimum, rows_showing_failures(1 / minimum, level=level))
         if compared < minimum:
             return Obstacle("too few images", compared=compared, minimum=minimum)
         return None

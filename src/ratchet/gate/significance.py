@@ -23,7 +23,17 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["FIRST_TRY", "Level", "Tries", "p_better", "p_larger_mean", "p_not_worse", "p_sign_flip", "spend"]
+__all__ = [
+    "FIRST_TRY",
+    "Level",
+    "Tries",
+    "p_better",
+    "p_larger_mean",
+    "p_not_worse",
+    "p_sign_flip",
+    "rows_showing_failures",
+    "spend",
+]
 
 _FIRST_SHARE = 0.3  # of the error: for the first few tries
 _LATER_TRIES = 30  # the rest: about evenly over so many tries, then slowly falling
@@ -130,6 +140,14 @@ def p_larger_mean(differences: "NDArray[np.float64]", *, tolerance: float = 0.0)
         return 1.0  # such scores show nothing
     shifted = differences + tolerance
     return max(p_sign_flip(shifted), p_mean_above(shifted))
+
+
+def rows_showing_failures(rate: float, *, level: float) -> int:
+    """Return the number of rows on which failures on a share `rate` of all rows are absent with a chance below `level`.
+
+    No test of a mean sees a failure that is not among its rows, and one failure can outweigh any small gain.
+    """
+    return math.ceil(math.log(level) / math.log1p(-min(rate, 0.5)))
 
 
 def p_sign_flip(differences: "NDArray[np.float64]") -> float:

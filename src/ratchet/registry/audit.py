@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ratchet.errors import LedgerBroken, RegistryError
 from ratchet.registry.alias_sync import AliasSync
+from ratchet.registry.chain import SIGNATURE
 from ratchet.registry.fingerprints import evidence_changes
 from ratchet.registry.ledger import RECOVER, Chain, Ledger
 from ratchet.registry.mlflow_store import active, address, all_pages, connect, reachable
@@ -64,6 +65,8 @@ def notes(workspace: Workspace, params: Params) -> Iterator[str]:
     chain = ledger.read()
     yield from _recoveries(chain)
     yield from _times(chain)
+    if signed := sum(SIGNATURE in entry.content for entry in chain.valid):
+        yield f"signatures of an older release: {signed} entries have one. Their seals were verified, nothing else"
     absent = ledger.heads.committed[1]
     if absent:
         yield (

@@ -1,21 +1,20 @@
 """Entries of the ledger, and their chain: each entry contains the seal of the one before it."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, ClassVar, cast
 
 from pydantic import ConfigDict, TypeAdapter
 
-from ratchet.registry.signatures import signature_fault
 from ratchet.typed_json import STRICT
 
-__all__ = ["COLUMNS", "FIRST", "Chain", "Entry", "Fault", "digest_rows"]
+__all__ = ["COLUMNS", "FIRST", "SIGNATURE", "Chain", "Entry", "Fault", "digest_rows"]
 
 FIRST = "0" * 64  # `before` of the first entry
 COLUMNS = ("number", "at", "who", "what", "model", "version", "why", "content", "before", "seal")
-SIGNATURE = "signature"  # key in an entry's content
+SIGNATURE = "signature"  # key in the content of an entry of older releases, which the seal covers
 
 Row = tuple[Any, ...]
 """A row of the database, in the order of COLUMNS."""
@@ -58,17 +57,10 @@ class Entry:
 
     def sealed(self) -> str:
         """Return the seal that this entry must have: SHA-256 (hex) over all other fields."""
-        return sha256(self._written(self.content)).hexdigest()
-
-    def unsigned(self) -> bytes:
-        """Return the bytes that a signature covers: all fields but the seal and the signature."""
-        return self._written({key: value for key, value in self.content.items() if key != SIGNATURE})
-
-    def _written(self, content: Mapping[str, Any]) -> bytes:
-        values = [self.number, self.at, self.who, self.what, self.model, self.version, self.why, content, self.before]
+        values = [value for name, value in vars(self).items() if name != "seal"]
         # `default`: after a hostile edit a column can hold a BLOB in place of text.
         text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=repr)
-        return text.encode(errors="surrogatepass")
+        return sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -89,12 +81,11 @@ class Chain:
         faults: each place where the chain is broken.
     """
 
-    def __init__(self, rows: Iterable[Row] = (), *, keys: Sequence[str] = (), signed_from: int = 1) -> None:
+    def __init__(self, rows: Iterable[Row] = ()) -> None:
         self.rows: list[Row] = []
         self.entries: list[Entry] = []
         self.valid: list[Entry] = []
         self.faults: list[Fault] = []
-        self._keys, self._signed_from = tuple(keys), signed_from
         self._add(rows)
 
     def read_again(self, rows: list[Row]) -> "Chain":
@@ -103,7 +94,7 @@ class Chain:
         known = rows[:count] == self.rows
         if known and len(rows) == count:
             return self
-        chain = Chain(keys=self._keys, signed_from=self._signed_from)
+        chain = Chain()
         if known:
             chain.rows, chain.entries = self.rows[:], self.entries[:]
             chain.valid, chain.faults = self.valid[:], self.faults[:]
@@ -118,11 +109,8 @@ class Chain:
         for row in rows:
             entry = Entry.of(row)
             previous = self.entries[-1] if self.entries else None
-            if entry.what == "recover" and entry.seal == entry.sealed() and self._set_aside(entry):
-                self._check_signature(entry)
-            else:
+            if not (entry.what == "recover" and entry.seal == entry.sealed() and self._set_aside(entry)):
                 self._check_link(previous, entry)
-                self._check_signature(entry)
             self.rows.append(row)
             self.entries.append(entry)
             self.valid.append(entry)
@@ -153,14 +141,6 @@ class Chain:
         if entry.seal != entry.sealed():
             label = f"{name} ({entry.what} {entry.model}, {entry.at})"
             self.faults.append(Fault(entry.number, f"{label} was edited after it was written"))
-
-    def _check_signature(self, entry: Entry) -> None:
-        if not self._keys or entry.number < self._signed_from:
-            return
-        fault = signature_fault(entry.content.get(SIGNATURE), entry.unsigned(), self._keys)
-        if fault:
-            label = f"ledger entry {entry.number} ({entry.what} {entry.model}, {entry.at})"
-            self.faults.append(Fault(entry.number, f"{label} {fault}"))
 
 
 def digest_rows(rows: Iterable[Row]) -> str:

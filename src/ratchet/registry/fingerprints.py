@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["collect_evidence", "evidence_changes", "listed", "unexpected_changes"]
 
 _FOLDERS = ("report", "provenance", "card")  # of the run's artifacts
-_REGENERATED = ("report/", "card/", "verdict")  # by a register stage that runs again
 
 
 def collect_evidence(
@@ -74,9 +73,8 @@ def evidence_changes(recorded: Mapping[str, str], current: Mapping[str, str]) ->
 
 
 def unexpected_changes(recorded: Mapping[str, str], current: Mapping[str, str]) -> dict[str, str]:
-    """Return those of `evidence_changes` that no stage makes to a registered version."""
-    changes = evidence_changes(recorded, current)
-    return {name: change for name, change in changes.items() if not name.startswith(_REGENERATED)}
+    """Return those of `evidence_changes` that no stage makes to a registered version: all but of the last verdict."""
+    return {name: change for name, change in evidence_changes(recorded, current).items() if name != "verdict"}
 
 
 def listed(changes: Mapping[str, str]) -> str:

@@ -6,7 +6,7 @@ model, and as heads in files (`heads`).
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ratchet import urls
 from ratchet.errors import LedgerBroken, RegistryError
 from ratchet.registry.access import user
-from ratchet.registry.chain import COLUMNS, FIRST, SIGNATURE, Chain, Entry, Fault, Row
+from ratchet.registry.chain import COLUMNS, FIRST, Chain, Entry, Fault, Row
 from ratchet.registry.heads import Head, Heads, head_faults
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
@@ -67,19 +67,17 @@ class Ledger:
         RegistryError: the database does not answer.
     """
 
-    def __init__(self, workspace: Workspace, uri: str, *, keys: Sequence[str] = (), signed_from: int = 1) -> None:
-        """Open the ledger at `uri`. Each entry from number `signed_from` on must be signed with one of `keys`."""
+    def __init__(self, workspace: Workspace, uri: str) -> None:
+        """Open the ledger at `uri`."""
         self._depth = 0
         self.uri = workspace.database(uri)
         self.heads = Heads(workspace, urls.redacted(uri))
-        self._keys = tuple(keys)
-        self._chain = Chain(keys=self._keys, signed_from=signed_from)
+        self._chain = Chain()
 
     @classmethod
     def of(cls, workspace: Workspace, params: Params) -> "Ledger":
         """Return the ledger that params.yaml names."""
-        registry = params.registry
-        return cls(workspace, registry.ledger, keys=registry.ledger_keys, signed_from=registry.ledger_signed_from)
+        return cls(workspace, params.registry.ledger)
 
     def append(
         self,
@@ -100,7 +98,6 @@ class Ledger:
 
         Raises:
             LedgerBroken: the ledger is not what was written.
-            RegistryError: params.yaml demands a signature and the environment has no key.
         """
         for attempt in range(_MAX_TRIES):
             if verify:
@@ -110,21 +107,13 @@ class Ledger:
             number, before = (last.number + 1, last.seal) if last else (1, FIRST)
             values = {**content, **derive(chain)}
             at = datetime.now(UTC).isoformat(timespec="microseconds")
-            entry = self._sealed(Entry(number, at, who or user(), what, model, version, why, values, before, ""))
+            entry = Entry(number, at, who or user(), what, model, version, why, values, before, "")
+            entry = replace(entry, seal=entry.sealed())
             if self._insert(entry):
                 self.heads.write(chain.entries[0].seal if chain.entries else entry.seal, entry)
                 return entry
             time.sleep(0.002 * attempt)
         raise RegistryError(f"{self._name}: other processes write to it all the time. Fix: run the same command again")
-
-    def _sealed(self, entry: Entry) -> Entry:
-        """Return the entry with the signature of the environment's key, if there is one, and with its seal."""
-        from ratchet.registry.signatures import sign
-
-        signature = sign(entry.unsigned(), self._keys)
-        if signature:
-            entry = replace(entry, content={**entry.content, SIGNATURE: signature})
-        return replace(entry, seal=entry.sealed())
 
     def _insert(self, entry: Entry) -> bool:
         """Write a row; return False if another process has written this number or holds the database."""

@@ -100,7 +100,6 @@ class Promotions(AliasSync):
             if is_changed or is_registered != (what == "register"):
                 act = "renew" if what == "register" and is_registered else what
                 self.ledger.append(act, model=self.name, version=version.number, who=who, why=why, **content)
-            self._show_rejection(version)  # the card may have been written again
             return self._update_mlflow()
 
     def promote_automatically(self, version: Version, *, over: str | None) -> AliasState:

@@ -89,7 +89,7 @@ def relocate(workspace: Workspace, tracking: TrackingSettings, former: Path | No
         former: the folder that the project had; None: those that its own database names.
 
     Raises:
-        RegistryError: MLflow is a server.
+        RegistryError: MLflow is a server, or records nothing in `former`.
         TrackingUnavailable: the database cannot be read or written.
     """
     from sqlalchemy import NullPool, create_engine, make_url
@@ -107,7 +107,13 @@ def relocate(workspace: Workspace, tracking: TrackingSettings, former: Path | No
     try:
         with create_engine(uri, poolclass=NullPool).begin() as connection:
             for folder in roots:
-                yield f"{_move(connection, folder, root):,} paths in {folder} are now in {root}"
+                if moved := _move(connection, folder, root):
+                    yield f"{moved:,} paths in {folder} are now in {root}"
+                elif places := _places_outside(connection, root):
+                    raise RegistryError(
+                        f"{folder}: MLflow has no files recorded in this folder, but in {', '.join(places)}. Fix: name "
+                        "the folder that the project had, `ratchet relocate FOLDER`"
+                    )
     except (SQLAlchemyError, ImportError) as error:  # ImportError: of the database's driver
         raise TrackingUnavailable(
             f"tracking.uri: {uri} cannot be read or written ({first_line(error)[:200]}). Nothing was changed. Fix: "
@@ -128,6 +134,15 @@ def _move(connection: "Connection", former: Path, root: Path) -> int:
                 update = text(f"update {table} set {column} = :moved where {column} = :place")
                 changed += connection.execute(update, {"moved": moved, "place": place}).rowcount
     return changed
+
+
+def _places_outside(connection: "Connection", root: Path) -> list[str]:
+    """Return up to three places of experiments' files that are not in `root`."""
+    from sqlalchemy import text
+
+    places = connection.execute(text("select distinct artifact_location from experiments")).scalars().all()
+    paths = [path for place in places if (path := local_path(place or "")) and not path.is_relative_to(root)]
+    return sorted(map(str, paths))[:3]
 
 
 def _own_database(workspace: Workspace, tracking: TrackingSettings) -> Path | None:

@@ -45,17 +45,15 @@ class Run:
     time. If MLflow does not have everything by then, `away` says why.
     """
 
-    def __init__(
-        self, workspace: Workspace, params: Params, key: str, *, folder: Path | None = None, renew: bool = False
-    ) -> None:
+    def __init__(self, workspace: Workspace, params: Params, key: str, *, folder: Path | None = None) -> None:
         """Open the journal in `folder`, or in mlruns/journal/KEY.
 
-        What is logged is dropped if the run is a registered version, unless `renew` is true. The ledger has its values.
+        What is logged is dropped if the run is a registered version: the ledger has its values.
         """
         self.workspace, self.params, self.key = workspace, params, key
         folder = folder or workspace.mlruns / "journal" / key
         self.journal = Journal(folder, store=params.tracking.uri)
-        self.is_closed = self.journal.sealed is not None and not renew
+        self.is_closed = self.journal.sealed is not None
         self.away: str | None = None
         self._pending = threading.Event()
         self._leaving = threading.Event()

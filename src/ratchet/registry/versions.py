@@ -183,6 +183,11 @@ class Versions:
             first = min(versions, key=lambda version: version.creation_timestamp, default=None)
             return read_record(self.client, run_id, first.tags) if first else None
 
+    def models_of(self, run_id: str) -> set[str]:
+        """Return the names of the models that the run's model is a version of."""
+        with reachable(self.uri):
+            return {str(version.name) for version in self.client.search_model_versions(f"run_id = '{run_id}'")}
+
     def version_of(self, name: str, run_id: str) -> Version | None:
         """Return the run's version of a model, if it has one."""
         return next(iter(self._versions_of(name, run_id)), None)

@@ -102,7 +102,7 @@ def _prefect_environment(workspace: Workspace, database: str, public: str, origi
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(origins),
         "PREFECT_UI_API_URL": f"{public}/api",
         "PREFECT_UI_URL": public,  # used in an alert's link to a run's page
-        # On disk: if a server forgot the leases when it dies, their slots (flows/quotas.py) would stay taken.
+        # On disk: if a server forgot the leases when it dies, their slots (flows/gpu_slot.py) would stay taken.
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     }
     if password := prefect_credentials():

@@ -86,8 +86,9 @@ def unknown(model: type[BaseModel], key: str, value: object = ...) -> str:
     if group in known:
         return f"{key}: unknown key{shown}. Did you mean {group}?"
     section = _group(model.model_fields[group]) if group in model.model_fields else None
-    if now := getattr(section, "renamed", {}).get(last):
-        return f"{key}: renamed{shown}. Fix: write it as {group}.{now}"
+    now = getattr(section, "renamed", {}).get(last)
+    if now is not None:
+        return f"{key}: " + (f"renamed{shown}. Fix: write it as {group}.{now}" if now else "removed. Fix: delete it")
     inside = [name for name in known if name.rpartition(".")[0] == group] if group else list(model.model_fields)
     elsewhere = None if inside else _nearest_whole(key, known)
     hint = _nearest(last, inside) or elsewhere or _nearest(last, known)

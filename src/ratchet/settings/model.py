@@ -32,7 +32,6 @@ from ratchet.settings.section import (
     PositiveAmount,
     PositiveShare,
     PublicAddress,
-    PublicKey,
     Section,
     Share,
     Text,
@@ -382,7 +381,7 @@ class GateSettings(Section):
         "same", "classes compared with the champion's: same, may-grow (more classes) or may-change (other classes)"
     )
     minimum_rows: Positive = setting(
-        100, "fewest unseen test samples for a comparison; three times as many for scores other than right or wrong"
+        100, "fewest unseen test samples for a comparison; of real scores so many that failures on 1 of these are seen"
     )
     reserved_fraction: Fraction = setting(
         0.0, "share of test samples left out of all comparisons; the model card shows their accuracy"
@@ -407,6 +406,7 @@ class GateSettings(Section):
 class RegistrySettings(Section):
     """Model registry, ledger and export."""
 
+    renamed: ClassVar[dict[str, str]] = {"ledger_keys": "", "ledger_signed_from": ""}
     model: Text = setting("auto", "name of the registered model; auto: name of the data")
     promotion: Literal["automatic", "manual"] = setting(
         "automatic", "automatic: a model that passes the gate becomes champion; manual: a person promotes it"
@@ -416,10 +416,6 @@ class RegistrySettings(Section):
         "", "purpose and users of the model, for the model card; empty: a sentence about its classes"
     )
     ledger: Text = setting("sqlite:///mlruns/ledger.db", "database of the ledger: SQLite, or postgresql://...")
-    ledger_keys: Annotated[tuple[PublicKey, ...], Field(strict=False)] = setting(
-        (), "Ed25519 public keys (base64), one of which must sign each ledger entry; empty: no signatures"
-    )
-    ledger_signed_from: Positive = setting(1, "number of the first ledger entry that must be signed")
 
 
 People = Literal["everyone"] | Names
@@ -448,6 +444,7 @@ class TrackingSettings(Section):
 class PlatformSettings(Section):
     """Local servers and workers."""
 
+    renamed: ClassVar[dict[str, str]] = {"person_runs": "", "person_gpus": ""}
     captions: ClassVar[dict[str, str]] = {
         "host": "Addresses",
         "worker_runs": "Limits on simultaneous runs. `ratchet up` sends them to Prefect's server; see docs/deploy.md",
@@ -477,9 +474,7 @@ class PlatformSettings(Section):
 
     worker_runs: Positive = setting(1, "simultaneous runs of this worker; runs in the same folder wait for each other")
     queue_runs: Count = setting(0, "simultaneous runs of the work queue `default`, over all workers; 0: no limit")
-    person_runs: Count = setting(0, "simultaneous runs of train-flow per person, over all workers; 0: no limit")
     gpus: Count = setting(0, "GPUs in use by trainings, over all workers; 0: no limit")
-    person_gpus: Count = setting(0, "GPUs in use by trainings of one person, over all workers; 0: no limit")
 
 
 class ServingSettings(Section):
@@ -662,8 +657,6 @@ Overrides: type[_Partial] = _partial(
         "platform",
         "alerts",
         "registry.ledger",
-        "registry.ledger_keys",
-        "registry.ledger_signed_from",
         "registry.promotion",
         "serving.keys",
     ),

@@ -22,7 +22,6 @@ __all__ = [
     "PositiveAmount",
     "PositiveShare",
     "PublicAddress",
-    "PublicKey",
     "Section",
     "Share",
     "Text",
@@ -35,7 +34,7 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
     captions: ClassVar[dict[str, str]] = {}  # title of a group of settings, by its first setting
-    renamed: ClassVar[dict[str, str]] = {}  # former names, with the present ones
+    renamed: ClassVar[dict[str, str]] = {}  # former names, with the present ones; empty: removed
 
 
 Text = Annotated[str, Field(min_length=1)]
@@ -60,7 +59,6 @@ Confidence = Annotated[float, Field(gt=0.5, lt=1.0)]
 Port = Annotated[int, Field(ge=1024, le=65535)]
 Host = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]{1,5})?$")]
 PublicAddress = Annotated[str, Field(pattern=r"^(auto|https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]{1,5})?)$")]
-PublicKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]{43}=$")]
 MAILBOX = r"^[^\s@<>,;]+@[^\s@<>,;]+$"
 
 

@@ -1,4 +1,4 @@
-"""Slots of limits on a real Prefect server: waiting for a slot, and slots of killed runs."""
+"""The limit on GPUs on a real Prefect server: waiting for a slot, and slots of killed runs."""
 
 import os
 import subprocess
@@ -33,18 +33,18 @@ import prefect.flow_engine
 from prefect import flow
 from prefect.context import refresh_global_settings_context
 
-from flows.quotas import slot
+from flows.gpu_slot import slot
 
 @flow(name="holds")
-def holds(resource: str, person: str, mark: str) -> None:
-    with slot(resource, person, stage="train-flow"):
+def holds(mark: str) -> None:
+    with slot():
         Path(mark + ".in").touch()
         while not Path(mark + ".go").exists():
             threading.Event().wait(0.1)
 
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 for line in sys.stdin:
-    api, resource, person, mark = line.rstrip().split("\\t")
+    api, mark = line.rstrip().split("\\t")
     if process := os.fork():
         print(process, flush=True)
         continue
@@ -54,7 +54,7 @@ for line in sys.stdin:
     os.dup2(log, 2)
     os.environ["PREFECT_API_URL"] = api
     refresh_global_settings_context()
-    holds(resource, person, mark)
+    holds(mark)
     Path(mark + ".out").touch()
     sys.exit()
 """
@@ -96,18 +96,21 @@ class Server:
     api: str = ""
     runs: list[Run] = field(default_factory=list)
 
-    def start(self, resource: str, person: str) -> Run:
-        mark = self.workspace.root / f"{len(self.runs)}-{person}"
+    def start(self) -> Run:
+        mark = self.workspace.root / f"run-{len(self.runs)}"
         assert self.runner.stdin
         assert self.runner.stdout
-        print(self.api, resource, person, mark, sep="\t", file=self.runner.stdin, flush=True)
+        print(self.api, mark, sep="\t", file=self.runner.stdin, flush=True)
         self.runs.append(Run(psutil.Process(int(self.runner.stdout.readline())), mark))
         return self.runs[-1]
 
 
+WAITS = "train: waiting for one of the gpus to be free (limit platform.gpus=1 for all trainings)"
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that was started again after a run of eve was killed; another run of hers is the first."""
+    """A server that was started again after a run that held the only slot was killed; another run is the first."""
     root = tmp_path_factory.mktemp("quotas").resolve() / "project"
     (root / ".ratchet").mkdir(parents=True)
     workspace = Workspace(root)
@@ -120,15 +123,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             with prefect_server(workspace) as running.api:
                 with prefect_client(running.api) as client:
                     create_pool(client)
-                set_limits(running.api, PlatformSettings(person_runs=1, gpus=1, person_gpus=1, queue_runs=3))
-                killed = running.start("runs", "eve")
+                set_limits(running.api, PlatformSettings(gpus=1, queue_runs=3))
+                killed = running.start()
                 until(lambda: killed.is_in)
                 killed.process.kill()
                 killed.process.wait()
             running.runs.clear()
             with prefect_server(workspace) as running.api:
-                second = running.start("runs", "eve")
-                until(lambda: "waiting for another run of eve" in second.output)
+                second = running.start()
+                until(lambda: WAITS in second.output)
                 yield running
         finally:
             for run in running.runs:
@@ -151,39 +154,27 @@ def queue(api: str) -> Any:
         return client.read_work_queue_by_name("default", work_pool_name=POOL).concurrency_limit
 
 
-def test_person_waits_only_for_their_own_runs(server: Server) -> None:
-    first = server.start("runs", "ann")
-    until(lambda: first.is_in)
-    second, other = server.start("runs", "ann"), server.start("runs", "bob")
-    waiting = "train-flow: waiting for another run of ann to end (limit platform.person_runs=1 for one person)"
-    until(lambda: waiting in second.output)
-    until(lambda: other.is_in)
-    assert not second.is_in
-    first.go()
-    until(lambda: second.is_in)
-    assert second.output.count("waiting for") == 2  # in the terminal, and in the run's log
-    assert "continues" in second.output
-    second.go()
-    other.go()
-
-
-def test_limits_of_a_later_up_hold_for_later_runs(server: Server) -> None:
-    set_limits(server.api, PlatformSettings(person_runs=1, gpus=1, person_gpus=1, queue_runs=3))
-    wanted = {"ratchet-runs-each": 1, "ratchet-gpus": 1, "ratchet-gpus-each": 1}
-    assert wanted.items() <= limits(server.api).items()
-    assert queue(server.api) == 3
-
-    set_limits(server.api, PlatformSettings(person_runs=1, gpus=2))
-    assert {"ratchet-runs-each": 1, "ratchet-gpus": 2}.items() <= limits(server.api).items()
-    assert "ratchet-gpus-each" not in limits(server.api)
-    assert queue(server.api) is None
-    both = [server.start("gpus", "ann"), server.start("gpus", "ann")]
-    until(lambda: all(run.is_in for run in both))
-    late = server.start("gpus", "bob")
-    until(lambda: "waiting for one of the gpus to be free (limit platform.gpus=2 for all trainings)" in late.output)
-
-
 def test_slot_of_a_killed_run_is_freed_after_restart(server: Server) -> None:
     second = server.runs[0]
     until(lambda: second.is_in)  # when the lease has expired, in about a minute
+    third = server.start()
+    until(lambda: WAITS in third.output)
     second.go()
+    until(lambda: third.is_in)
+    assert third.output.count("waiting for") == 2  # in the terminal, and in the run's log
+    assert "continues" in third.output
+    third.go()
+
+
+def test_limits_of_a_later_up_hold_for_later_runs(server: Server) -> None:
+    assert limits(server.api) == {"ratchet-gpus": 1}
+    assert queue(server.api) == 3
+    set_limits(server.api, PlatformSettings(gpus=2))
+    assert limits(server.api) == {"ratchet-gpus": 2}
+    assert queue(server.api) is None
+    both = [server.start(), server.start()]
+    until(lambda: all(run.is_in for run in both))
+    set_limits(server.api, PlatformSettings())
+    assert limits(server.api) == {}
+    third = server.start()
+    until(lambda: third.is_in)

@@ -55,13 +55,13 @@ def test_uploaded_files_have_the_answer_of_their_pixels(images: Served, image_fi
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (b"--x\r\n\r\n", "no end"),
+        (b"", "no end"),
         (b"--x\r\nA: b\r\n\r\nc\r\n--x--", "part 0"),
         (b'--x\r\nContent-Disposition: form-data; name="path"\r\n\r\n/etc/passwd\r\n--x--', "path: unknown field"),
         (b'--x\r\nContent-Disposition: form-data; name="top_k"\r\n\r\n-1\r\n--x--', "top_k: found '-1'"),
         (b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\nGIF8\r\n--x--', "input[0]: is not an image"),
         (b"--x--", "file: is missing"),
-        (b"--x\r\n" * 5000, "too many parts"),
+        (b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\n\r\n' * 5000, "too many parts"),
     ],
 )
 def test_damaged_form_is_refused_by_name(images: Served, body: bytes, message: str) -> None:  # noqa: F811

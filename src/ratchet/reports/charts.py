@@ -30,7 +30,7 @@ COLOURS = ("--series-1", "--series-2", "--series-3", "--series-4", "--series-5")
 
 Points = Sequence[tuple[float, float]]
 
-_VARIABLES = ("", *COLOURS, "--soft", "--line", "--good", "--bad")
+_VARIABLES = ("", *COLOURS, "--soft", "--line", "--good", "--bad", "--card")
 _COLOUR = MappingProxyType({name: f"#{number:06x}" for number, name in enumerate(_VARIABLES)})  # that matplotlib writes
 _STYLE: Mapping[Any, Any] = MappingProxyType(
     {
@@ -156,7 +156,7 @@ def reliability_chart(bins: Sequence[Bin]) -> Markup:
         axes = drawn.axes
         axes.bar(middles, [bin.accuracy or 0 for bin in known], width, color=_COLOUR["--series-1"], alpha=0.4)
         dots(axes, [(bin.confidence or 0, bin.accuracy or 0) for bin in known], "--series-1", 7)
-        heights = [0.15 * bin.count / most for bin in known]
+        heights = [max(0.006, 0.15 * bin.count / most) for bin in known]
         axes.bar(middles, heights, width, -0.18, color=_COLOUR["--soft"], alpha=0.5)
         axes.axline((0, 0), slope=1, **_DASHED)
         axes.text(1.03, -0.17, "samples")
@@ -178,6 +178,7 @@ def heat_map(confusion: Sequence[Sequence[int]]) -> Markup:
                 shades.setdefault(key, []).append([(predicted, actual + 0.5), (predicted + 1, actual + 0.5)])
     size = len(confusion)
     with canvas("Confusion matrix", 2 * size, 2 * size, left=0, right=0, top=0, bottom=0) as drawn:
+        drawn.axes.bar(0, size, size, color=_COLOUR["--card"], align="edge")
         for (colour, shade), cells in sorted(shades.items()):
             strokes(drawn.axes, cells, colour, width=2, alpha=0.2 + 0.1 * shade, cap="butt")
         strokes(drawn.axes, [[(0, 0), (size, 0), (size, size), (0, size), (0, 0)]], "--line", width=size / 150)

@@ -3,9 +3,8 @@
 Names of files are ignored: nothing of a request is ever used as a path.
 """
 
+import logging
 from collections.abc import Mapping
-from email import message_from_bytes
-from email.message import Message
 from typing import Any
 
 from ratchet.kinds import Input
@@ -20,7 +19,6 @@ UPLOADS = frozenset({_FORM, "image/png", "image/jpeg", "image/webp", "image/bmp"
 """Media types of bodies that carry files. A page of another origin may send a form without asking the server first, so
 `RequestFilter` must check the headers Origin and Sec-Fetch-Site."""
 _MOST_PARTS = 4096  # of a form
-_MOST_HEAD = 4096  # bytes of the headers of one part
 
 
 def is_upload(headers: Mapping[str, str]) -> bool:
@@ -58,31 +56,31 @@ def read_upload(body: bytes, headers: Mapping[str, str], described: Input) -> di
 
 def _parts(body: bytes, content_type: str) -> list[tuple[str, bytes]]:
     """Return name and content of each part of a form (RFC 7578)."""
-    header = Message()
-    header["Content-Type"] = content_type
-    boundary = header.get_boundary()
+    from python_multipart.exceptions import FormParserError
+    from python_multipart.multipart import Field, File, FormParser, parse_options_header
+
+    boundary = parse_options_header(content_type)[1].get(b"boundary")
     if not boundary:
         raise BadRequest("Content-Type: multipart/form-data has no boundary")
-    delimiter = b"\r\n--" + boundary.encode("latin-1", "replace")
-    pieces = (b"\r\n" + body).split(delimiter, _MOST_PARTS + 2)
-    if len(pieces) > _MOST_PARTS + 2:
-        raise BadRequest(f"the form has too many parts; allowed: {_MOST_PARTS:,}")
-    if len(pieces) < 2 or not pieces[-1].startswith(b"--"):
+    parts: list[tuple[str, bytes]] = []
+    ends: list[bool] = []
+
+    def add(part: Field | File) -> None:
+        if len(parts) == _MOST_PARTS:
+            raise BadRequest(f"the form has too many parts; allowed: {_MOST_PARTS:,}")
+        content = part.file_object.getvalue() if isinstance(part, File) else part.value
+        parts.append(((part.field_name or b"").decode(errors="replace"), content or b""))
+
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the answer already names each fault of a form
+    config = {"MAX_MEMORY_FILE_SIZE": len(body) + 1, "UPLOAD_ERROR_ON_BAD_CTE": True}  # no file is written to disk
+    try:
+        FormParser(_FORM, add, add, lambda: ends.append(True), boundary, config=config).write(body)
+    except FormParserError as error:
+        where = f"part {len(parts)} of the form: {error}"
+        raise BadRequest(f'{where}; allowed: Content-Disposition: form-data; name="file"') from error
+    if not ends:
         raise BadRequest("the form has no end: its last boundary is missing")
-    return [_part(piece, place) for place, piece in enumerate(pieces[1:-1])]
-
-
-def _part(piece: bytes, place: int) -> tuple[str, bytes]:
-    head, separator, content = piece.partition(b"\r\n\r\n")
-    if not separator or len(head) > _MOST_HEAD:
-        raise BadRequest(f"part {place} of the form: has no headers, or more than {_MOST_HEAD:,} bytes of them")
-    headers = message_from_bytes(head.lstrip() + separator)
-    name = headers.get_param("name", header="content-disposition")
-    if not isinstance(name, str) or headers.get_content_disposition() != "form-data":
-        raise BadRequest(f'part {place} of the form: allowed: Content-Disposition: form-data; name="file"')
-    if "content-transfer-encoding" in headers:
-        raise BadRequest(f"part {place} of the form: Content-Transfer-Encoding is not allowed. Fix: send the bytes")
-    return name, content
+    return parts
 
 
 def _whole_number(value: bytes) -> int:

@@ -68,7 +68,9 @@ def _parts(body: bytes, content_type: str) -> list[tuple[str, bytes]]:
     def add(part: Field | File) -> None:
         if len(parts) == _MOST_PARTS:
             raise BadRequest(f"the form has too many parts; allowed: {_MOST_PARTS:,}")
-        content = part.file_object.getvalue() if isinstance(part, File) else part.value
+        if isinstance(part, File):
+            part.file_object.seek(0)
+        content = part.file_object.read() if isinstance(part, File) else part.value
         parts.append(((part.field_name or b"").decode(errors="replace"), content or b""))
 
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the answer already names each fault of a form

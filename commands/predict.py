@@ -11,7 +11,7 @@ from ratchet.errors import DataError
 from ratchet.registry.models import ModelRegistry
 from ratchet.serving.batch.reading import Reader
 from ratchet.serving.batch.storage import InputFile
-from ratchet.serving.batch.writing import FORMATS, Answers, CsvAnswers, written
+from ratchet.serving.batch.writing import FORMATS, Answers, TextAnswers, written
 from ratchet.serving.process import configured
 from ratchet.serving.scoring import score
 from ratchet.serving.versions.loaded import Identity
@@ -104,7 +104,7 @@ def _answers(out: Path | None, identity: Identity) -> Iterator[Answers]:
     """Yield the receiver of answers: a file that is complete or unchanged, or the terminal."""
     if out is None:
         sys.stdout.flush()
-        terminal = CsvAnswers(sys.stdout.buffer)
+        terminal = TextAnswers(sys.stdout.buffer)
         yield terminal
         terminal.close()
         return

@@ -11,12 +11,11 @@ from ratchet.data.reading.storage import is_url
 from ratchet.errors import DataError
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.versions import Version
-from ratchet.serving.batch import manifest
-from ratchet.serving.batch.manifest import Job, ScoringSettings
-from ratchet.serving.batch.output import Output, open_output
+from ratchet.serving.batch import job as jobs
+from ratchet.serving.batch.job import Job, ScoringSettings
+from ratchet.serving.batch.output import Output
 from ratchet.serving.batch.reading import Reader
-from ratchet.serving.batch.shards import require_own, score_shards, shard_names
-from ratchet.serving.batch.storage import Storages
+from ratchet.serving.batch.storage import InputFile, Storages
 from ratchet.serving.process import configured
 from ratchet.serving.versions.following import load
 from ratchet.serving.versions.loaded import LoadedVersion
@@ -93,13 +92,11 @@ def score(params: Params, workspace: Workspace, request: Request, *, watch: Watc
     """
     began = time.monotonic()
     _require_apart(request)
-    output = open_output(request.output, state=workspace.project.state)
-    registry = ModelRegistry(workspace, params)
+    output, registry = Output(request.output, state=workspace.project.state), ModelRegistry(workspace, params)
     with output.locked():
-        require_own(output)
         if request.again:
-            manifest.forget(output, shard_names(output.names()))
-        before = manifest.read_job(output)
+            jobs.forget(output)
+        before = jobs.read_job(output)
         reference = request.model or configured(workspace, params)
         version = _pinned(registry, reference, before, watch)
         variant = before.variant if before else params.serving.variant
@@ -108,36 +105,43 @@ def score(params: Params, workspace: Workspace, request: Request, *, watch: Watc
             listing = reader.files(request.inputs)
             if reader.ignored.files:
                 watch.say(reader.ignored.text)
-            job = Job(
-                _FORMAT,
-                reference if before is None else before.reference,
-                version.name,
-                version.number,
-                version.run_id,
-                loaded.identity.provenance,
-                loaded.identity.variant,
-                len(listing),
-                sum(file.size for file in listing),
-                manifest.listing_digest(listing),
-                ScoringSettings.of(
-                    shard_rows=request.shard_rows or (before.settings.shard_rows if before else SHARD_ROWS),
-                    column=request.column,
-                    variant=params.serving.variant,
-                    threads=params.serving.threads,
-                ),
-            )
-            if before is None:
-                _require_empty(output)
-                manifest.begin(output, job, listing)
-            else:
-                manifest.require_same(output, before, job, listing)
-            summary, earlier = score_shards(loaded, reader, listing, output, before or job, watch)
+            job = _job(request, params, reference, loaded, listing, before)
+            jobs.begin(output, job, listing, before)
+            counts, earlier = jobs.score_shards(loaded, reader, listing, output, before or job, watch)
             for note in reader.notes:
                 watch.say(f"warning: {note}")
-    return Scored(
-        output.where, summary.model, summary.version, summary.provenance, summary.rows, summary.refused,
-        summary.shards, earlier, time.monotonic() - began,
-    )  # fmt: skip
+    seconds = time.monotonic() - began
+    return Scored(output.where, job.model, job.version, job.provenance, *counts, earlier, seconds)
+
+
+def _job(
+    request: Request,
+    params: Params,
+    reference: str,
+    loaded: LoadedVersion,
+    listing: Sequence[InputFile],
+    before: Job | None,
+) -> Job:
+    """Return the job that the request means. What it leaves open is as the earlier attempt began."""
+    identity, rows = loaded.identity, before.settings.shard_rows if before else SHARD_ROWS
+    return Job(
+        format=_FORMAT,
+        reference=before.reference if before else reference,
+        model=identity.model,
+        version=identity.version,
+        run_id=identity.run_id,
+        provenance=identity.provenance,
+        variant=identity.variant,
+        files=len(listing),
+        bytes=sum(file.size for file in listing),
+        inputs=jobs.listing_digest(listing),
+        settings=ScoringSettings.of(
+            shard_rows=request.shard_rows or rows,
+            column=request.column,
+            variant=params.serving.variant,
+            threads=params.serving.threads,
+        ),
+    )
 
 
 @contextmanager
@@ -181,15 +185,6 @@ def _require_apart(request: Request) -> None:
         top = path.rstrip("/") + "/"
         if f"{request.output.rstrip('/')}/".startswith(top):
             raise DataError(f"--output: {request.output} is inside the input {path}. Fix: choose a folder outside it")
-
-
-def _require_empty(output: Output) -> None:
-    """Check that a folder without a manifest has no shards."""
-    if shards := shard_names(output.names()):
-        raise DataError(
-            f"{output.where}: has {len(shards):,} shards and no {manifest.MANIFEST}. Fix: restore it, choose another "
-            "folder, or add --again to score everything again"
-        )
 
 
 def absolute(paths: Sequence[str], *, base: Path) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from ratchet.kinds import Column, ModelSpec, TableInput, TextInput
 from ratchet.problems import Classes
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.runs import Run
-from ratchet.serving.batch.output import open_output
+from ratchet.serving.batch.output import Output
 from ratchet.training import build, save_model
 from tasks.score import Request, Scored, score
 
@@ -253,7 +253,7 @@ def test_a_folder_is_refused_that_is_no_place_for_answers(place: Place, titanic:
 
 def test_a_second_process_is_refused(place: Place, titanic: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with open_output(str(out), state=tmp_path).locked():
+    with Output(str(out), state=tmp_path).locked():
         output = place.project.refused(*place.command(titanic, out))
         assert f"{out}: another process scores into it now" in output
     assert place.score(titanic, out).rows == 891
@@ -335,7 +335,7 @@ def test_s3_is_read_and_written_as_a_folder(
     with pytest.raises(DataError, match=r"inputs changed: s3://scoring/in/titanic.csv"):
         place.score(url, out)
     with (
-        open_output(out, state=place.workspace.state).locked(),
+        Output(out, state=place.workspace.state).locked(),
         pytest.raises(WorkspaceBusy, match="another process scores into it"),
     ):
         place.score(url, out)

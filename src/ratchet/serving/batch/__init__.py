@@ -2,7 +2,6 @@
 
 storage.py    list, open and read input files, local or on S3
 reading.py    the rows of files in batches
-manifest.py   the job of an output folder, as it began
 output.py     an output folder, local or on S3, and its lock
-shards.py     score the rows shard by shard, and continue a job
+job.py        the manifest of a job, and its shards: begin it, or continue it
 """

@@ -1,41 +1,36 @@
 """The output folder of a scoring job, local or on S3, and its lock. Each file there is complete or absent."""
 
 import tempfile
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from ratchet import files
 from ratchet.data.reading.storage import is_url
 from ratchet.errors import DataError, WorkspaceBusy
 from ratchet.serving.batch.storage import Storages, storage_errors
 
-__all__ = ["Output", "open_output"]
+__all__ = ["Output"]
 
-_LOCK = ".lock"
 _SETTING = "--output"
 
 
-class Output(ABC):
-    """A folder of answers.
+class Output:
+    """A folder of answers at a local path or URL. `state`: folder of this machine for the lock of a URL."""
 
-    Attributes:
-        where: its path or URL.
-        is_shared: whether the lock holds on this machine only.
-    """
-
-    where: str
-    is_shared: bool
-
-    def __init__(self, lock: Path) -> None:
-        self._lock = lock
+    def __init__(self, where: str, *, state: Path) -> None:
+        self.where, self._local = where.rstrip("/"), None if is_url(where) else Path(where)
+        if self._local is not None and self._local.is_file():
+            raise DataError(f"{_SETTING}: {where} is a file. Allowed: a new folder, or the one of an earlier run")
+        remote_lock = state / "scoring" / f"{sha256(self.where.encode()).hexdigest()[:16]}.lock"
+        self._lock = remote_lock if self._local is None else self._local / ".lock"
+        self._system, self._top = Storages(_SETTING).system(self.where)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Be the only process that writes here. The lock ends with the process.
+        """Be the only process of this machine that writes here. The lock ends with the process.
 
         Raises:
             WorkspaceBusy: another process writes.
@@ -50,7 +45,8 @@ class Output(ABC):
                 f"{self.where}: another process scores into it now. Fix: wait for it to end, or choose another folder"
             ) from None
         with lock:
-            self.clear_drafts()
+            for draft in () if self._local is None else self._local.glob(f"{files.DRAFT}*"):
+                draft.unlink()  # of a killed process; a remote object exists only when it is complete
             yield
 
     def metadata(self, name: str) -> dict[str, str] | None:
@@ -59,103 +55,15 @@ class Output(ABC):
         import pyarrow.parquet as pq
 
         with self.opened(name) as file:
-            if file is None:
-                return None
             try:
-                pairs = pq.read_metadata(file).metadata or {}
+                pairs = (file and pq.read_metadata(file).metadata) or None
             except pyarrow.ArrowException:
                 return None
-        return {key.decode(): value.decode() for key, value in pairs.items() if key.startswith(b"ratchet.")}
+        return pairs and {key.decode(): value.decode() for key, value in pairs.items() if key.startswith(b"ratchet.")}
 
-    @abstractmethod
-    def clear_drafts(self) -> None:
-        """Delete what killed processes left."""
-
-    @abstractmethod
     def names(self) -> set[str]:
         """Return the names of the files here, without those that begin with a dot."""
-
-    @abstractmethod
-    @contextmanager
-    def opened(self, name: str) -> Iterator[BinaryIO | None]:
-        """Open a file to read; None if there is none."""
-
-    @abstractmethod
-    @contextmanager
-    def draft(self, name: str) -> Iterator[Path]:
-        """Yield an empty local file. On leaving it becomes this file here. After an error nothing is changed."""
-
-    @abstractmethod
-    def create(self, name: str, content: bytes) -> None:
-        """Write a file that is not here yet.
-
-        Raises:
-            FileExistsError: it is.
-        """
-
-    @abstractmethod
-    def delete(self, names: Sequence[str]) -> None:
-        """Delete files, in this order."""
-
-
-def open_output(where: str, *, state: Path) -> Output:
-    """Return the output folder at a local path or URL. `state`: folder of this machine for the lock of a URL."""
-    return _Remote(where.rstrip("/"), state) if is_url(where) else _Local(Path(where))
-
-
-class _Local(Output):
-    is_shared = False
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path / _LOCK)
-        self.where, self._path = str(path), path
-        if path.exists() and not path.is_dir():
-            raise DataError(f"{_SETTING}: {path} is a file. Allowed: a new folder, or the one of an earlier run")
-
-    def clear_drafts(self) -> None:
-        for draft in self._path.glob(f"{files.DRAFT}*"):
-            draft.unlink()
-
-    def names(self) -> set[str]:
-        return {path.name for path in self._path.iterdir() if not path.name.startswith(".")}
-
-    @contextmanager
-    def opened(self, name: str) -> Iterator[BinaryIO | None]:
-        if not (self._path / name).is_file():
-            yield None
-            return
-        with (self._path / name).open("rb") as file:
-            yield file
-
-    @contextmanager
-    def draft(self, name: str) -> Iterator[Path]:
-        with files.draft_file(self._path / name) as draft:
-            yield draft
-
-    def create(self, name: str, content: bytes) -> None:
-        if (self._path / name).exists():
-            raise FileExistsError(name)
-        files.write_bytes(self._path / name, content)
-
-    def delete(self, names: Sequence[str]) -> None:
-        for name in names:
-            (self._path / name).unlink()
-
-
-class _Remote(Output):
-    is_shared = True
-
-    def __init__(self, url: str, state: Path) -> None:
-        super().__init__(state / "scoring" / f"{sha256(url.encode()).hexdigest()[:16]}.lock")
-        self.where = url
-        self._system: Any
-        self._system, self._top = Storages(_SETTING).system(url)
-
-    def clear_drafts(self) -> None:
-        """Do nothing: an object exists only when it is complete."""
-
-    def names(self) -> set[str]:
-        with self._errors():
+        with storage_errors(self.where, _SETTING):
             self._system.invalidate_cache()
             paths = self._system.find(self._top)
         names = {path.removeprefix(self._top).lstrip("/") for path in paths}
@@ -163,13 +71,12 @@ class _Remote(Output):
 
     @contextmanager
     def opened(self, name: str) -> Iterator[BinaryIO | None]:
-        with self._errors():
+        """Open a file to read; None if there is none."""
+        with storage_errors(self.where, _SETTING):
             self._system.invalidate_cache()
             try:
                 file = self._system.open(f"{self._top}/{name}", "rb")
             except FileNotFoundError:
-                file = None
-            if file is None:
                 yield None
                 return
             with file:
@@ -177,15 +84,29 @@ class _Remote(Output):
 
     @contextmanager
     def draft(self, name: str) -> Iterator[Path]:
+        """Yield an empty local file. On leaving it becomes this file here. After an error nothing is changed."""
+        if self._local is not None:
+            with files.draft_file(self._local / name) as draft:
+                yield draft
+            return
         with tempfile.TemporaryDirectory(prefix="ratchet-score-") as folder:
-            draft = Path(folder, name)
-            yield draft
-            with self._errors():
-                self._system.put_file(str(draft), f"{self._top}/{name}")
+            yield Path(folder, name)
+            with storage_errors(self.where, _SETTING):
+                self._system.put_file(str(Path(folder, name)), f"{self._top}/{name}")
 
     def create(self, name: str, content: bytes) -> None:
+        """Write a file that is not here yet.
+
+        Raises:
+            FileExistsError: it is.
+        """
+        if self._local is not None:
+            if (self._local / name).exists():
+                raise FileExistsError(name)
+            files.write_bytes(self._local / name, content)
+            return
         try:
-            with self._errors():
+            with storage_errors(self.where, _SETTING):
                 self._system.pipe_file(f"{self._top}/{name}", content, mode="create")
         except DataError as error:
             if isinstance(error.__cause__, FileExistsError):
@@ -193,9 +114,7 @@ class _Remote(Output):
             raise
 
     def delete(self, names: Sequence[str]) -> None:
-        with self._errors():
+        """Delete files, in this order."""
+        with storage_errors(self.where, _SETTING):
             for name in names:
                 self._system.rm_file(f"{self._top}/{name}")
-
-    def _errors(self) -> Any:
-        return storage_errors(self.where, _SETTING)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
@@ -10,7 +11,7 @@ from ratchet.serving.versions.loaded import Identity
 if TYPE_CHECKING:
     import polars
 
-__all__ = ["FORMATS", "Answers", "CsvAnswers", "ParquetAnswers", "metadata", "written"]
+__all__ = ["FORMATS", "Answers", "ParquetAnswers", "TextAnswers", "metadata", "written"]
 
 FORMATS = (".csv", ".parquet", ".jsonl")
 _GROUP = 1 << 16  # rows of a row group: the same for the same rows, in whatever batches they come
@@ -26,28 +27,17 @@ class Answers(Protocol):
         """Write what is left."""
 
 
-class CsvAnswers:
-    """Answers as CSV, with one header."""
+class TextAnswers:
+    """Answers as CSV, with one header, or as JSON Lines."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._begun = file, False
+    def __init__(self, file: BinaryIO, suffix: str = ".csv") -> None:
+        self._file, self._suffix, self._begun = file, suffix, False
 
     def write(self, frame: "polars.DataFrame") -> None:
-        self._file.write(frame.write_csv(include_header=not self._begun).encode())
+        csv = self._suffix == ".csv"
+        text = frame.write_csv(include_header=not self._begun) if csv else frame.write_ndjson()
+        self._file.write(text.encode())
         self._begun = True
-
-    def close(self) -> None:
-        self._file.flush()
-
-
-class _JsonLines:
-    """Answers as JSON Lines."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-
-    def write(self, frame: "polars.DataFrame") -> None:
-        self._file.write(frame.write_ndjson().encode())
 
     def close(self) -> None:
         self._file.flush()
@@ -106,14 +96,7 @@ class ParquetAnswers:
 
 def metadata(identity: Identity) -> dict[str, str]:
     """Return the metadata of answers by a version."""
-    about = {
-        "model": identity.model,
-        "version": identity.version,
-        "run_id": identity.run_id,
-        "provenance": identity.provenance,
-        "variant": identity.variant,
-    }
-    return {name: value for name, value in about.items() if value is not None}
+    return {name: value for name, value in asdict(identity).items() if value is not None}
 
 
 @contextmanager
@@ -125,6 +108,6 @@ def written(path: Path, suffix: str, identity: Identity) -> Iterator[Answers]:
         answers.close()
         return
     with path.open("wb") as file:
-        answers = CsvAnswers(file) if suffix == ".csv" else _JsonLines(file)
+        answers = TextAnswers(file, suffix)
         yield answers
         answers.close()

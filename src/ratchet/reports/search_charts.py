@@ -1,10 +1,9 @@
 """The charts of a search with their legends: history, learning curves, parallel coordinates, Pareto front."""
 
-import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Literal
 
 from ratchet.reports import search_text as text
 from ratchet.reports.charts import COLOURS, Canvas, Chart, Line, Scale, canvas, dots, shortened, strokes
@@ -30,6 +29,7 @@ _CURVE_POINTS = 40  # of each
 _LINES = 300  # trials of each of the pale colours in parallel coordinates
 _BEST = 20  # most trials in the strong colour
 _PATHS = 24  # that the lines of one colour share: where many of them cross, the colour is stronger
+_ABSENT = object()
 _CHOICES, _LONGEST = 12, 15  # most choices beside an axis, and characters of each
 
 
@@ -38,17 +38,15 @@ def history(study: Study) -> Chart | None:
     ranked = sorted(_ranked(study), key=lambda trial: trial.number)
     if not ranked:
         return None
-    better = max if study.maximize[0] else min
     values = [trial.value or 0.0 for trial in ranked]
-    scale = _scale(study, values)
-    places = {trial.number: (float(trial.number), scale.inside(trial.value or 0.0)) for trial in ranked}
-    complete = [places[trial.number] for trial in ranked if trial.state == "complete"]
-    others = [places[trial.number] for trial in ranked if trial.state != "complete"]
-    best: list[tuple[float, float]] = []
-    for number, value in complete:
-        best.append((number, better(value, best[-1][1]) if best else value))
-    if best:
-        best.append((ranked[-1].number, best[-1][1]))
+    scale = objective_scale(study, values)
+    complete, others = (
+        [(trial.number, scale.inside(trial.value or 0.0)) for trial in ranked if (trial.state == "complete") is wanted]
+        for wanted in (True, False)
+    )
+    records = accumulate((value for _, value in complete), max if study.maximize[0] else min)
+    best = [(number, record) for (number, _), record in zip(complete, records, strict=True)]
+    best += [(ranked[-1].number, record) for _, record in best[-1:]]
     with canvas(f"{study.objectives[0]} of each trial, in order", _WIDTH, _HEIGHT) as drawn:
         dots(drawn.axes, others, "--series-5", 3.4, alpha=0.65)
         strokes(drawn.axes, [best], "--series-2", steps=True)
@@ -75,7 +73,7 @@ def curves(study: Study) -> Chart | None:
     ]
     points = [point for curve in (*pale, *(line.points for line in lines)) for point in curve]
     values, last = [value for _, value in points], max(epoch for epoch, _ in points)
-    scale = _scale(study, values)
+    scale = objective_scale(study, values)
     with canvas(f"{study.objectives[0]} during training", _WIDTH, _HEIGHT) as drawn:
         _overlaid(drawn, [_inside(curve, scale) for curve in pale], "--series-5", 1, 0.4)
         for line in reversed(lines):
@@ -96,7 +94,7 @@ def front(study: Study) -> Chart | None:
     ]
     if not trials:
         return None
-    first, second = (_scale(study, [trial.objectives[at] for trial in trials], at) for at in (0, 1))
+    first, second = (objective_scale(study, [trial.objectives[at] for trial in trials], at) for at in (0, 1))
     points, best = (
         [(first.inside(trial.objectives[0]), second.inside(trial.objectives[1])) for trial in part]
         for part in (trials, pareto_front(study))
@@ -118,36 +116,30 @@ def parallel(study: Study) -> Chart | None:
     A line passes below an axis where its trial does not have the setting. None: no trial has a value.
     """
     ranked = _ranked(study)
-    space = [_widened(dimension, study) for dimension in dimensions(study)]
+    space = dimensions(study)
     if not ranked or not space:
         return None
-    lines = [[*(_place(dimension, trial.values) for dimension in space), trial.value] for trial in ranked]
-    best, half, every = (
-        min(_BEST, max(2, len(lines) // 10)),
-        max(2, -(-len(lines) // 2)),
-        -(-len(lines) // (2 * _LINES)),
-    )
-    pale = 0.25 if len(lines) > 100 else 0.5
+    count = len(ranked)
+    best, half, every = min(_BEST, max(2, count // 10)), max(2, -(-count // 2)), -(-count // (2 * _LINES))
+    pale = 0.25 if count > 100 else 0.5
     groups = [
         ("others", "--series-5", 1.0, pale, slice(half, None, every)),
         ("better half", "--series-3", 1.0, pale, slice(best, half, every)),
         (f"the next {best - 1}", "--series-1", 1.4, 0.9, slice(1, best)),
         (f"trial {ranked[0].number}", "--series-2", 2.6, 1.0, slice(1)),
     ]
-    names, scale = text.short_names(study.search.space), _scale(study, [trial.value or 0.0 for trial in ranked])
+    names, values = text.short_names(study.search.space), [trial.value or 0.0 for trial in ranked]
+    columns = [(names[dimension.key], *_column_values(dimension, ranked)) for dimension in space]
+    columns.append((study.objectives[0], objective_scale(study, values), values))
     width, name = 164 + _GAP * len(space), "Settings and value of each trial as parallel coordinates"
     with canvas(name, width, _TALL, left=0, right=0, top=0, bottom=0, least_width=0.8 * width) as drawn:
         drawn.axes.set(xlim=(0, width), ylim=(0, _TALL))
         drawn.axes.set_axis_off()
-        columns = [(names[dimension.key], _column_scale(dimension)) for dimension in space]
-        places = [
-            _column(drawn, 82 + _GAP * at, *column, [line[at] for line in lines])
-            for at, column in enumerate([*columns, (study.objectives[0], scale)])
-        ]
+        places = [_column(drawn, 82 + _GAP * at, *column) for at, column in enumerate(columns)]
         shapes = list(zip(*places, strict=True))
         for _, colour, thickness, opacity, part in groups:
             _overlaid(drawn, shapes[part], colour, thickness, opacity)
-    legend = [Line(caption, colour) for caption, colour, _, _, part in reversed(groups) if lines[part]]
+    legend = [Line(caption, colour) for caption, colour, _, _, part in reversed(groups) if ranked[part]]
     note = "Each line is a trial."
     if any(trial.state != "complete" for trial in ranked):
         note += f" Complete trials count as better than others, whose values are of fewer {text.unit(study)}."
@@ -187,11 +179,12 @@ def _overlaid(drawn: Canvas, lines: Sequence[Points], colour: str, width: float,
         strokes(drawn.axes, lines[number::_PATHS], colour, width=width, alpha=opacity)
 
 
-def objective_scale(values: Sequence[float], *, maximize: bool, share: bool) -> Scale:
+def objective_scale(study: Study, values: Sequence[float], objective: int = 0) -> Scale:
     """Return the scale for values of an objective, from the best to the worst, or less if few are far off.
 
     One trial whose loss is 1e6 would otherwise hide the differences between all others.
     """
+    share, maximize = text.is_share(study.objectives[objective]), study.maximize[objective]
     ordered = sorted(values, reverse=maximize)
     best, worst, quartile = ordered[0], ordered[-1], ordered[max(0, 3 * len(ordered) // 4 - 1)]
     reach = 3 * abs(quartile - best)
@@ -205,11 +198,6 @@ def objective_scale(values: Sequence[float], *, maximize: bool, share: bool) -> 
     return Scale.rounded(low, high, share=share)
 
 
-def _scale(study: Study, values: Sequence[float], objective: int = 0) -> Scale:
-    share = text.is_share(study.objectives[objective])
-    return objective_scale(values, maximize=study.maximize[objective], share=share)
-
-
 def _ranked(study: Study) -> list[Trial]:
     """Return the trials with a value, the winner first, then the best ones."""
     known = [trial for trial in study.ranked() if trial.value is not None and math.isfinite(trial.value)]
@@ -217,35 +205,25 @@ def _ranked(study: Study) -> list[Trial]:
     return sorted(known, key=lambda trial: best is None or trial.number != best.trial.number)
 
 
-def _column_scale(dimension: Dimension) -> Scale | Sequence[str]:
-    if dimension.kind == "choice":
-        return [setting(choice) for choice in dimension.choices]
-    return Scale(dimension.low, dimension.high, "log" if dimension.log else "linear", whole=dimension.kind == "int")
+def _column_values(
+    dimension: Dimension, trials: Sequence[Trial]
+) -> tuple[Scale | Sequence[str], Sequence[float | None]]:
+    """Return the axis of a setting, and the place of each trial on it; None: the trial does not have the setting.
 
-
-def _widened(dimension: Dimension, study: Study) -> Dimension:
-    """Return a dimension that also contains the first trial's value, which may be outside the space."""
-    values = [trial.values[dimension.key] for trial in study.searched[:1] if dimension.key in trial.values]
-    outside = tuple(value for value in values if not dimension.contains(value))
+    The first trial may be outside the space: the axis shows its value too.
+    """
+    values = [trial.values.get(dimension.key, _ABSENT) for trial in trials]
     if dimension.kind == "choice":
-        return replace(dimension, choices=(*dimension.choices, *outside))
+        present = (value for value in values if value is not _ABSENT)
+        choices = list(dict.fromkeys(map(setting, (*dimension.choices, *present))))
+        return choices, [None if value is _ABSENT else float(choices.index(setting(value))) for value in values]
+    numbers = [
+        float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None for value in values
+    ]
     ends = [dimension.low, dimension.high]
-    ends += [value for value in outside if _is_number(value) and (value > 0 or not dimension.log)]
-    return replace(dimension, low=min(ends), high=max(ends))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _place(dimension: Dimension, values: Mapping[str, Any]) -> float | None:
-    """Return the value of a setting on its axis; None: the trial does not have it, or it is no number."""
-    if dimension.key not in values:
-        return None
-    if dimension.kind != "choice":
-        return float(values[dimension.key]) if _is_number(values[dimension.key]) else None
-    wanted = json.dumps(values[dimension.key])  # a list in the trial, a tuple in the space
-    return next((float(at) for at, choice in enumerate(dimension.choices) if json.dumps(choice) == wanted), None)
+    ends += [number for number in numbers if number is not None and (number > 0 or not dimension.log)]
+    kind: Literal["log", "linear"] = "log" if dimension.log else "linear"
+    return Scale(min(ends), max(ends), kind, whole=dimension.kind == "int"), numbers
 
 
 def _curve(trial: Trial) -> list[tuple[float, float]]:

@@ -337,7 +337,7 @@ def test_a_file_of_another_kind_is_named(place, content: bytes, message: str) ->
 
 @pytest.mark.parametrize(
     ("column", "message"),
-    [("label", "'label' has lists.*one text or number"), ("boxes", r"'boxes' has lists.*data\.drop=")],
+    [("label", "'label' has List.*one text or number"), ("boxes", r"'boxes' has List.*data\.drop=")],
 )
 def test_columns_of_lists_are_refused_by_name(place, column: str, message: str) -> None:
     place.fill("flat", 4)

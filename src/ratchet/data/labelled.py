@@ -24,7 +24,7 @@ from ratchet.errors import DataError
 from ratchet.settings.model import DataSettings
 
 __all__ = [
-    "SAMPLE", "LabelledSamples", "assigned", "broken", "check_columns", "common_profile", "index_names",
+    "SAMPLE", "LabelledSamples", "assigned", "broken", "common_profile", "index_names",
     "optional_columns", "packed_set", "typed", "without_missing",
 ]  # fmt: skip
 
@@ -76,17 +76,6 @@ def optional_columns(frame: pl.DataFrame, settings: DataSettings) -> dict[str, s
                 f"Fix: correct data.{name}_column"
             )
     return present
-
-
-def check_columns(table: pl.DataFrame, where: str, *, of_values: str = "") -> None:
-    """Check that no column has lists, records or bytes.
-
-    `of_values` is the column with the samples themselves.
-    """
-    for name, dtype in table.schema.items():
-        if dtype.is_nested() or dtype == pl.Binary or dtype == pl.Object:
-            fix = "save one text in each row" if name == of_values else f"set data.drop=[{name}]"
-            raise DataError(f"{where}: column {name!r} has {dtype}, not single values. Fix: {fix}")
 
 
 def index_names(extra: Sequence[str], columns: Sequence[str]) -> dict[str, str]:

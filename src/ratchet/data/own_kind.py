@@ -24,6 +24,7 @@ from ratchet.data.packed_set import IngestTask, PackedSet
 from ratchet.data.privacy import without_private
 from ratchet.data.profile import contract
 from ratchet.data.reading.storage import expanded, is_url
+from ratchet.data.sources.table_file import check_single_values
 from ratchet.data.tables.targets import read_labels
 from ratchet.errors import DataError, TrainingError
 from ratchet.kinds import Array, ArraysInput
@@ -141,7 +142,7 @@ class _Reading:
         frame = without_private(frame, settings, needed=settings.label_columns)
         columns = labelled.optional_columns(frame, settings)
         extra = [name for name in frame.columns if name not in (*columns.values(), *settings.label_columns)]
-        labelled.check_columns(frame, where)
+        check_single_values(frame, where)
         names = labelled.index_names(extra, frame.columns)
         labels = read_labels(frame, settings, where)
         samples = pl.DataFrame(

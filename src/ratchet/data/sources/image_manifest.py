@@ -20,7 +20,7 @@ from ratchet.data.privacy import without_private
 from ratchet.data.reading.storage import Storage, read_whole
 from ratchet.data.sources import LISTING, listing
 from ratchet.data.sources.image_folder import SPLIT_FOLDERS
-from ratchet.data.sources.table_file import MISSING, TableFile, column_names, read_table
+from ratchet.data.sources.table_file import MISSING, TableFile, check_single_values, column_names, read_table
 from ratchet.data.split import SplitName
 from ratchet.data.system_files import Ignored
 from ratchet.data.tables.targets import Labelling, read_labels
@@ -38,7 +38,6 @@ _RESERVED = frozenset(
 """Names of columns that the index or ingest itself uses."""
 
 _NUMBERS = 0.9  # share of labels that are numbers, from which fractions mean that they are no classes
-_NESTED = (pl.List, pl.Array, pl.Struct, pl.Binary, pl.Object)
 
 
 class ImageManifest:
@@ -154,7 +153,7 @@ class ImageManifest:
         settings, columns = self._settings, self._columns(table)
         used = {*columns.values(), *settings.label_columns}
         table = without_private(table, settings, needed=(columns["path"], *settings.label_columns))
-        self._check_flat(table, used)
+        check_single_values(table, f"data.manifest: {self._where}", needed=used)
         extra = [name for name in table.columns if name not in used]
         taken = [name for name in extra if name in _RESERVED]
         if taken:
@@ -206,16 +205,6 @@ class ImageManifest:
         known = pl.when(~missing["label"] | text["label"].is_in(list(classes))).then(text["label"])
         text |= {name: pl.when(~missing[name]).then(text[name]) for name in ("path", "split", "group")}
         return text | {"known": known}
-
-    def _check_flat(self, table: pl.DataFrame, needed: Collection[str]) -> None:
-        """Check that no column has lists, records or bytes."""
-        for name, dtype in table.schema.items():
-            if isinstance(dtype, _NESTED):
-                kind = "lists" if isinstance(dtype, pl.List | pl.Array) else f"{dtype.base_type().__name__} values"
-                fix = "save one text or number in each row" if name in needed else f"set data.drop=[{name}]"
-                raise DataError(
-                    f"data.manifest: {self._where}: column {name!r} has {kind}, not single values. Fix: {fix}"
-                )
 
     def _check_groups(self, groups: pl.Series) -> None:
         """Check that no group is written in two Unicode forms, because its samples would not share a split."""

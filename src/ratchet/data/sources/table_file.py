@@ -16,8 +16,8 @@ from ratchet.data.sources.typed_files import read_json, read_json_lines, read_pa
 from ratchet.errors import DataError
 
 __all__ = [
-    "HEADER_BYTES", "MISSING", "SEPARATORS", "TableFile", "column_names", "encoding_of", "read_table", "require_text",
-    "separator_of",
+    "EXACT", "HEADER_BYTES", "MISSING", "SEPARATORS", "TableFile", "check_single_values", "column_names", "encoding_of",
+    "read_table", "require_text", "separator_of",
 ]  # fmt: skip
 
 MISSING = (
@@ -26,6 +26,8 @@ MISSING = (
 """Texts that other tools write into an empty cell."""
 
 SEPARATORS = (",", ";", "\t", "|")
+EXACT = 2.0**53
+"""From here two whole numbers can be one Float64."""
 _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"),
@@ -34,7 +36,6 @@ _SNIFFED = 4096  # bytes
 _LINES = 50  # that show how the columns are separated
 _SAMPLE = 1000  # rows that show which columns may be numbers
 _BLOCK = 1 << 18  # bytes that stay in the processor's cache
-_EXACT = 2.0**53  # from here two whole numbers can be one Float64
 HEADER_BYTES = 1 << 20
 """Bytes from the start of a file that hold its header."""
 
@@ -60,13 +61,13 @@ class Cells:
         """Return all columns: as Float64 those of `numeric` that have an exact number in each cell, others as texts."""
         if not numeric or self._hides_texts():
             return self.texts()
-        width = self.content.split(b"\n", 1)[0].count(self.separator.encode()) + 1
+        width = self.content.count(self.separator.encode(), 0, self.content.index(b"\n")) + 1
         schema = {str(place): pl.String for place in range(width)} | dict.fromkeys(numeric, pl.Float64)
         try:
             table = pl.read_csv(self.content, schema=schema, separator=self.separator)
         except pl.exceptions.ComputeError:  # a later row has a text
             return self.texts()
-        is_exact = table.select((pl.col(numeric).abs() <= _EXACT).fill_null(False).all()).row(0)
+        is_exact = table.select((pl.col(numeric).abs() <= EXACT).fill_null(False).all()).row(0)
         others = [name for name, exact in zip(numeric, is_exact, strict=True) if not exact]
         return table.with_columns(self.texts(others)) if others else table
 
@@ -137,6 +138,18 @@ def column_names(header: Sequence[str], where: str) -> list[str]:
     if doubled:
         raise DataError(f"{where}: column {doubled[0]!r} is in the header twice. Fix: rename one")
     return names
+
+
+def check_single_values(table: pl.DataFrame, where: str, *, needed: Collection[str] = ()) -> None:
+    """Check that no column has lists, records or bytes; `needed` are those that cannot be dropped.
+
+    Raises:
+        DataError: naming the first such column.
+    """
+    for name, dtype in table.schema.items():
+        if dtype.is_nested() or dtype in (pl.Binary, pl.Object):
+            fix = "save one text or number in each row" if name in needed else f"set data.drop=[{name}]"
+            raise DataError(f"{where}: column {name!r} has {dtype}, not single values. Fix: {fix}")
 
 
 def read_table(

@@ -10,6 +10,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from ratchet.data.reading import pool
+from ratchet.data.sources.table_file import EXACT
 from ratchet.data.tables.digests import coded
 from ratchet.data.tables.encode import cleaned, known_texts, plain_values, texts_of, without
 from ratchet.data.tables.forms import (
@@ -25,7 +26,7 @@ from ratchet.data.tables.forms import (
 from ratchet.data.tables.notes import far_notes, mixed_notes
 from ratchet.errors import DataError
 
-__all__ = ["CONSTANT", "ID_NAME", "Type", "TypedColumn", "each", "typed_column"]
+__all__ = ["CONSTANT", "GROUP_NAME", "ID_NAME", "Type", "TypedColumn", "each", "typed_column"]
 
 CONSTANT = "all values are equal"
 Type = Literal["numeric", "categorical", "datetime", "text", "id", "ignored"]
@@ -38,8 +39,12 @@ _FEWEST_IDS = 20  # different values that a column of ids has at least
 _LONG = 60  # mean characters of a text that is no category
 _MOSTLY = 0.5  # share of numbers or dates from which a column of texts gets a note
 _DISTINCT = 0.5  # share of different texts from which a column has texts, not categories
+GROUP_NAME = re.compile(
+    r"(?:^|[\W_])(?:id|uid|uuid)$|patient|subject|person|customer|client|user|member|speaker|student", re.IGNORECASE
+)
+"""Names of columns whose equal values are rows of one person or thing."""
+
 ID_NAME = re.compile(r"(?i:(^|[\W_])(id|ids|uuid|guid|key|index|idx|nr|no|number|unnamed.*|column_1)$)|[a-z](Id|ID)$")
-_EXACT = 2.0**53  # from here two whole numbers can be one Float64
 _DATED = (
     r"^\d{1,4}[-/. ]\S+[-/. ]\d|^[A-Za-z]{3,9} \d{1,2}, \d{4}|^\d{1,2}:\d\d|^\d{4}[-/]\d\d?$|^\d\d?[-/]\d{4}$"
     r"|^[A-Za-z]{3,9}[- ]\d{4}$"
@@ -211,7 +216,7 @@ def _numeric(
         infinite = (read.abs() > _LARGEST).fill_null(False)
         faults["infinite-number"] = infinite.arg_true()
         read = read.set(infinite, None)
-    distinct = _distinct(read) if largest <= _EXACT else values.filter(read.is_not_null()).n_unique()
+    distinct = _distinct(read) if largest <= EXACT else values.filter(read.is_not_null()).n_unique()
     column = TypedColumn(values.name, kind, read, values, why, distinct, form, faults)
     known = len(read) - read.null_count()
     if not known:

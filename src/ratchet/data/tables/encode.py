@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from ratchet.data.sources.table_file import MISSING
+from ratchet.data.sources.table_file import EXACT, MISSING
 from ratchet.data.tables.forms import PLAIN, are_numbers, numbers, seconds
 from ratchet.errors import DataError
 from ratchet.kinds import Column, TableInput
@@ -26,7 +26,6 @@ _NESTED = (pl.List, pl.Array, pl.Struct, pl.Binary, pl.Object)
 _NOT_A_TIME = "NaT"  # how pandas and MLflow's client write a missing date
 _UNSEEN, _FIRST = 1, 2
 _BLOCK = 1 << 12  # rows
-_EXACT = 2.0**53
 
 
 def encode(frame: pl.DataFrame, input: TableInput) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -109,7 +108,7 @@ def _plain_number(value: Any) -> float | None:
     """Return a number as float64, a missing one as NaN; None: it is no number, or no float64 has its value."""
     if value is None or value != value:
         return float("nan")
-    if type(value) is float or (type(value) is int and -_EXACT <= value <= _EXACT):
+    if type(value) is float or (type(value) is int and -EXACT <= value <= EXACT):
         return float(value)
     return None
 
@@ -258,7 +257,7 @@ def _categories(values: pl.Series, column: Column, missing: tuple[str, ...]) -> 
         return texts
     named = pl.Series(column.categories, dtype=pl.String)
     same = pl.DataFrame({"number": numbers(named, PLAIN), "name": named}).drop_nulls()
-    exact = pl.col("number").abs() < _EXACT  # of longer numbers several are one float64
+    exact = pl.col("number").abs() < EXACT  # of longer numbers several are one float64
     same = same.filter(pl.col("number").is_unique() & exact)
     equal = values.cast(pl.Float64).replace_strict(same["number"], same["name"], default=None, return_dtype=pl.String)
     is_known = texts.is_null() | texts.is_in(named.implode())

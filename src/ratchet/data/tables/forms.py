@@ -22,9 +22,13 @@ _MILLENNIUM = 946_684_800.0  # seconds from 1970-01-01 to 2000-01-01
 _UNITS = {"seconds": 1.0, "milliseconds": 1e3, "microseconds": 1e6, "nanoseconds": 1e9}
 """Forms of dates: numbers since 1970-01-01 UTC, by their parts of a second."""
 _LATEST = 1e11  # seconds, of the year 5138; a larger number is in a smaller unit
-_SPACED = "1 234"
-_NUMBER_FORMS = ("1234,5", "1,234.5", "1.234,5", f"{_SPACED}.5", f"{_SPACED},5", "1'234.5")
-_PERCENT = tuple(f"{form} %" for form in (PLAIN, *_NUMBER_FORMS))
+_CORES = {
+    PLAIN: ("", "."), "1234,5": ("", ","), "1,234.5": (",", "."), "1.234,5": (r"\.", ","), "1 234.5": (r"\s", "."),
+    "1 234,5": (r"\s", ","), "1'234.5": ("'", "."),
+}  # fmt: skip
+"""Forms of numbers: the pattern of the mark between thousands, and the decimal mark."""
+
+_MINUS = "[+\\-\u2212]?"
 _SAMPLE = 1000  # texts that show which forms are possible
 _CURRENCY = re.compile(
     r"(?i:AED|AUD|BGN|BRL|CAD|CHF|CLP|CNY|COP|CZK|DKK|EGP|EUR|GBP|HKD|HUF|IDR|ILS|INR|ISK|JPY|KES|KR|KRW|MXN|MYR|NGN|"
@@ -32,6 +36,10 @@ _CURRENCY = re.compile(
 )
 _UNIT = re.compile(r"(?!(?i:k|m|b|t|bn|mn|am|pm|a\.m\.|p\.m\.)$)[A-Za-z\u00b5\u03bc\u03a9\u00b0\u00b2\u00b3/%]{1,8}")
 """A unit after a number. K, M and B are factors, which a column mixes."""
+_MARKED = (
+    rf"^\(?\s*{_MINUS}\s*([^\d\s+\-.,()]*\.?)\s*{_MINUS}\s*"  # a mark before the digits
+    r"[\d.,][\d.,'\s]*?\s*([^\d.,()\s][^\d()]*)?\)?$"  # digits, and a mark after them
+)
 _DATES = {
     "Y-9-9": ("%Y-%m-%d",), "Y/9/9": ("%Y/%m/%d",), "Y.9.9": ("%Y.%m.%d",),
     "9.9.Y": ("%d.%m.%Y",), "9.9.9": ("%d.%m.%y", "%y.%m.%d"),
@@ -74,43 +82,28 @@ def numbers(texts: pl.Series, form: str) -> pl.Series:
     """
     if form == PLAIN:
         return texts.cast(pl.Float64, strict=False)
-    before, example, after = _parts(form)
-    decimal, between = example[-2], example[1] if example[1] != "2" else ""
-    if example != form:
-        texts = _without_marks(texts, before, after)
-    valid = texts.str.contains(_pattern(decimal, between))
-    if between:
-        texts = texts.str.replace_all(r"\s" if between == " " else re.escape(between), "")
-    texts = texts.str.replace(decimal, ".", literal=True)
-    values = pl.select(pl.when(valid).then(texts)).to_series().cast(pl.Float64, strict=False)
-    return values / 100 if "%" in (before, after) else values
+    before, core, after = _parts(form)
+    between, decimal = _CORES[core]
+    whole = rf"(?:[1-9]\d{{0,2}}(?:{between}\d{{3}})+|\d+)" if between else r"\d+"
+    point = re.escape(decimal)
+    number = rf"((?:{whole}(?:{point}\d*)?|{point}\d+)(?:[eE][+-]?\d+)?)"
+    first, last = (f"(?:{re.escape(mark)}){'' if mark == '%' else '?'}" if mark else "" for mark in (before, after))
+    pattern = rf"^()([+-]?)(){number}()$"
+    if core != form:
+        pattern = rf"^(\(?)\s*({_MINUS})\s*{first}\s*({_MINUS})\s*{number}\s*{last}\s*(\)?)$"
+    opened, outer, inner, digits, closed = texts.str.extract_groups(pattern).struct.unnest().get_columns()
+    plain = digits.str.replace_all(between, "") if between else digits
+    values = plain.str.replace(decimal, ".", literal=True).cast(pl.Float64, strict=False)
+    minus = (opened == "(") ^ outer.is_in(["-", "\u2212"]) ^ inner.is_in(["-", "\u2212"])
+    signed = pl.when((opened == "(") == (closed == ")")).then(pl.when(minus).then(-values).otherwise(values))
+    return pl.select(signed / (100 if "%" in (before, after) else 1)).to_series().alias(texts.name)
 
 
 def _parts(form: str) -> tuple[str, str, str]:
-    """Return what is before the example of a form, the example, and what is after it, without parentheses."""
-    example = re.search(r"1[ ,.']?234[.,]5", form)
-    assert example is not None, "a form has an example"
-    return form[: example.start()].strip(" ("), example.group(), form[example.end() :].strip(" )")
-
-
-def _without_marks(texts: pl.Series, before: str, after: str) -> pl.Series:
-    """Return texts without currency, unit, percent sign and parentheses; null if parentheses are not closed."""
-    first, last = (f"(?:{re.escape(mark)}){'' if mark == '%' else '?'}" if mark else "" for mark in (before, after))
-    signs = r"[+\-\u2212]?"
-    pattern = rf"^(\(?)\s*({signs})\s*{first}\s*({signs})\s*([^()]*?)\s*{last}\s*(\)?)$"
-    opened, outer, inner, number, closed = texts.str.extract_groups(pattern).struct.unnest().get_columns()
-    sign = pl.concat_str(pl.when(opened == "(").then(pl.lit("-")).otherwise(pl.lit("")), outer, inner)
-    plain = pl.concat_str(sign.str.replace("\u2212", "-").str.replace("--", "", literal=True), number)
-    return pl.select(pl.when((opened == "(") == (closed == ")")).then(plain)).to_series().alias(texts.name)
-
-
-def _pattern(decimal: str, between: str) -> str:
-    whole = r"\d+"
-    if between:
-        mark = r"\s" if between == " " else re.escape(between)
-        whole = rf"(?:[1-9]\d{{0,2}}(?:{mark}\d{{3}})+|\d+)"
-    point = re.escape(decimal)
-    return rf"^[+-]?(?:{whole}(?:{point}\d*)?|{point}\d+)(?:[eE][+-]?\d+)?$"
+    """Return what is before the core of a form, the core, and what is after it, without parentheses."""
+    found = re.search(r"1[ ,.']?234[.,]5", form)
+    assert found is not None, "a form has a core"
+    return form[: found.start()].strip(" ("), found.group(), form[found.end() :].strip(" )")
 
 
 def number_form(texts: pl.Series) -> Form:
@@ -127,7 +120,8 @@ def number_form(texts: pl.Series) -> Form:
     if not marked.str.contains(r"^\D{0,6}\d[\d.,'\s]*\D{0,12}$").any():
         return best
     sample = texts.gather_every(len(texts) // _SAMPLE + 1)
-    for form in (*_NUMBER_FORMS, *_PERCENT, *_marked_forms(marked.gather_every(len(marked) // _SAMPLE + 1))):
+    around = [("", ""), ("", " %"), *_marks(marked.gather_every(len(marked) // _SAMPLE + 1))]
+    for form in (f"{before}{core}{after}" for before, after in around for core in _CORES):
         if numbers(sample, form).null_count() == len(sample):
             continue
         count = len(texts) - numbers(texts, form).null_count()
@@ -136,18 +130,15 @@ def number_form(texts: pl.Series) -> Form:
     return _comma_form(texts, best) if "1234,5" in best.form else _point_form(texts, best)
 
 
-def _marked_forms(texts: pl.Series) -> list[str]:
-    """Return the forms with the commonest currency or unit of texts, and with parentheses."""
-    marks = texts.str.extract_groups(
-        r"^\(?\s*[+\-\u2212]?\s*(?P<before>[^\d\s+\-.,()]*\.?)\s*[+\-\u2212]?\s*[\d.,][\d.,'\s]*?\s*(?P<after>[^\d.,()\s][^\d()]*)?\)?$"
-    ).struct.unnest()
-    pairs = [pair for pair in marks.fill_null("").rows() if any(pair) and _are_marks(pair[0], pair[1].strip())]
-    forms = [f"({core})" for core in (PLAIN, *_NUMBER_FORMS)] if texts.str.starts_with("(").any() else []
+def _marks(texts: pl.Series) -> list[tuple[str, str]]:
+    """Return what may stand before and after numbers: the commonest currency or unit of texts, and parentheses."""
+    parentheses = [("(", ")")] if texts.str.starts_with("(").any() else []
+    groups = texts.str.extract_groups(_MARKED).struct.unnest().fill_null("")
+    pairs = [pair for pair in groups.rows() if any(pair) and _are_marks(pair[0], pair[1].strip())]
     if not pairs:
-        return forms
+        return parentheses
     before, after = max(sorted(set(pairs)), key=pairs.count)
-    before, after = before + " " * before.isalpha(), " " + after.strip() if after else ""
-    return [*(f"{before}{core}{after}" for core in (PLAIN, *_NUMBER_FORMS)), *forms]
+    return [(before + " " * before.isalpha(), " " + after.strip() if after else ""), *parentheses]
 
 
 def _are_marks(before: str, after: str) -> bool:

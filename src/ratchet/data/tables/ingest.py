@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import polars as pl
 
 from ratchet.data import overrides, quarantine, set_rules
@@ -100,26 +99,13 @@ class _Ingest:
         return Content(rows, features, roles, labels).filter(good), bad, used
 
     def _rows(self) -> tuple[pl.DataFrame, pl.Series, pl.DataFrame]:
-        """Return the good records, their numbers from 1, and the quarantine rows of the others.
-
-        An empty line is no row. A record with too many or too few cells, or that is the header again, is bad.
-        """
-        frame, ragged = self.frame, self.source.ragged
-        rows = pl.Series("row", np.arange(1, frame.height + 1))
-        empty = pl.Series([False]).new_from_index(0, frame.height)
-        likely = frame.to_series(0).is_null().arg_true()
-        empty = empty.scatter(likely, frame[likely].select(pl.all_horizontal(pl.all().is_null())).to_series())
-        headers = _repeated_headers(frame)
-        bad = rules.shared_rows(self.source.file, ragged, rows.filter(headers))
-        if bad.height or empty.any():
-            kept = ~(headers | empty | rows.is_in(ragged["row"].implode()))
-            self.total = int(kept.sum()) + bad.height
-            frame, rows = frame.filter(kept), rows.filter(kept)
+        """Return the good records, or a sample of them, their numbers, and the quarantine rows of the others."""
+        frame, rows, bad = self.source.good_rows(self.frame)
         if self.task.sample and frame.height > _SAMPLE:
             by_label = frame[self.settings.label_columns[0]].arg_sort()
             chosen = by_label.gather_every(frame.height // _SAMPLE + 1).sort()
             frame, rows = frame[chosen], rows.gather(chosen)
-            self.total = len(rows) + quarantine.samples(bad)
+        self.total = len(rows) + quarantine.samples(bad)
         if frame.is_empty():
             self._check_bad_fraction(bad)
         return frame, rows, bad
@@ -229,14 +215,3 @@ def _known(order: TypedColumn) -> pl.Series:
     for places in order.faults.values():
         known = known.scatter(places, True)
     return known
-
-
-def _repeated_headers(frame: pl.DataFrame) -> pl.Series:
-    """Return whether each row has the names of the columns as its values."""
-    none = pl.Series([False]).new_from_index(0, frame.height)
-    if any(kind != pl.String for kind in frame.dtypes):
-        return none
-    first = frame.columns[0]
-    likely = frame.select(pl.col(first).str.strip_chars() == first).to_series().fill_null(False).arg_true()
-    same = [pl.col(name).str.strip_chars() == name for name in frame.columns]
-    return none.scatter(likely, frame[likely].select(pl.all_horizontal(same).fill_null(False)).to_series())

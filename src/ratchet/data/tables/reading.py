@@ -7,13 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 
+from ratchet.data import quarantine
 from ratchet.data.reading.storage import expanded, is_url, open_storage, read_whole, why_unusable
+from ratchet.data.refusal_reasons import REASONS
 from ratchet.data.sources.csv_records import cells_of
 from ratchet.data.sources.table_file import SEPARATORS, TableFile, column_names, read_table
 from ratchet.data.system_files import is_system_path
-from ratchet.data.tables.columns import ID_NAME
+from ratchet.data.tables.columns import GROUP_NAME, ID_NAME
 from ratchet.data.tables.encode import MISSING_TEXTS
 from ratchet.data.tables.forms import PLAIN, numbers
 from ratchet.errors import DataError
@@ -27,9 +30,7 @@ _OTHERS = {"::": 9, "^": 1, " ": 1}
 """Separators that are not read, with the number of cells by a usual separator up to which they count."""
 _PANDAS = {"::": "::", "^": r"\^", " ": r"\s+"}
 _HEAD = 1 << 16  # bytes
-_ID_NAME = re.compile(
-    r"(?:^|[\W_])(?:id|uid|uuid)$|patient|subject|person|customer|client|user|member|speaker|student", re.IGNORECASE
-)
+_HEADER_AGAIN = pl.lit(REASONS["repeated-header"].value)
 _GROUPS, _ROWS_EACH = 20, 1.5  # least values of an id, and rows of each on average
 
 
@@ -53,6 +54,27 @@ class RawTable:
     name: str
     has_header: bool
 
+    def good_rows(self, frame: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series, pl.DataFrame]:
+        """Return the rows of `frame`, which has columns of this table, their numbers from 1, and quarantine rows.
+
+        An empty line is no row. A record with too many or too few cells, or that is the header again, is bad.
+        """
+        rows, names = pl.Series("row", np.arange(1, frame.height + 1)), frame.columns
+        empty = _hold(frame, frame.to_series(0).is_null(), pl.all().is_null())
+        headers = pl.Series([False]).new_from_index(0, frame.height)
+        if all(kind == pl.String for kind in frame.dtypes):
+            same = [pl.col(name).str.strip_chars() == name for name in names]
+            headers = _hold(frame, frame.select(same[0]).to_series(), *same)
+        again = pl.DataFrame({"row": rows.filter(headers)}, schema={"row": pl.Int64}).with_columns(value=_HEADER_AGAIN)
+        refused = []
+        for broken, rule in ((self.ragged, "ragged-row"), (again, "repeated-header")):
+            source = pl.Series("source", self.file.places(broken["row"].to_list()), dtype=pl.String)
+            refused.append(quarantine.table(broken.select("row", "value").with_columns(source), rule))
+        if headers.any() or empty.any() or self.ragged.height:
+            kept = ~(headers | empty | rows.is_in(self.ragged["row"].implode()))
+            frame, rows = frame.filter(kept), rows.filter(kept)
+        return frame, rows, pl.concat(refused)
+
     def texts(self, frame: pl.DataFrame, rows: pl.Series) -> pl.DataFrame:
         """Return rows of the table, given with their numbers from 1, with the cells of a CSV file as texts."""
         read = [name for name, kind in frame.schema.items() if kind != pl.String]
@@ -65,6 +87,13 @@ class RawTable:
     def without_rows(self) -> "RawTable":
         """Return the table without its content, which is most of the memory of an ingest."""
         return replace(self, frame=self.frame.clear(), file=self.file.without_rows())
+
+
+def _hold(frame: pl.DataFrame, first: pl.Series, *conditions: pl.Expr) -> pl.Series:
+    """Return whether all conditions hold for each row. `first` is one of them, which rarely holds."""
+    places = first.fill_null(False).arg_true()
+    held = frame[places].select(pl.all_horizontal(*conditions).fill_null(False)).to_series()
+    return pl.Series([False]).new_from_index(0, frame.height).scatter(places, held)
 
 
 def open_table(settings: DataSettings, *, root: Path, typed: bool = False) -> RawTable:
@@ -101,7 +130,7 @@ def _numeric_names(settings: DataSettings) -> Callable[[str], bool]:
     texts = roles.union(settings.label_columns, settings.columns, settings.hash)
 
     def may_be_numbers(name: str) -> bool:
-        has_texts = name in texts or name in MISSING_TEXTS or ID_NAME.search(name) or _ID_NAME.search(name)
+        has_texts = name in texts or name in MISSING_TEXTS or ID_NAME.search(name) or GROUP_NAME.search(name)
         return not has_texts and numbers(pl.Series([name]), PLAIN).null_count() == 1  # a header may be repeated
 
     return may_be_numbers
@@ -199,7 +228,7 @@ def _looks_like_data(header: list[str], table: pl.DataFrame, *, wanted: tuple[st
 def group_notes(frame: pl.DataFrame) -> tuple[str, ...]:
     """Return a note about each column that looks like the id of a person or thing with several rows."""
     notes = []
-    for name in filter(_ID_NAME.search, frame.columns):
+    for name in filter(GROUP_NAME.search, frame.columns):
         distinct = frame[name].drop_nulls().n_unique()
         if distinct >= _GROUPS and frame.height >= _ROWS_EACH * distinct:
             notes.append(

@@ -14,7 +14,7 @@ from ratchet.data.sources.table_file import TableFile
 from ratchet.data.tables.columns import TypedColumn
 from ratchet.data.tables.targets import Labelling
 
-__all__ = ["Faults", "personal", "refused_rows", "shared_rows"]
+__all__ = ["Faults", "personal", "refused_rows"]
 
 _AT_ONCE = 50  # rules of one schema; pandera's time for each grows with the width of the table
 
@@ -91,18 +91,3 @@ def personal(columns: Sequence[TypedColumn]) -> Faults:
             is_named = column.values.cast(pl.String).is_in(named.implode()).fill_null(False)
             faults["personal-data", column.name] = is_named.arg_true()
     return faults
-
-
-def shared_rows(table: TableFile, ragged: pl.DataFrame, headers: pl.Series) -> pl.DataFrame:
-    """Return the quarantine rows of lines that are no rows: ragged ones and repeated headers."""
-    lines = pl.DataFrame(
-        {"row": headers, "source": table.places(headers.to_list())}, schema={"row": pl.Int64, "source": pl.String}
-    )
-    repeated = lines.with_columns(value=pl.lit(REASONS["repeated-header"].value))
-    source = pl.Series(table.places(ragged["row"].to_list()), dtype=pl.String)
-    return pl.concat(
-        [
-            quarantine.table(ragged.with_columns(source=source).select("source", "row", "value"), "ragged-row"),
-            quarantine.table(repeated.select("source", "row", "value"), "repeated-header"),
-        ]
-    )

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ratchet.data.checks.far_values import moments
 from ratchet.data.checks.label_spelling import check_known, in_order, look_alikes, skeleton
+from ratchet.data.sources.table_file import EXACT
 from ratchet.data.tables.encode import cleaned, known_texts, plain_values, texts_of, without
 from ratchet.data.tables.forms import PLAIN, Ambiguous, number_form, numbers
 from ratchet.data.tables.label_lists import SEPARATORS, list_separator, parts_of
@@ -28,7 +29,6 @@ _LEAST_OF_INTEGER = 5  # rows of each integer that is a class
 _ID_SHARE = 0.5  # share of different labels from which they are no classes
 _TRUE = {"1": 1.0, "0": 0.0, "true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 _LARGEST = float(np.finfo(np.float32).max)
-_EXACT = 2.0**53  # from here two whole numbers can be one Float64
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def _problem(columns: Sequence[_Label], settings: DataSettings, where: str) -> t
         return "classification", f"texts in {column.name!r}"
     known = column.numbers.drop_nulls()
     whole = bool((known == known.floor()).all())
-    exact = column.texts if whole and known.abs().max() >= _EXACT else column.numbers  # type: ignore[operator]
+    exact = column.texts if whole and known.abs().max() >= EXACT else column.numbers  # type: ignore[operator]
     counts = exact.drop_nulls().value_counts()["count"]
     least = int(counts.min())  # type: ignore[arg-type]
     if whole and (len(counts) == 2 or (len(counts) <= _MAX_INTEGER_CLASSES and least >= _LEAST_OF_INTEGER)):

@@ -11,8 +11,8 @@ import polars as pl
 from ratchet.data import labelled
 from ratchet.data.labelled import LabelledSamples
 from ratchet.data.privacy import without_private
+from ratchet.data.sources.table_file import check_single_values
 from ratchet.data.tables.reading import group_notes, open_table, require
-from ratchet.data.tables.rules import shared_rows
 from ratchet.data.tables.targets import read_labels
 from ratchet.errors import DataError
 from ratchet.settings.model import DataSettings
@@ -41,13 +41,8 @@ def read_table_of_texts(settings: DataSettings, *, root: Path, report: Report) -
     frame = without_private(source.frame, settings, needed=(text_column, *settings.label_columns))
     columns = {"text": text_column} | labelled.optional_columns(frame, settings)
     extra = [name for name in frame.columns if name not in (*columns.values(), *settings.label_columns)]
-    labelled.check_columns(frame, source.where, of_values=text_column)
-    row = pl.Series("row", range(1, frame.height + 1), dtype=pl.Int64)
-    header = frame.select(pl.all_horizontal(_equals(frame[name], name) for name in frame.columns)).to_series()
-    empty = frame.select(pl.all_horizontal(pl.all().is_null())).to_series()
-    refused = shared_rows(source.file, source.ragged, row.filter(header))
-    kept = ~(header | empty | row.is_in(source.ragged["row"].implode()))
-    frame, row = frame.filter(kept), row.filter(kept)
+    check_single_values(frame, source.where, needed=(text_column,))
+    frame, row, refused = source.good_rows(frame)
     if frame.is_empty():
         raise DataError(f"{source.where} has no rows. Fix: add rows")
     labels = read_labels(frame, settings, source.where)
@@ -70,10 +65,3 @@ def read_table_of_texts(settings: DataSettings, *, root: Path, report: Report) -
 def _texts(frame: pl.DataFrame, column: str | None) -> pl.Series:
     """Return the values of a column as texts; nulls if there is no such column."""
     return pl.Series([None] * frame.height, dtype=pl.String) if column is None else frame[column].cast(pl.String)
-
-
-def _equals(values: pl.Series, name: str) -> pl.Series:
-    """Return whether each cell is the name of its column."""
-    if values.dtype != pl.String:
-        return pl.Series([False]).new_from_index(0, len(values)).alias(name)
-    return (values.str.strip_chars() == name).fill_null(False).alias(name)

@@ -54,7 +54,7 @@ def find_workspace(revision: str | None) -> Workspace:
     if revision and _COMMIT not in os.environ:
         raise WorkspaceError(
             f"revision: found {revision}. Allowed: only in a deployment's run, which has a folder of its own. Fix: "
-            f"`ratchet run train-flow/local --param revision={revision}`"
+            f"`prefect deployment run train-flow/local --param revision={revision}`"
         )
     return Workspace.find()
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ratchet import files, settings
 from ratchet.errors import RegistryError, WorkspaceError
 from ratchet.exports import onnx_export, quantize, text, variants
-from ratchet.exports.program import ABOUT, OUTPUT, PROGRAM, NotExported, Program, largest_difference
+from ratchet.exports.program import ABOUT, OUTPUT, PROGRAM, NotExported, Program
 from ratchet.kinds import ModelSpec
 from ratchet.kinds.registry import kind_of
 from ratchet.registry.models import ModelRegistry
@@ -132,7 +132,7 @@ def _difference(predict: Predict, model: Model, spec: ModelSpec) -> float:
     """Return the largest difference from the model on random samples."""
     arrays = kind_of(spec.input).example(spec.input, _ROWS, seed=0)
     expected = ServedModel(model, spec).answers_to_arrays(arrays)
-    return largest_difference(predict(arrays), expected, spec.target)
+    return spec.target.largest_difference(predict(arrays), expected)
 
 
 def _about(

@@ -16,7 +16,6 @@ from ratchet.data.checks.label_errors import Judgement, fold_of, judge
 from ratchet.data.manifest import Manifest
 from ratchet.errors import DataError
 from ratchet.kinds import ImageInput, ModelSpec, TableInput
-from ratchet.problems import Classes
 from ratchet.settings.model import Params, TrainingSettings
 from ratchet.workspace import Workspace
 from tasks.progress import Terminal, Watch
@@ -70,7 +69,7 @@ def check_labels(params: Params, workspace: Workspace, *, folds: int, epochs: in
     manifest = Manifest.read(workspace.packed)
     if manifest.factory is not None:
         raise DataError("data.source: found factory. Allowed for this check: sources whose samples are packed")
-    if not isinstance(manifest.target, Classes):
+    if not manifest.target.classes:
         raise DataError(
             f"the problem of the data is {manifest.target.problem}. Allowed for this check: classification, because it "
             "compares each sample's class with the class that other samples suggest"

@@ -19,7 +19,6 @@ from ratchet import settings
 from ratchet.data.manifest import Manifest
 from ratchet.data.reading.subset import PER_CLASS
 from ratchet.errors import DataError, RatchetError, RegistryError, SettingsError
-from ratchet.problems import Classes
 from ratchet.references import require_references
 from ratchet.registry.alias_sync import require_agreement
 from ratchet.settings.model import Params
@@ -233,7 +232,7 @@ class _Preflight:
         with ModelRegistry(scratch, tiny).opened(uri) as (model, _):
             prediction = np.asarray(model.predict(raw))[0]
         answer = f"{', '.join(f'{number:.4g}' for number in prediction)}"
-        if isinstance(manifest.target, Classes):
+        if manifest.target.classes:
             best = int(prediction.argmax())
             answer = f"{manifest.target.names[best]!r} ({100 * prediction[best]:.0f} %)"
         return f"{uri}, loaded by mlflow.pyfunc, predicts {answer} for a test {manifest.input.sample}"

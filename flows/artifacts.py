@@ -15,12 +15,11 @@ from flows.server.runs_page import TRAINING
 from flows.server.status import status
 from ratchet import settings, urls
 from ratchet.errors import TrackingUnavailable
-from ratchet.evaluation.classification import ClassificationMetrics
 from ratchet.evaluation.metrics import Metrics
 from ratchet.evaluation.problems import read_metrics
 from ratchet.gate.text import verdict_table
 from ratchet.registry.mlflow_store import VIEW
-from ratchet.reports.problem_sections import target_table
+from ratchet.reports.problem_pages import pages_of
 from ratchet.reports.templating import escaped
 from ratchet.servers.addresses import mlflow_credentials
 from ratchet.servers.http import read_json
@@ -88,19 +87,8 @@ def _report(
 
 def _classes(metrics: Metrics) -> list[dict[str, Any]]:
     """Return a line for each class, number or label."""
-    if not isinstance(metrics, ClassificationMetrics):
-        table = target_table(metrics)
-        return [dict(zip(table.header, map(str, row), strict=True)) for row in table.rows]
-    return [
-        {
-            "class": row.name,
-            "precision": _rounded(row.precision),
-            "recall": _rounded(row.recall),
-            "F1": _rounded(row.f1),
-            "test rows": row.support,
-        }
-        for row in metrics.per_class
-    ]
+    table = pages_of(metrics).table
+    return [dict(zip(table.header, map(str, row), strict=True)) for row in table.rows]
 
 
 def _mlflow_page(params: Params, workspace: Workspace, run_id: str) -> str | None:
@@ -128,7 +116,3 @@ def _experiment(params: Params, workspace: Workspace, run_id: str) -> str | None
             return str(connect(workspace, params.tracking).get_run(run_id).info.experiment_id)
     except TrackingUnavailable:  # the run is recorded, but a link would lead nowhere
         return None
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)

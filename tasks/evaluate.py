@@ -9,7 +9,6 @@ from ratchet.evaluation.classification import ClassificationMetrics
 from ratchet.evaluation.metrics import Metrics
 from ratchet.evaluation.problems import read_metrics
 from ratchet.kinds import ImageInput
-from ratchet.problems import Classes
 from ratchet.settings.model import EvaluationSettings, Params
 from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
@@ -49,8 +48,8 @@ class Evaluation:
         kind = Manifest.read(workspace.packed).input.kind
         samples = "images" if kind == "image" else "samples"
         summary = f"test {headline.name} {value} ({level:.0f} % CI {low} to {high}, {metrics.rows:,} {samples})"
-        if isinstance(metrics, ClassificationMetrics) and metrics.balanced_accuracy:
-            balanced = metrics.balanced_accuracy.value
+        if named := metrics.named().get("balanced_accuracy"):
+            balanced = named.interval.value
             summary += f", balanced {balanced:.4f}" if f"{balanced:.2f}" != f"{headline.interval.value:.2f}" else ""
         constant = f"; {trivial_text(metrics.constant)}" if metrics.constant else ""
         baseline = f"; {baseline_sentence(metrics.baseline, metrics.confidence, kind)}" if metrics.baseline else ""
@@ -81,7 +80,7 @@ def evaluate(params: Params, workspace: Workspace, *, watch: Watch) -> Evaluatio
         return answers(model, held_out)
 
     temperature = 1.0
-    if params.evaluation.temperature_scaling and isinstance(spec.target, Classes):
+    if params.evaluation.temperature_scaling and spec.target.classes:
         temperature = fit_temperature(*validation())
         outputs = outputs / temperature
     thresholds = thresholds_for(spec.target, params.evaluation, validation)
@@ -202,7 +201,7 @@ def _explanations(
 
     if not settings.explained_errors:
         return Explanations.none("evaluation.explained_errors is 0")
-    if not isinstance(test, ImageSplit) or not isinstance(predictions.target, Classes):
+    if not isinstance(test, ImageSplit) or not predictions.target.classes:
         return Explanations.none("only classes of images are explained by pixels")
     rows = predictions.worst_errors(settings.explained_errors)
     model, _ = load_model(workspace.model)  # a new one, see `explain`

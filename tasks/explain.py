@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from ratchet.evaluation.details import Details, ExplainedText
 from ratchet.evaluation.importance import Importance, following_columns, measure_importance
-from ratchet.problems import Classes
 from ratchet.settings.model import EvaluationSettings
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def explain_samples(
     match test:
         case TableSplit():
             return Details(importance=_importance(model, spec, test, predictions, settings))
-        case TextSplit() if isinstance(spec.target, Classes):
+        case TextSplit() if spec.target.classes:
             return Details(texts=_words(model, spec, test, predictions, settings))
         case StreamSplit():
             return Details(generated=_generated(model, spec, test))

@@ -114,7 +114,7 @@ class _TestSet:
             answers: NDArray[np.float32] = np.asarray(served.predict(raw))
             exported = program.compare(folder, kind.decode(raw, self.model_input), answers, target)
         evaluated = target.predictions(self.predictions.outputs[rows])
-        difference = program.largest_difference(answers, evaluated, target)
+        difference = target.largest_difference(answers, evaluated)
         return reload_rule(images=len(rows), largest_difference=difference, tolerance=_TOLERANCE), exported
 
     def _reload_language_model(
@@ -131,7 +131,6 @@ class _TestSet:
         from ratchet.tokens.token_ids import decode, tokens
         from ratchet.training import load_model
         from ratchet.training.generate import Generator, Sampling
-        from ratchet.training.models import predictions
 
         model, spec = load_model(self.workspace.model)
         stream, split = spec.stream, self._open(spec.input)
@@ -143,7 +142,7 @@ class _TestSet:
         ]
         prompts = [decode(part or [0], stream) for part in known]
         with torch.inference_mode():
-            probabilities = predictions(model(ids), spec.target).numpy()
+            probabilities = spec.target.served(model(ids)).numpy()
         with promotions.registry.opened(model_uri) as (served, folder):
             generated: NDArray[np.object_] = np.asarray(served.predict(prompts, {"max_tokens": _GENERATED})).ravel()
             exported = program.compare(folder, (ids.numpy(),), probabilities, spec.target)
@@ -152,7 +151,6 @@ class _TestSet:
         return reload_rule(images=len(prompts), largest_difference=different, tolerance=_TOLERANCE), exported
 
     def candidate(self, exported: "Parity | NotExported | None") -> "Candidate":
-        from ratchet.evaluation.classification import ClassificationMetrics
         from ratchet.evaluation.problems import read_metrics
         from ratchet.evaluation.slices import slice_columns
         from ratchet.gate import Candidate
@@ -160,16 +158,17 @@ class _TestSet:
         from tasks.champion_input import finite_score
 
         metrics, manifest = read_metrics(self.workspace.reports), self.manifest
+        ece = metrics.named().get("ece")
         return Candidate(
             score=finite_score(self.predictions.score, self.predictions.outputs),
             unit=self.predictions.answers.unit,
             metrics=metrics.named(),
             default_metric=metrics.default_metric,
             target=self.predictions.target,
-            labels=self.predictions.targets if isinstance(metrics, ClassificationMetrics) else None,
+            labels=self.predictions.targets if self.predictions.target.classes else None,
             kind=manifest.input.kind,
             input_shape=manifest.input.shape,
-            calibration_error=metrics.ece if isinstance(metrics, ClassificationMetrics) else None,
+            calibration_error=ece.interval if ece else None,
             baseline=metrics.baseline,
             constant=metrics.constant,
             slices=slice_columns(self.workspace.packed, self.params.evaluation),

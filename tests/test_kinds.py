@@ -20,7 +20,6 @@ from ratchet.kinds import (
     to_json,
 )
 from ratchet.problems import Classes, Labels, NextToken, Numbers, Target, target_from_json
-from ratchet.training.models import predictions
 
 NUMBER = Column("height", "numeric", mean=1.5, std=0.25, quantiles=(1.0, 1.5, 2.0))
 DATE = Column("seen", "datetime", mean=1e9, std=86400.0)
@@ -122,7 +121,7 @@ def test_numbers_are_in_their_own_units() -> None:
 def test_a_served_model_answers_with_the_same_predictions(target: Target) -> None:
     outputs = DRAWN[:, : target.outputs]
     assert not isinstance(target, NextToken)
-    served = predictions(torch.from_numpy(outputs), target).numpy()
+    served = target.served(torch.from_numpy(outputs)).numpy()
     expected = target.predictions(outputs)
     assert served.dtype == np.float32
     np.testing.assert_allclose(served, expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max())
@@ -130,7 +129,7 @@ def test_a_served_model_answers_with_the_same_predictions(target: Target) -> Non
 
 def test_next_tokens_are_served_as_probabilities_at_each_place() -> None:
     outputs = torch.from_numpy(DRAWN.reshape(1, 7, 2))
-    np.testing.assert_allclose(predictions(outputs, NextToken(2)).numpy(), softmax(outputs.numpy(), axis=-1), rtol=1e-5)
+    np.testing.assert_allclose(NextToken(2).served(outputs).numpy(), softmax(outputs.numpy(), axis=-1), rtol=1e-5)
 
 
 def test_targets_are_described_for_people() -> None:

@@ -150,7 +150,7 @@ def test_trees_equal_those_of_scikit_learn_on_raw_numbers(table) -> None:
 def test_models_learn_far_targets_as_the_nearest_other() -> None:
     target = Numbers(("flow",), (35.0,), (5.0,), (20.0,), (50.0,))
     objective = Objective(make_plan(target=target, loss="mse"), target, torch.device("cpu"))
-    assert objective.scaled(torch.tensor([[1e12], [35.0]])).tolist() == [[3.0], [0.0]]
+    assert objective.learned(torch.tensor([[1e12], [35.0]])).tolist() == [[3.0], [0.0]]
     assert target.scaled(np.array([[1e12], [35.0]])).tolist() == [[3.0], [0.0]]
 
 

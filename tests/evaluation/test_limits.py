@@ -7,7 +7,7 @@ from measured import measure_classes as measure
 
 from ratchet.evaluation.classification import ClassificationMetrics
 from ratchet.evaluation.limits import Limits, find_limits, weak_classes
-from ratchet.reports.model_card import limit_sentences
+from ratchet.reports.problem_pages import pages_of
 from ratchet.settings.model import EvaluationSettings
 
 CLASSES = ("ant", "bee", "cat", "dog")
@@ -34,14 +34,14 @@ def metrics(
 def test_good_model_on_many_images_has_no_limits() -> None:
     measured = metrics(GOOD, MANY)
     assert find_limits(measured) == Limits([], [], None, [], [], None)
-    assert limit_sentences(measured) == []
+    assert pages_of(measured).limits() == []
 
 
 def test_class_with_a_lower_recall_is_named() -> None:
     measured = metrics({**GOOD, "cat": 0.8}, MANY, sure=3.5)
     (weak,) = find_limits(measured).weak_classes
     assert (weak.name, weak.rows, weak.recall.value) == ("cat", 2000, 0.8)
-    (sentence,) = limit_sentences(measured)
+    (sentence,) = pages_of(measured).limits()
     assert sentence.startswith("Recall of class cat is 80.0 % on 2,000 test samples (CI ")
 
 
@@ -54,7 +54,7 @@ def test_classes_with_few_images_or_none_are_named() -> None:
     limits = find_limits(measured)
     assert limits.untested == ["bee"]
     assert [(metrics.name, metrics.support) for metrics in limits.barely_tested] == [("cat", 29), ("dog", 5)]
-    assert limit_sentences(measured) == [
+    assert pages_of(measured).limits() == [
         "Not measured, because there are no test samples: bee.",
         "Too few test samples for a reliable recall (fewer than 30): cat (29), dog (5).",
     ]
@@ -63,7 +63,7 @@ def test_classes_with_few_images_or_none_are_named() -> None:
 def test_small_test_set_is_named() -> None:
     measured = metrics(GOOD, dict.fromkeys(CLASSES, 40))
     assert find_limits(measured).accuracy == measured.accuracy
-    (sentence,) = [text for text in limit_sentences(measured) if text.startswith("Small test set")]
+    (sentence,) = [text for text in pages_of(measured).limits() if text.startswith("Small test set")]
     assert sentence.startswith("Small test set (160 samples): accuracy has a CI of 9")
 
 
@@ -72,7 +72,7 @@ def test_slice_with_a_lower_accuracy_is_named() -> None:
     measured = metrics(GOOD, MANY, light=light)
     (weak,) = find_limits(measured).weak_slices
     assert (weak.column, weak.value, weak.rows, weak.mean.value) == ("light", "dark", 800, 0.5)
-    (sentence,) = [text for text in limit_sentences(measured) if text.startswith("Where ")]
+    (sentence,) = [text for text in pages_of(measured).limits() if text.startswith("Where ")]
     assert sentence.startswith("Where light is dark, accuracy is 50.0 % on 800 test samples (CI ")
 
 
@@ -80,6 +80,6 @@ def test_slice_with_a_lower_accuracy_is_named() -> None:
 def test_calibration_error_is_named(sure: float) -> None:
     measured = metrics(GOOD, MANY, sure=sure)
     assert find_limits(measured).ece == measured.ece
-    (sentence,) = limit_sentences(measured)
+    (sentence,) = pages_of(measured).limits()
     assert sentence.startswith("Calibration error (ECE) is ")
     assert "evaluation.temperature_scaling" in sentence

@@ -8,10 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ratchet.baselines.constant import fit_constant
 from ratchet.baselines.ngrams import fit_ngrams
 from ratchet.kinds import ArraysInput, Input, TableInput, TextInput, TokensInput
-from ratchet.problems import Classes, NextToken, Numbers, Target
+from ratchet.problems import Target
 from ratchet.training.models.arrays import as_table, flattened
 
 __all__ = ["FittedBaseline", "fit_baseline"]
@@ -49,11 +48,9 @@ def fit_baseline(
         seed: of the rows that scikit-learn holds back for early stopping.
     """
     if isinstance(described, TokensInput):
-        assert isinstance(target, NextToken)
         name, weights = fit_ngrams(cast(NDArray[np.integer], arrays["ids"]), described, target)
         return FittedBaseline(name, "ngrams", described, weights)
-    assert not isinstance(target, NextToken)
-    fittable = len(targets) > 1 and (not isinstance(target, Classes) or len(np.unique(targets)) > 1)
+    fittable = target.is_varied(targets)
     if isinstance(described, TableInput) and fittable and _has_values(arrays):
         from ratchet.baselines.trees import fit_trees  # imports scikit-learn, which takes four seconds of CPU time
 
@@ -71,10 +68,9 @@ def fit_baseline(
 
         described, ids, starts = text_ids(arrays, described)
         weights = fit_linear_bag(ids, starts, targets, described, target)
-        model = "ridge regression" if isinstance(target, Numbers) else "logistic regression"
-        return FittedBaseline(f"TF-IDF + {model}", "linear-bag", described, weights)
-    name = "mean" if isinstance(target, Numbers) else "majority class"
-    return FittedBaseline(name, "constant", described, fit_constant(targets, target))
+        return FittedBaseline(f"TF-IDF + {target.linear_name}", "linear-bag", described, weights)
+    state = {"value": torch.tensor(target.constant(targets), dtype=torch.float32)}
+    return FittedBaseline(target.constant_name, "constant", described, state)
 
 
 def _has_values(arrays: Mapping[str, NDArray[np.generic]]) -> bool:

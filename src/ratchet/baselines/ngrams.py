@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from ratchet.kinds import TokensInput
-from ratchet.problems import NextToken
+from ratchet.problems import Target
 
 __all__ = ["fit_ngrams"]
 
@@ -38,17 +38,17 @@ class _Level:
 
 
 def fit_ngrams(
-    stream: NDArray[np.integer], described: TokensInput, target: NextToken
+    stream: NDArray[np.integer], described: TokensInput, target: Target
 ) -> tuple[str, dict[str, torch.Tensor]]:
     """Return the name and the state of an `Ngrams` for a stream of token ids, (tokens,)."""
     ids = stream[:_MOST_TOKENS].astype(np.int64)
     part = f" of the first {len(ids):,} tokens" if len(ids) < len(stream) else ""
     order = max(1, min(_ORDERS.get(described.tokenizer, _ORDER), len(ids)))
     while True:
-        keys, levels = _count(ids, target.tokens, order)
+        keys, levels = _count(ids, target.outputs, order)
         grams = sum(len(level.counts) for level in levels)
         if grams <= _MOST_GRAMS or order == 1:
-            return f"{order}-gram counts{part}", _tensors(keys, levels, target.tokens)
+            return f"{order}-gram counts{part}", _tensors(keys, levels, target.outputs)
         order -= 1
 
 

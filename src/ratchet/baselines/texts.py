@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from ratchet.baselines.constant import log_odds, log_shares
 from ratchet.kinds import TextInput
-from ratchet.problems import Labels, Numbers, Target
+from ratchet.problems import Target
+from ratchet.problems.classes import log_shares
+from ratchet.problems.labels import log_odds
 from ratchet.tokens.words_and_pairs import encode_terms, learn_terms
 
 __all__ = ["fit_linear_bag", "text_ids"]
@@ -63,7 +64,8 @@ def fit_linear_bag(
     width = described.buckets if described.tokenizer == "hashed" else len(described.vocabulary) + 2
     vectors, idf = _vectors(ids, starts, width)
     present = np.flatnonzero(idf)
-    linear = _fit(vectors[:, present], targets, target)
+    fit = target.fitter(classes=_classes, labels=_labels, numbers=_numbers)
+    linear = fit(vectors[:, present], targets, target)
     weights = np.zeros((width, linear.weights.shape[1]), np.float32)
     weights[present] = linear.weights * idf[present, None]
     return {
@@ -87,24 +89,23 @@ def _vectors(ids: Ids, starts: Starts, width: int) -> tuple[sparse.csr_matrix, N
     return vectors, idf
 
 
-def _fit(vectors: sparse.csr_matrix, targets: NDArray[np.generic], target: Target) -> _Linear:
-    if isinstance(target, Numbers):
-        scaled = target.scaled(targets)
-        if not vectors.shape[1]:
-            return _Linear(np.zeros((0, target.outputs)), scaled.mean(0))
-        model = Ridge(solver="sparse_cg", tol=1e-6).fit(vectors, scaled)
-        return _Linear(np.atleast_2d(model.coef_).T, np.ravel(model.intercept_))
-    if isinstance(target, Labels):
-        labels = targets.astype(np.int64)
-        columns = [_logistic(vectors, column, log_odds(column[:, None])) for column in labels.T]
-        return _Linear(
-            np.concatenate([part.weights for part in columns], 1), np.concatenate([part.bias for part in columns])
-        )
-    return _classes(vectors, targets.astype(np.int64), target)
+def _numbers(vectors: sparse.csr_matrix, targets: NDArray[np.generic], target: Target) -> _Linear:
+    scaled = target.scaled(targets)
+    if not vectors.shape[1]:
+        return _Linear(np.zeros((0, target.outputs)), scaled.mean(0))
+    model = Ridge(solver="sparse_cg", tol=1e-6).fit(vectors, scaled)
+    return _Linear(np.atleast_2d(model.coef_).T, np.ravel(model.intercept_))
 
 
-def _classes(vectors: sparse.csr_matrix, labels: NDArray[np.int64], target: Target) -> _Linear:
+def _labels(vectors: sparse.csr_matrix, targets: NDArray[np.generic], target: Target) -> _Linear:
+    columns = [_logistic(vectors, column, log_odds(column[:, None])) for column in targets.astype(np.int64).T]
+    weights, bias = ([getattr(part, name) for part in columns] for name in ("weights", "bias"))
+    return _Linear(np.concatenate(weights, 1), np.concatenate(bias))
+
+
+def _classes(vectors: sparse.csr_matrix, targets: NDArray[np.generic], target: Target) -> _Linear:
     """Return a linear model with one sum for each class, or with the log-odds of the second of two classes."""
+    labels = targets.astype(np.int64)
     shares = log_shares(labels, target.outputs)
     if target.outputs == 2:
         return _logistic(vectors, labels, shares[1:] - shares[:1])

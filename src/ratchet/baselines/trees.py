@@ -13,10 +13,11 @@ import torch
 from numpy.typing import NDArray
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
-from ratchet.baselines.constant import log_odds, log_shares
 from ratchet.baselines.tree_tensors import TreeSum, tree_tensors
 from ratchet.kinds import TableInput
-from ratchet.problems import Classes, Labels, Target
+from ratchet.problems import Target
+from ratchet.problems.classes import log_shares
+from ratchet.problems.labels import log_odds
 from ratchet.training.models.tabular import TableFront
 
 __all__ = ["fit_trees"]
@@ -88,26 +89,37 @@ def _sums(
     rows: Floats, targets: NDArray[np.generic], target: Target, native: NDArray[np.bool_], seed: int
 ) -> Iterator[TreeSum]:
     """Yield the sums of trees that the network needs, in the order of its outputs."""
-    if isinstance(target, Classes):
-        yield from _classes(rows, targets.astype(np.int64), target, native, seed)
-        return
-    for number in range(target.outputs):
-        column = targets[:, number].astype(np.float64)
-        if isinstance(target, Labels):
-            if len(np.unique(column)) == 1:
-                yield TreeSum(float(log_odds(column[:, None])[0]), [])
-                continue
-            model = _fit(rows, column.astype(np.int64), native, seed, iterations=_ITERATIONS)
+    yield from target.fitter(classes=_classes, labels=_labels, numbers=_numbers)(rows, targets, target, native, seed)
+
+
+def _labels(
+    rows: Floats, targets: NDArray[np.generic], target: Target, native: NDArray[np.bool_], seed: int
+) -> Iterator[TreeSum]:
+    """Yield one sum for each label."""
+    for column in targets.astype(np.int64).T:
+        if len(np.unique(column)) == 1:
+            yield TreeSum(float(log_odds(column[:, None])[0]), [])
         else:
-            scaled = target.scaled(targets)[:, number]
-            model = HistGradientBoostingRegressor(categorical_features=native, random_state=seed).fit(rows, scaled)
-        yield TreeSum(model._baseline_prediction.item(), [trees[0] for trees in model._predictors])
+            yield _sum(_fit(rows, column, native, seed, iterations=_ITERATIONS))
+
+
+def _numbers(
+    rows: Floats, targets: NDArray[np.generic], target: Target, native: NDArray[np.bool_], seed: int
+) -> Iterator[TreeSum]:
+    """Yield one sum for each number."""
+    for column in target.scaled(targets).T:
+        yield _sum(HistGradientBoostingRegressor(categorical_features=native, random_state=seed).fit(rows, column))
+
+
+def _sum(model: Any) -> TreeSum:
+    return TreeSum(model._baseline_prediction.item(), [trees[0] for trees in model._predictors])
 
 
 def _classes(
-    rows: Floats, labels: NDArray[np.int64], target: Classes, native: NDArray[np.bool_], seed: int
+    rows: Floats, targets: NDArray[np.generic], target: Target, native: NDArray[np.bool_], seed: int
 ) -> Iterator[TreeSum]:
     """Yield one sum for each class; for two classes the log-odds of the second one alone."""
+    labels = targets.astype(np.int64)
     present = np.unique(labels)
     iterations = min(_ITERATIONS, max(1, _MOST_TREES // len(present)))
     model = _fit(rows, labels, native, seed, iterations=iterations)

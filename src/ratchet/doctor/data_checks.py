@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from ratchet.doctor.rules import RULES, Finding
 from ratchet.errors import TrainingError
 from ratchet.kinds import ModelSpec, TableInput
-from ratchet.problems import Labels, Numbers
 from ratchet.training.batches import Split
 from ratchet.training.custom_dataset import DatasetSplit
 from ratchet.training.device import seed_step
@@ -80,14 +79,13 @@ def _targets(split: Split, spec: ModelSpec, ignored: int) -> Iterator[Finding]:
     """Look for classes that do not exist, labels that are not 0 to 1, and numbers that are not finite."""
     rows, target = np.arange(len(split)), spec.target
     values = split.host_targets(rows[:: len(rows) // _FEW + 1] if isinstance(split, StreamSplit) else rows)
-    if isinstance(target, Numbers):
+    if not target.has_accuracy:
         if count := int((~np.isfinite(values)).sum()):
             yield Finding.of("targets-not-finite", *target.names, count=count, split=split.name)
         return
-    highest = 1 if isinstance(target, Labels) else target.outputs - 1
-    wrong = ~((values >= 0) & (values <= highest)) & (values != ignored)
+    wrong = ~((values >= 0) & (values <= target.highest)) & (values != ignored)
     if wrong.any():
-        counts = {"count": int(wrong.sum()), "highest": highest, "meaning": target.described}
+        counts = {"count": int(wrong.sum()), "highest": target.highest, "meaning": target.described}
         yield Finding.of("labels-out-of-range", *map(str, np.unique(values[wrong])), split=split.name, **counts)
 
 

@@ -23,7 +23,6 @@ from ratchet.doctor.outputs import check_outputs
 from ratchet.doctor.rules import RULES, Finding
 from ratchet.doctor.tensors import kept_tensors, unregistered
 from ratchet.kinds import ModelSpec
-from ratchet.problems import Classes, NextToken, Numbers
 from ratchet.training.autograd_graph import graph_leaves, graph_nodes
 from ratchet.training.batches import Batch
 from ratchet.training.duplicate import duplicate
@@ -63,7 +62,7 @@ class ModelProbe:
         self.inputs, self.targets = batch
         self.plan, self.target, self.pretrained = plan, spec.target, pretrained
         self.objective = Objective.measuring(plan, self.target, self.targets.device)
-        self.numbers = self.objective.scaled(self.targets) if isinstance(self.target, Numbers) else None
+        self.numbers = None if self.target.has_accuracy else self.objective.learned(self.targets)
         self.activations = 0
 
     def examine(self) -> Iterator[Finding]:
@@ -125,7 +124,7 @@ class ModelProbe:
         self._reset()
         yield from check_passes(self.model, self.inputs, self.plan.seed, pretrained=self.pretrained)
         self._reset()
-        is_stream = isinstance(self.target, NextToken)
+        is_stream = self.target.dimensions == 3
         yield from check_independence(self.model, self.inputs, self.plan.seed, is_stream=is_stream)
 
     def _overfit(self) -> Iterator[Finding]:
@@ -166,7 +165,7 @@ class ModelProbe:
         else:
             answers = self.objective.answers(targets.cpu().numpy())
             error = float(answers - self.objective.right(outputs, targets))
-            if self.objective.is_indexed:
+            if self.target.is_indexed:
                 constant = float(answers - targets[targets != self.objective.ignored].bincount().max())
             else:
                 constant = float(torch.minimum((targets > 0.5).sum(0), (targets <= 0.5).sum(0)).sum())
@@ -179,7 +178,7 @@ class ModelProbe:
         return self.objective(outputs, self.targets) / max(1, self.objective.counted(self.targets.cpu().numpy()))
 
     def _check_outputs(self, outputs: torch.Tensor, mode: str) -> Iterator[Finding]:
-        indexed, loss = self.objective.is_indexed, self.plan.loss
+        indexed, loss = self.target.is_indexed, self.plan.loss
         yield from check_outputs(outputs, mode, loss=loss, indexed=indexed, numbers=self.numbers)
 
     def _unseen(self, outputs: torch.Tensor, optimized: set[int]) -> Iterator[Finding]:
@@ -196,12 +195,12 @@ class ModelProbe:
 
     def _first_loss(self, loss: float, outputs: torch.Tensor) -> Iterator[Finding]:
         """Compare the loss with that of a model without knowledge, whose outputs are 0: ln(classes), for example."""
-        if isinstance(self.target, Classes) and self.plan.loss != "cross-entropy":
+        if self.target.classes and self.plan.loss != "cross-entropy":
             return
         chance = float(self._loss(torch.zeros_like(outputs)))
         low, high = _LOWEST_ERROR * chance, _HIGHEST_ERROR * chance
         if self.numbers is None:  # biases may know how frequent each label is, but not which class a sample has
-            low = _LOWEST_START * chance if self.objective.is_indexed else 0.0
+            low = _LOWEST_START * chance if self.target.is_indexed else 0.0
             high = RULES["first-loss"].limit + chance
         if chance and not low < loss < high and not (loss < chance and self.pretrained):
             yield Finding.of("first-loss", loss=loss, chance=chance)

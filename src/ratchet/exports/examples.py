@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ratchet.errors import RegistryError
-from ratchet.exports.program import largest_difference
 from ratchet.problems import Target
 
 if TYPE_CHECKING:
@@ -23,7 +22,8 @@ EXAMPLES = "examples.npz"
 def write_examples(folder: Path, arrays: "Arrays", answers: "NDArray[np.float32]", *, limit: float) -> None:
     """Store rows, as `Program.predict` takes them, with the model's answers (n, outputs).
 
-    `limit`: largest difference from these answers with which a version is served, as `largest_difference` returns it.
+    `limit`: largest difference from these answers with which a version is served, in the
+        units of `Target.largest_difference`.
     """
     named = {f"input_{number}": array for number, array in enumerate(arrays)}
     np.savez(folder / EXAMPLES, allow_pickle=False, answers=answers, limit=np.float64(limit), **named)
@@ -40,7 +40,7 @@ def check_examples(folder: Path, run: "Callable[[Arrays], NDArray[np.float32]]",
     with np.load(folder / EXAMPLES) as stored:
         arrays = tuple(stored[f"input_{number}"] for number in range(len(stored.files) - 2))
         answers, limit = stored["answers"], float(stored["limit"])
-    difference = largest_difference(run(arrays), answers, target)
+    difference = target.largest_difference(run(arrays), answers)
     if not difference <= limit:  # NaN does not pass
         raise RegistryError(
             f"its answers to {len(answers)} example rows differ from those that were stored with it by up to "

@@ -19,7 +19,7 @@ from ratchet import files
 from ratchet.exports.program import ABOUT, OUTPUT, PROGRAM, first_paragraph
 from ratchet.kinds import ModelSpec
 from ratchet.kinds.registry import kind_of
-from ratchet.training.models import Model, predictions
+from ratchet.training.models import Model
 
 __all__ = ["export", "traced", "write_torchscript"]
 
@@ -57,7 +57,7 @@ class _WithPredictions(nn.Module):
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
         """Raw images (n, height, width, channels), or the arrays of other kinds -> predictions (n, outputs)."""
         inputs = kind_of(self.spec.input).network_inputs(inputs, self.spec.input)
-        return predictions(self.model(*inputs), self.spec.target)
+        return self.spec.target.served(self.model(*inputs))
 
 
 def traced(model: Model, spec: ModelSpec) -> torch.export.ExportedProgram:

@@ -12,7 +12,7 @@ from ratchet.evaluation.intervals import Interval, paired_difference
 from ratchet.evaluation.latency import side_by_side
 from ratchet.evaluation.predictions import Predictions
 from ratchet.evaluation.slices import rows_by_slice
-from ratchet.exports.program import Program, largest_difference
+from ratchet.exports.program import Program
 from ratchet.exports.text import amount, difference_text, speed_text
 from ratchet.exports.variants import Measured, SlicePart, Times
 from ratchet.settings.model import EvaluationSettings, ExportSettings
@@ -65,7 +65,7 @@ def measure(
         value=ours.headline("", settings.confidence).interval,
         difference=_difference(ours, theirs, settings),
         slices=_slices(ours, theirs, columns, settings),
-        largest_difference=largest_difference(computed, target.predictions(predictions.outputs), target),
+        largest_difference=target.largest_difference(computed, target.predictions(predictions.outputs)),
         independent=_is_independent(variant, samples(np.arange(min(rows, _MIXED * BATCH)))),
         batch=len(some[0]),
         times=Times(single[0], batch[0]),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ratchet import files
-from ratchet.problems import Classes, Numbers, Target
+from ratchet.problems import Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -17,12 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ABOUT", "OUTPUT", "PROGRAM", "NotExported", "Parity", "Program", "compare", "first_paragraph",
-    "largest_difference",
 ]  # fmt: skip
 
 PROGRAM, ABOUT = "model.onnx", "program.json"
 OUTPUT = "probabilities"
-_ROUNDINGS = 4  # of float32 that a number may differ by: scaling and shifting round, on both sides
 _LONGEST = 300  # characters of a reason
 
 
@@ -109,21 +107,8 @@ def compare(
         computed = np.concatenate([program.predict(batch) for batch in batches if len(batch[0])])
     except Exception as error:
         return NotExported(f"onnxruntime cannot run the program: {first_paragraph(error)}")
-    other = computed.argmax(1) != answers.argmax(1) if isinstance(target, Classes) else ()
-    return Parity(rows, largest_difference(computed, answers, target), int(np.count_nonzero(other)))
-
-
-def largest_difference(first: "NDArray[np.floating]", second: "NDArray[np.floating]", target: Target) -> float:
-    """Return the largest difference of two models' predictions (n, outputs).
-
-    It is one of probabilities, or of numbers in units of the training targets' standard deviation. Numbers are
-    answered in their own units as float32, so the rounding of that type does not count.
-    """
-    difference = np.abs(first.astype(np.float64) - second)
-    if isinstance(target, Numbers):
-        rounding = _ROUNDINGS * np.spacing(np.abs(second).astype(np.float32)).astype(np.float64)
-        difference = np.maximum(difference - rounding, 0.0) / np.array(target.std)
-    return float(difference.max())
+    other = computed.argmax(1) != answers.argmax(1) if target.classes else ()
+    return Parity(rows, target.largest_difference(computed, answers), int(np.count_nonzero(other)))
 
 
 def first_paragraph(error: BaseException) -> str:

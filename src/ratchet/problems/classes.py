@@ -1,14 +1,18 @@
 """One of several classes."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.problems.protocol import Floats, Target, logits, softmax
+from ratchet.problems.protocol import ELEMENTWISE, Fitted, Target
 
-__all__ = ["Classes"]
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+__all__ = ["Classes", "log_shares"]
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,12 @@ class Classes(Target):
     names: tuple[str, ...]
     problem: Literal["classification"] = "classification"
 
+    losses: ClassVar[tuple[str, ...]] = ("cross-entropy", *ELEMENTWISE)
+    best: ClassVar[tuple[str, ...]] = ("accuracy", "balanced_accuracy", "f1", "loss")
+    meaning: ClassVar[str] = "one logit per class"
+    is_indexed: ClassVar[bool] = True
+    smoothing: ClassVar[float] = 0.1
+
     @property
     def described(self) -> str:
         return f"{len(self.names)} classes"
@@ -26,9 +36,53 @@ class Classes(Target):
     def classes(self) -> tuple[str, ...]:
         return self.names
 
-    def predictions(self, outputs: Floats) -> NDArray[np.float64]:
-        """Return class probabilities, (n, classes), from logits."""
-        return softmax(outputs)
+    def sums(self, ignored: int, device: "torch.device") -> "_Sums":
+        return _Sums(self.outputs, ignored, device)
 
-    def outputs_of(self, predictions: Floats) -> NDArray[np.float32]:
-        return logits(predictions)
+    def is_varied(self, targets: NDArray[Any]) -> bool:
+        return len(targets) > 1 and len(np.unique(targets)) > 1
+
+    def constant(self, targets: NDArray[np.generic]) -> NDArray[np.float64]:
+        return log_shares(targets, self.outputs)
+
+    def fitter(self, *, classes: Fitted, labels: Fitted, numbers: Fitted) -> Fitted:
+        return classes
+
+
+def log_shares(targets: NDArray[np.generic], classes: int) -> NDArray[np.float64]:
+    """Return the logarithms of the classes' frequencies, half a sample added to each class."""
+    counts = np.bincount(targets.astype(np.int64), minlength=classes) + 0.5
+    shares: NDArray[np.float64] = np.log(counts / counts.sum())
+    return shares
+
+
+class _Sums:
+    """Accuracy; balanced accuracy, the mean recall over classes; F1, the mean over classes.
+
+    Classes without samples are left out; for F1, only those that are not predicted either.
+    """
+
+    def __init__(self, classes: int, ignored: int, device: "torch.device") -> None:
+        import torch
+
+        self.classes, self.ignored = classes, ignored
+        self.table = torch.zeros(classes**2, dtype=torch.int64, device=device)
+
+    def add(self, outputs: "Tensor", targets: "Tensor") -> None:
+        import torch
+
+        counted = targets != self.ignored
+        pairs = (targets * self.classes + outputs.argmax(1))[counted]
+        self.table += torch.bincount(pairs, minlength=self.classes**2)
+
+    def metrics(self, loss: float) -> dict[str, float]:
+        confusion = self.table.view(self.classes, self.classes).cpu().numpy()  # (actual, predicted)
+        total, correct = confusion.sum(), confusion.diagonal()
+        actual, predicted = confusion.sum(1), confusion.sum(0)
+        present, known = actual > 0, actual + predicted > 0
+        return {
+            "loss": loss / max(int(total), 1),
+            "accuracy": float(correct.sum() / max(total, 1)),
+            "balanced_accuracy": float(np.mean(correct[present] / actual[present])),
+            "f1": float(np.mean(2 * correct[known] / (actual + predicted)[known])),
+        }

@@ -1,14 +1,19 @@
 """Any number of labels at once."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.problems.protocol import LEAST_PROBABILITY, Floats, Target
+from ratchet.problems.protocol import ELEMENTWISE, LEAST_PROBABILITY, Divergence, Fitted, Floats, Target
 
-__all__ = ["Labels"]
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+__all__ = ["Labels", "log_odds"]
 
 
 @dataclass(frozen=True)
@@ -17,6 +22,10 @@ class Labels(Target):
 
     names: tuple[str, ...]
     problem: Literal["multi-label"] = "multi-label"
+
+    losses: ClassVar[tuple[str, ...]] = ELEMENTWISE
+    best: ClassVar[tuple[str, ...]] = ("f1", "accuracy", "loss")
+    meaning: ClassVar[str] = "one logit per label"
 
     @property
     def described(self) -> str:
@@ -27,6 +36,79 @@ class Labels(Target):
         probabilities: NDArray[np.float64] = np.exp(-np.logaddexp(0.0, -outputs.astype(np.float64)))
         return probabilities
 
+    def served(self, outputs: "Tensor") -> "Tensor":
+        return outputs.sigmoid()
+
     def outputs_of(self, predictions: Floats) -> NDArray[np.float32]:
         inner = np.clip(predictions.astype(np.float64), LEAST_PROBABILITY, 1 - np.finfo(np.float64).eps)
-        return (np.log(inner) - np.log1p(-inner)).astype(np.float32)
+        outputs: NDArray[np.float32] = (np.log(inner) - np.log1p(-inner)).astype(np.float32)
+        return outputs
+
+    def mean_prediction(self, outputs: "Tensor", dim: int) -> "Tensor":
+        from torch.nn import functional
+
+        return functional.logsigmoid(outputs).logsumexp(dim) - functional.logsigmoid(-outputs).logsumexp(dim)
+
+    def learned(self, device: "torch.device", smoothing: float) -> "Callable[[Tensor], Tensor]":
+        return lambda targets: targets * (1.0 - smoothing) + smoothing / 2
+
+    def right(self, outputs: "Tensor", targets: "Tensor", ignored: int) -> "Tensor":
+        """Return the number of right answers: a label is right if its logit is on the right side of 0."""
+        return ((outputs > 0) == (targets > 0.5)).sum()
+
+    @property
+    def answers(self) -> int:
+        return self.outputs
+
+    def sums(self, ignored: int, device: "torch.device") -> "_Sums":
+        return _Sums(device)
+
+    def divergence(self, teacher: Any, softness: float, device: "torch.device") -> Divergence:
+        from torch.nn import functional
+
+        def divergence(outputs: "Tensor", answers: "Tensor", weights: "Tensor | None") -> "Tensor":
+            expected = (answers / softness).sigmoid()
+            cross = functional.binary_cross_entropy_with_logits(outputs / softness, expected, reduction="none")
+            entropy = functional.binary_cross_entropy_with_logits(answers / softness, expected, reduction="none")
+            return softness**2 * (cross - entropy).mean(1).sum()
+
+        return divergence
+
+    @property
+    def highest(self) -> int:
+        return 1
+
+    def constant(self, targets: NDArray[np.generic]) -> NDArray[np.float64]:
+        return log_odds(targets)
+
+    def fitter(self, *, classes: Fitted, labels: Fitted, numbers: Fitted) -> Fitted:
+        return labels
+
+
+def log_odds(targets: NDArray[np.generic]) -> NDArray[np.float64]:
+    """Return the logits of the labels' frequencies, half a sample added to each side; targets 0 or 1 (n, labels)."""
+    positive = targets.astype(np.float64).sum(0)
+    odds: NDArray[np.float64] = np.log((positive + 0.5) / (len(targets) - positive + 0.5))
+    return odds
+
+
+class _Sums:
+    """Accuracy and F1 over all labels of all samples."""
+
+    def __init__(self, device: "torch.device") -> None:
+        import torch
+
+        self.rows = self.cells = 0
+        self.counts = torch.zeros(3, dtype=torch.int64, device=device)  # right, true and answered, true or answered
+
+    def add(self, outputs: "Tensor", targets: "Tensor") -> None:
+        import torch
+
+        answered, true = outputs > 0, targets > 0.5
+        self.counts += torch.stack([(answered == true).sum(), (answered & true).sum(), answered.sum() + true.sum()])
+        self.rows, self.cells = self.rows + len(targets), self.cells + targets.numel()
+
+    def metrics(self, loss: float) -> dict[str, float]:
+        right, both, either = self.counts.tolist()
+        accuracy, f1 = right / max(self.cells, 1), 2 * both / either if either else 1.0
+        return {"loss": loss / max(self.rows, 1), "accuracy": accuracy, "f1": f1}

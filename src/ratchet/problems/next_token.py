@@ -1,14 +1,18 @@
 """The token that follows each token."""
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import numpy as np
-from numpy.typing import NDArray
+from ratchet.problems.protocol import Fitted, Target
 
-from ratchet.problems.protocol import Floats, Target, logits, softmax
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
-__all__ = ["NextToken"]
+__all__ = ["PADDED", "NextToken"]
+
+PADDED = -100  # target of the places behind the end of a token stream
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,13 @@ class NextToken(Target):
     problem: Literal["next-token"] = "next-token"
     names = ()
 
+    losses: ClassVar[tuple[str, ...]] = ("cross-entropy",)
+    best: ClassVar[tuple[str, ...]] = ("loss", "perplexity")
+    meaning: ClassVar[str] = "one logit per token at each place"
+    is_indexed: ClassVar[bool] = True
+    dimensions: ClassVar[int] = 3
+    ignored: ClassVar[int | None] = PADDED
+
     @property
     def described(self) -> str:
         return "next token"
@@ -27,9 +38,25 @@ class NextToken(Target):
     def outputs(self) -> int:
         return self.tokens
 
-    def predictions(self, outputs: Floats) -> NDArray[np.float64]:
-        """Return the probability of each token at each place, (n, context, tokens), from logits."""
-        return softmax(outputs)
+    def flat(self, outputs: "Tensor", targets: "Tensor") -> "tuple[Tensor, Tensor]":
+        return outputs.flatten(0, 1), targets.flatten()
 
-    def outputs_of(self, predictions: Floats) -> NDArray[np.float32]:
-        return logits(predictions)
+    def sums(self, ignored: int, device: "torch.device") -> "_Sums":
+        return _Sums(ignored)
+
+    def fitter(self, *, classes: Fitted, labels: Fitted, numbers: Fitted) -> Fitted:
+        raise NotImplementedError("token streams have a baseline of their own")
+
+
+class _Sums:
+    """Perplexity, e to the loss."""
+
+    def __init__(self, ignored: int) -> None:
+        self.ignored, self.count = ignored, 0
+
+    def add(self, outputs: "Tensor", targets: "Tensor") -> None:
+        self.count += int((targets != self.ignored).sum())
+
+    def metrics(self, loss: float) -> dict[str, float]:
+        mean = loss / max(self.count, 1)
+        return {"loss": mean, "perplexity": math.exp(min(mean, 700.0))}

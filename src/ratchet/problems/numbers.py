@@ -1,14 +1,21 @@
 """One or several numbers."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.problems.protocol import Floats, Target
+from ratchet.problems.protocol import Divergence, Fitted, Floats, Target
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 __all__ = ["Numbers"]
+
+_ROUNDINGS = 4  # of float32 that a number may differ by: scaling and shifting round, on both sides
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,13 @@ class Numbers(Target):
     high: tuple[float, ...] = ()  # largest one
     problem: Literal["regression"] = "regression"
 
+    losses: ClassVar[tuple[str, ...]] = ("mse", "l1", "smooth-l1")
+    best: ClassVar[tuple[str, ...]] = ("loss", "mae", "rmse", "r2")
+    meaning: ClassVar[str] = "one per predicted number"
+    has_accuracy: ClassVar[bool] = False
+    constant_name: ClassVar[str] = "mean"
+    linear_name: ClassVar[str] = "ridge regression"
+
     @property
     def described(self) -> str:
         return f"{'number' if len(self.names) == 1 else 'numbers'} {', '.join(self.names)}"
@@ -35,6 +49,29 @@ class Numbers(Target):
         numbers: NDArray[np.float64] = outputs.astype(np.float64) * np.array(self.std) + np.array(self.mean)
         return numbers
 
+    def served(self, outputs: "Tensor") -> "Tensor":
+        mean, std = self._tensors(outputs.device, self.mean, self.std)
+        return outputs * std + mean
+
+    def outputs_of(self, predictions: Floats) -> NDArray[np.float32]:
+        outputs: NDArray[np.float32] = ((predictions - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
+        return outputs
+
+    def mean_prediction(self, outputs: "Tensor", dim: int) -> "Tensor":
+        return outputs.mean(dim)
+
+    def from_other(self, outputs: NDArray[np.float32], theirs: "Numbers", order: list[int]) -> NDArray[np.float32]:
+        return self.outputs_of(theirs.predictions(outputs)[:, order])
+
+    def largest_difference(self, first: Floats, second: Floats) -> float:
+        """Return the largest difference in units of the training targets' standard deviation.
+
+        Numbers are answered in their own units as float32, so the rounding of that type does not count.
+        """
+        rounding = _ROUNDINGS * np.spacing(np.abs(second).astype(np.float32)).astype(np.float64)
+        difference = np.maximum(np.abs(first.astype(np.float64) - second) - rounding, 0.0) / np.array(self.std)
+        return float(difference.max())
+
     def scaled(self, targets: NDArray[np.generic]) -> NDArray[np.float64]:
         """Return targets as a model learns them, (n, numbers): in units of the outputs, far ones limited."""
         numbers = targets.astype(np.float64)
@@ -43,9 +80,70 @@ class Numbers(Target):
         scaled: NDArray[np.float64] = (numbers - np.array(self.mean)) / np.array(self.std)
         return scaled
 
-    def outputs_of(self, predictions: Floats) -> NDArray[np.float32]:
-        outputs: NDArray[np.float32] = ((predictions - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
-        return outputs
+    def learned(self, device: "torch.device", smoothing: float) -> "Callable[[Tensor], Tensor]":
+        """Return the function that scales targets as `scaled` does."""
+        mean, std, *limits = self._tensors(device, self.mean, self.std, *filter(None, (self.low, self.high)))
 
-    def from_other(self, outputs: NDArray[np.float32], theirs: "Numbers", order: list[int]) -> NDArray[np.float32]:
-        return self.outputs_of(theirs.predictions(outputs)[:, order])
+        def scaled(targets: "Tensor") -> "Tensor":
+            return ((targets.clamp(*limits) if limits else targets) - mean) / std
+
+        return scaled
+
+    def right(self, outputs: "Tensor", targets: "Tensor", ignored: int) -> "Tensor":
+        """Return 0: no number is right or wrong."""
+        import torch
+
+        return torch.zeros((), dtype=torch.int64, device=outputs.device)
+
+    def sums(self, ignored: int, device: "torch.device") -> "_Sums":
+        return _Sums(*self._tensors(device, self.mean, self.std))
+
+    def divergence(self, teacher: "Numbers", softness: float, device: "torch.device") -> Divergence:
+        numbers = teacher.std, teacher.mean, self.mean, self.std
+        their_std, their_mean, mean, std = self._tensors(device, *numbers)
+
+        def divergence(outputs: "Tensor", answers: "Tensor", weights: "Tensor | None") -> "Tensor":
+            return (outputs - (answers * their_std + their_mean - mean) / std).square().mean(1).sum()
+
+        return divergence
+
+    def fitter(self, *, classes: Fitted, labels: Fitted, numbers: Fitted) -> Fitted:
+        return numbers
+
+    @staticmethod
+    def _tensors(device: "torch.device", *values: tuple[float, ...]) -> "list[Tensor]":
+        import torch
+
+        return [torch.tensor(each, device=device) for each in values]
+
+
+class _Sums:
+    """MAE and RMSE in the numbers' own units, and R2; each is a mean over the numbers."""
+
+    def __init__(self, mean: "Tensor", std: "Tensor") -> None:
+        import torch
+
+        self.mean, self.std, self.rows = mean, std, 0
+        self.precise = torch.float32 if std.device.type == "mps" else torch.float64  # far targets have huge squares
+        # Sums of |error|, error^2, target and target^2.
+        self.sums = torch.zeros(4, len(std), device=std.device, dtype=self.precise)
+
+    def add(self, outputs: "Tensor", targets: "Tensor") -> None:
+        """Add the errors in units of the standard deviation, where their squares neither overflow nor vanish."""
+        import torch
+
+        scaled = (targets.to(self.precise) - self.mean) / self.std
+        errors = outputs.to(self.precise) - scaled
+        self.sums += torch.stack([errors.abs(), errors.square(), scaled, scaled.square()]).sum(1)
+        self.rows += len(targets)
+
+    def metrics(self, loss: float) -> dict[str, float]:
+        absolute, squared, mean, square = self.sums.cpu().double().numpy() / max(self.rows, 1)
+        std, variance = self.std.cpu().numpy().astype(np.float64), square - mean**2
+        explained = 1.0 - np.divide(squared, variance, out=np.full_like(squared, np.inf), where=variance > 0)
+        return {
+            "loss": loss / max(self.rows, 1),
+            "mae": float(np.mean(absolute * std)),
+            "rmse": float(np.mean(np.sqrt(squared) * std)),
+            "r2": float(np.mean(np.where(np.isfinite(explained), explained, 0.0))),
+        }

@@ -1,24 +1,62 @@
-"""The protocol of a problem: what is predicted for one sample, and what follows from it."""
+"""The protocol of a problem: what is predicted for one sample, and what follows from it.
 
+PyTorch is imported only where a model is trained, because settings, data and pages read targets, too.
+"""
+
+import math
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LEAST_PROBABILITY", "Floats", "Target", "logits", "softmax"]
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+__all__ = ["ELEMENTWISE", "LEAST_PROBABILITY", "Divergence", "Floats", "Sums", "Target", "logits", "softmax"]
 
 Floats = NDArray[np.floating]
+Fitted = TypeVar("Fitted")
+Divergence = Callable[["Tensor", "Tensor", "Tensor | None"], "Tensor"]
+"""Outputs of a student, those of its teacher, and weights of the samples -> sum over samples of the divergence."""
+
+ELEMENTWISE = ("binary-cross-entropy", "mse", "l1", "smooth-l1")
+"""Losses of each output by itself."""
 
 LEAST_PROBABILITY = 1e-30
 """Smallest probability whose logarithm is taken: it is finite in float32."""
 
 
+class Sums(Protocol):
+    """Running sums on the device over a split, and the metrics that follow from them."""
+
+    def add(self, outputs: "Tensor", targets: "Tensor") -> None: ...
+
+    def metrics(self, loss: float) -> dict[str, float]:
+        """Return the metrics by name; `loss` is the summed loss."""
+
+
 class Target(ABC):
-    """Target of a model: what it predicts for one sample. Each problem has one class of targets, a frozen dataclass."""
+    """Target of a model: what it predicts for one sample. Each problem has one class of targets, a frozen dataclass.
+
+    Outputs and targets are batches as the class says. This base has what problems with a logit for each class share.
+    """
 
     problem: str  # its name, as in data.problem
     names: tuple[str, ...]  # of the classes, labels or numbers, in the order of the outputs
+
+    losses: ClassVar[tuple[str, ...]]  # the first is that of training.loss: auto
+    best: ClassVar[tuple[str, ...]]  # metrics of validation; the first is that of training.best: auto
+    meaning: ClassVar[str]  # of the outputs for one sample
+    is_indexed: ClassVar[bool] = False  # targets are numbers of classes or tokens
+    has_accuracy: ClassVar[bool] = True
+    dimensions: ClassVar[int] = 2  # of a batch of outputs; those of an ensemble have one more
+    smoothing: ClassVar[float] = 0.0  # of training.label_smoothing: auto, for images
+    ignored: ClassVar[int | None] = None  # target of places that never count
+    constant_name: ClassVar[str] = "majority class"  # of the baseline that answers the same to all
+    linear_name: ClassVar[str] = "logistic regression"
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -35,17 +73,27 @@ class Target(ABC):
         """Width of the model's output."""
         return len(self.names)
 
-    @abstractmethod
+    # Predictions
+
     def predictions(self, outputs: Floats) -> NDArray[np.float64]:
-        """Return the predictions that people read, from the outputs of a model."""
+        """Return the predictions that people read, from the outputs of a model: probabilities."""
+        return softmax(outputs)
 
-    def scaled(self, targets: NDArray[np.generic]) -> NDArray[np.float64]:
-        """Return targets as a model learns them."""
-        return targets.astype(np.float64)
+    def served(self, outputs: "Tensor") -> "Tensor":
+        """Return `predictions` of tensors: what a served model answers."""
+        import torch
 
-    @abstractmethod
+        return torch.softmax(outputs, -1)
+
     def outputs_of(self, predictions: Floats) -> NDArray[np.float32]:
         """Return outputs of a model that makes these predictions: the inverse of `predictions`."""
+        return logits(predictions)
+
+    def mean_prediction(self, outputs: "Tensor", dim: int) -> "Tensor":
+        """Return outputs of the mean prediction of several models, which are along `dim`."""
+        from torch.nn import functional
+
+        return functional.log_softmax(outputs, -1).logsumexp(dim) - math.log(outputs.shape[dim])
 
     def from_other(self, outputs: NDArray[np.float32], theirs: Any, order: list[int]) -> NDArray[np.float32]:
         """Return outputs of a model with another target of the same names as outputs for this target.
@@ -57,6 +105,69 @@ class Target(ABC):
         """
         reordered: NDArray[np.float32] = outputs[:, order]
         return reordered
+
+    def largest_difference(self, first: Floats, second: Floats) -> float:
+        """Return the largest difference of two models' predictions, (n, outputs)."""
+        return float(np.abs(first.astype(np.float64) - second).max())
+
+    # Training
+
+    def scaled(self, targets: NDArray[np.generic]) -> NDArray[np.float64]:
+        """Return targets as a model learns them."""
+        return targets.astype(np.float64)
+
+    def learned(self, device: "torch.device", smoothing: float) -> "Callable[[Tensor], Tensor]":
+        """Return the function from targets to what outputs are compared with by a loss of each output by itself."""
+        return lambda targets: targets
+
+    def flat(self, outputs: "Tensor", targets: "Tensor") -> "tuple[Tensor, Tensor]":
+        """Return outputs and targets with one line for each target."""
+        return outputs, targets
+
+    def right(self, outputs: "Tensor", targets: "Tensor", ignored: int) -> "Tensor":
+        """Return the number of right answers among those that count: int64 scalar."""
+        return ((outputs.argmax(-1) == targets) & (targets != ignored)).sum()
+
+    @property
+    def answers(self) -> int:
+        """Number of answers to one target that can be right."""
+        return 1
+
+    @abstractmethod
+    def sums(self, ignored: int, device: "torch.device") -> Sums:
+        """Return the sums that give the metrics of validation."""
+
+    def divergence(self, teacher: Any, softness: float, device: "torch.device") -> Divergence:
+        """Return the divergence of a student's outputs from those of a teacher, whose target is `teacher`."""
+        from torch.nn import functional
+
+        def divergence(outputs: "Tensor", answers: "Tensor", weights: "Tensor | None") -> "Tensor":
+            expected = functional.log_softmax(answers / softness, 1)
+            each = functional.kl_div(
+                functional.log_softmax(outputs / softness, 1), expected, reduction="none", log_target=True
+            ).sum(1)
+            return softness**2 * (each if weights is None else each * weights).sum()
+
+        return divergence
+
+    @property
+    def highest(self) -> int:
+        """Largest value of a target that is a class, a token, or whether a label applies."""
+        return self.outputs - 1
+
+    # Baselines
+
+    def is_varied(self, targets: NDArray[Any]) -> bool:
+        """Return whether a model can be fitted to these targets."""
+        return len(targets) > 1
+
+    def constant(self, targets: NDArray[np.generic]) -> NDArray[np.float64]:
+        """Return the outputs, (outputs,), of the model that answers the same to all samples."""
+        return np.zeros(self.outputs)
+
+    @abstractmethod
+    def fitter(self, *, classes: Fitted, labels: Fitted, numbers: Fitted) -> Fitted:
+        """Return what fits a baseline: to one of several classes, to labels, or to numbers."""
 
 
 def softmax(logits: Floats) -> NDArray[np.float64]:

@@ -22,7 +22,7 @@ from ratchet.kinds.protocol import Arrays
 from ratchet.kinds.raw_values import texts_in
 from ratchet.kinds.registry import kind_of
 from ratchet.training.generate import Generator, Sampling
-from ratchet.training.models import Model, load_model, predictions
+from ratchet.training.models import Model, load_model
 
 __all__ = ["ServedModel"]
 
@@ -89,7 +89,7 @@ class ServedModel:
         inputs = self.kind.to_tensors(self.kind.packed(arrays, self.spec.input))
         with torch.inference_mode():
             parts = [
-                predictions(self.model(*(values[start : start + _BATCH] for values in inputs)), self.spec.target)
+                self.spec.target.served(self.model(*(values[start : start + _BATCH] for values in inputs)))
                 for start in range(0, max(1, len(inputs[0])), _BATCH)
             ]
         answers: NDArray[np.float32] = torch.cat(parts).numpy()

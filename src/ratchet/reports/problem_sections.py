@@ -1,8 +1,4 @@
-"""Sections of the report that depend on the problem, as titles, tables and charts that one template renders.
-
-Classification of images has a template of its own; here are regression, multi-label and next token, the baseline of
-every problem, and the features of a table.
-"""
+"""Sections of the report as titles, tables and charts that one template renders, for any problem and kind of data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,29 +6,25 @@ from typing import Literal
 
 from ratchet.evaluation.details import ExplainedText
 from ratchet.evaluation.importance import Importance
-from ratchet.evaluation.intervals import Interval
-from ratchet.evaluation.language import LanguageMetrics
 from ratchet.evaluation.metrics import BaselineResult, Metrics, NamedMetric
-from ratchet.evaluation.multi_label import MultiLabelMetrics
 from ratchet.evaluation.predictions import Predictions
-from ratchet.evaluation.regression import NumberAnswers, NumberMetrics, RegressionMetrics
 from ratchet.evaluation.slices import Slice
-from ratchet.evaluation.wording import baseline_sentence, number, range_text, signed_range, value_text
-from ratchet.reports.charts import COLOURS, Chart, Line, bar_chart, histogram, scatter_chart
+from ratchet.evaluation.wording import baseline_sentence, range_text, signed_range, value_text
+from ratchet.reports.charts import COLOURS, Chart, Line, bar_chart, histogram
 from ratchet.reports.distributions import Distribution
-from ratchet.reports.numbers import decimal, shown
 
 __all__ = [
+    "Cells",
     "Section",
     "Table",
     "baseline_section",
+    "error_section",
     "feature_sections",
-    "problem_sections",
-    "target_table",
+    "slice_section",
+    "text_sections",
     "worst_slices",
 ]
 
-_PLOTTED = 4  # numbers with their own plots
 _LISTED = 24  # rows of a table
 _IMPORTANT = 25  # features of the chart
 
@@ -62,31 +54,6 @@ class Section:
     tables: Sequence[Table] = field(default_factory=tuple)
 
 
-def problem_sections(metrics: Metrics, predictions: Predictions | None) -> list[Section]:
-    """Return the sections of metrics, plots, slices and largest errors; none for classification."""
-    sections: list[Section] = []
-    match metrics:
-        case RegressionMetrics():
-            sections += _regression(metrics, predictions)
-        case MultiLabelMetrics():
-            sections.append(Section("Metrics by label", _THRESHOLDS, tables=[target_table(metrics)]))
-        case LanguageMetrics():
-            sections.append(
-                Section(
-                    "Text", f"{metrics.characters:,} characters, {metrics.tokens:,} tokens, {metrics.rows:,} pieces."
-                )
-            )
-        case _:
-            return []
-    sections += _slices(metrics)
-    if predictions is not None and not isinstance(metrics, LanguageMetrics):
-        sections.append(_errors(predictions))
-    return sections
-
-
-_THRESHOLDS = "A label is predicted from its threshold on. Thresholds are fitted on the validation samples or set."
-
-
 def baseline_section(result: BaselineResult | None, confidence: float, kind: str = "") -> list[Section]:
     """Return the comparison with the baseline; nothing where there was none."""
     if result is None:
@@ -100,60 +67,6 @@ def baseline_section(result: BaselineResult | None, confidence: float, kind: str
     return [Section("Baseline", sentences=[baseline_sentence(result, confidence, kind)], tables=[table])]
 
 
-def target_table(metrics: Metrics) -> Table:
-    """Return the metrics of each number or label; an empty table for other problems."""
-    match metrics:
-        case RegressionMetrics():
-            header = ["number", "MAE", "RMSE", "R2", "median error", "bias", "MAE of the mean"]
-            return Table("", header, [_number_row(each) for each in metrics.per_number])
-        case MultiLabelMetrics():
-            header = ["label", "samples", "threshold", "precision", "recall", "F1", "CI of F1", "ROC-AUC"]
-            rows = [
-                (
-                    each.name, each.support, f"{each.threshold:.3f}", decimal(each.precision), decimal(each.recall),
-                    decimal(each.f1), _bounds(each.f1_interval), decimal(each.roc_auc),
-                )
-                for each in metrics.per_label
-            ]  # fmt: skip
-            return Table("", header, rows)
-        case _:
-            return Table("", [], [])
-
-
-def _number_row(each: NumberMetrics) -> Cells:
-    named = each.named()
-    texts = [value_text(named[key]) if key in named else shown(None) for key in ("mae", "rmse", "r2", "median_error")]
-    return each.name, *texts, signed_range(each.bias), number(each.mean_mae)
-
-
-def _bounds(interval: Interval | None) -> str:
-    return shown(None) if interval is None else f"{interval.low:.3f}-{interval.high:.3f}"
-
-
-def _regression(metrics: RegressionMetrics, predictions: Predictions | None) -> list[Section]:
-    note = (
-        "Bias: mean of predicted minus true value. MAE of the mean: error of always predicting the mean of the "
-        "training targets. Each number is in its own unit."
-    )
-    sections = [Section("Metrics by number", note, tables=[target_table(metrics)])]
-    answers = predictions.answers if predictions is not None else None
-    if not isinstance(answers, NumberAnswers):
-        return sections
-    charts = []
-    for at, name in enumerate(answers.target.names[:_PLOTTED]):
-        true, predicted = answers.truth[:, at].tolist(), answers.predicted[:, at].tolist()
-        residuals = answers.error[:, at].tolist()
-        pairs, errors = list(zip(true, predicted, strict=True)), list(zip(predicted, residuals, strict=True))
-        title = f"Predicted against true {name}"
-        drawing = scatter_chart(pairs, name=title, x_label=f"true {name}", y_label="predicted", diagonal=True)
-        charts.append(Chart(title, drawing))
-        title = f"Residuals of {name}"
-        drawing = scatter_chart(errors, name=title, x_label=f"predicted {name}", y_label="predicted minus true")
-        charts.append(Chart(title, drawing))
-    note = "On the dashed lines a prediction is right. At most 1,500 evenly spaced test samples are drawn."
-    return [*sections, Section("Predicted and true values", note, charts=charts)]
-
-
 def worst_slices(metrics: Metrics) -> list[tuple[Slice, NamedMetric]]:
     """Return the slices with their metric: those that are significantly worse first, then by their gap."""
     sign = 1 if metrics.row_metric.larger_is_better else -1
@@ -161,7 +74,8 @@ def worst_slices(metrics: Metrics) -> list[tuple[Slice, NamedMetric]]:
     return [(part, metrics.of_slice(part)) for part in ordered]
 
 
-def _slices(metrics: Metrics) -> list[Section]:
+def slice_section(metrics: Metrics) -> list[Section]:
+    """Return the metric of each slice; nothing where there are no slices."""
     if not metrics.slices:
         return []
     ordered, name = worst_slices(metrics), metrics.row_metric.title
@@ -184,7 +98,8 @@ def _slices(metrics: Metrics) -> list[Section]:
     return [Section("Slices", note, worse[:5] or ["No slice is significantly worse than the rest."], tables=[table])]
 
 
-def _errors(predictions: Predictions) -> Section:
+def error_section(predictions: Predictions) -> Section:
+    """Return the samples with the largest errors."""
     rows = [
         (predictions.ids[at], predictions.truth(at), predictions.answer(at)) for at in predictions.worst_errors(_LISTED)
     ]

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from ratchet.evaluation.classification import ClassificationMetrics, ClassMetrics
@@ -20,12 +19,12 @@ from ratchet.reports import images, variant_table
 from ratchet.reports.charts import COLOURS, Chart, Line, heat_map, line_chart, reliability_chart
 from ratchet.reports.distributions import Distribution
 from ratchet.reports.images import Example, error_cards
+from ratchet.reports.problem_pages import ClassPages, pages_of
 from ratchet.reports.problem_sections import (
     Section,
     Table,
     baseline_section,
     feature_sections,
-    problem_sections,
     text_sections,
 )
 from ratchet.reports.templating import render_html
@@ -35,15 +34,6 @@ __all__ = ["Example", "ReportContent", "render"]
 
 _NUMBERED = 20  # with more classes the confusion matrix is drawn without numbers
 _LISTED = 30  # longer lists show a part and fold the others away
-
-_CURVES: Mapping[str, Sequence[tuple[str, str]]] = MappingProxyType(
-    {
-        "classification": (("Accuracy", "accuracy"),),
-        "regression": (("MAE", "mae"), ("R2", "r2")),
-        "multi-label": (("Right labels", "accuracy"), ("F1", "f1")),
-        "next-token": (("Perplexity", "perplexity"),),
-    }
-)
 
 Epochs = Sequence[Mapping[str, float | None]]
 
@@ -83,41 +73,41 @@ class Group:
 
 def render(content: ReportContent) -> str:
     """Return the page as HTML; the same content gives the same text."""
-    metrics, verdict = content.metrics, content.verdict
+    metrics, verdict, pages = content.metrics, content.verdict, pages_of(content.metrics)
     return render_html(
-        "run_report.html.j2" if isinstance(metrics, ClassificationMetrics) else "problem_report.html.j2",
+        pages.template,
         title=content.title,
         verdict=verdict,
         summary=_summary(verdict) if verdict else "",
         rules=[(rule, outcome(rule), rule_text(rule, verdict.kind)) for rule in verdict.rules] if verdict else [],
         trivial=trivial_text(metrics.constant) if metrics.constant else "",
         metrics=metrics,
-        curves=_curves(content.history, metrics.problem),
+        curves=_curves(content.history, pages.curves),
         listed=_LISTED,
         data=_single(content.manifest),
         data_groups=[_group(name, value) for name, value in content.manifest.items() if isinstance(value, Mapping)],
         settings=_single(content.settings),
         settings_groups={name: _flat(value) for name, value in content.settings.items() if isinstance(value, Mapping)},
         provenance=_flat(content.lineage),
-        sections=_sections(content),
+        cards=list(metrics.named().values()),
+        undefined=pages.undefined,
+        few=pages.few,
+        baseline=baseline_section(metrics.baseline, metrics.confidence, content.kind),
+        sections=pages.sections(content.predictions),
+        errors=error_cards(content.examples),
         features=[
             *feature_sections(content.importance, content.distributions),
             *text_sections(content.texts, content.generated),
             *_variant_sections(content.variants),
         ],
-        **(_of_classes(content, metrics) if isinstance(metrics, ClassificationMetrics) else _of_others(content)),
+        **(_of_classes(content, pages) if isinstance(pages, ClassPages) else {}),
     )
 
 
-def _sections(content: ReportContent) -> list[Section]:
-    metrics = content.metrics
-    baseline = baseline_section(metrics.baseline, metrics.confidence, content.kind)
-    return baseline + problem_sections(metrics, content.predictions)
-
-
-def _of_classes(content: ReportContent, metrics: ClassificationMetrics) -> dict[str, object]:
+def _of_classes(content: ReportContent, pages: ClassPages) -> dict[str, object]:
     """Return the values that only the page of a classifier shows."""
-    robustness, many = metrics.robustness, len(metrics.classes) > _NUMBERED
+    metrics, robustness = pages.metrics, pages.metrics.robustness
+    many = len(metrics.classes) > _NUMBERED
     is_image = content.kind == "image"
     return {
         "confusions": _confusions(metrics),
@@ -129,7 +119,6 @@ def _of_classes(content: ReportContent, metrics: ClassificationMetrics) -> dict[
         "corruptions": {} if isinstance(robustness, NotMeasured) else robustness.corrupted,
         "classes": _classes(metrics),
         "wrong": metrics.rows - sum(row[actual] for actual, row in enumerate(metrics.confusion)),
-        "errors": error_cards(content.examples),
         "error_rows": [] if is_image else _error_rows(content.predictions),
         "error_colours": images.COLOURS,
         "unexplained": content.unexplained if is_image else "",
@@ -146,23 +135,19 @@ def _error_rows(predictions: Predictions | None) -> list[tuple[str, str, str, fl
     ]
 
 
-def _of_others(content: ReportContent) -> dict[str, object]:
-    return {"cards": list(content.metrics.named().values()), "errors": error_cards(content.examples)}
-
-
 def _summary(verdict: Verdict) -> str:
     """Return the rules that failed or leave a doubt, or else the comparison with the champion."""
     champion = [rule_text(rule, verdict.kind).details for rule in verdict.rules if rule.name == "champion"]
     return message(verdict) if verdict.failed or verdict.doubts else " ".join([f"{verdict.summary}.", *champion])
 
 
-def _curves(history: Epochs, problem: str) -> list[Chart]:
+def _curves(history: Epochs, own: Sequence[tuple[str, str]]) -> list[Chart]:
     """Draw loss, the problem's metrics and learning rate by epoch, as far as the history has them."""
     both = (("training", "train", COLOURS[1]), ("validation", "validation", COLOURS[0]))
     charts = []
     for title, metric, kinds in (
         ("Loss", "loss", both),
-        *((title, metric, both) for title, metric in _CURVES[problem]),
+        *((title, metric, both) for title, metric in own),
         ("Learning rate", "learning_rate", (("learning rate", "train", COLOURS[0]),)),
     ):
         every = [Line(name, colour, _points(history, f"{split}/{metric}")) for name, split, colour in kinds]

@@ -13,7 +13,7 @@ import torch
 from ratchet import files
 from ratchet.errors import TrainingError
 from ratchet.kinds import ArraysInput, ImageInput, Input, ModelSpec, TableInput, TextInput, TokensInput, input_from_json
-from ratchet.problems import Classes, NextToken, Target
+from ratchet.problems import NextToken, Target
 from ratchet.tokens.token_ids import tokens
 from ratchet.training.augment import epoch_order
 from ratchet.training.batches import ImageSplit, Split, TableSplit
@@ -57,7 +57,7 @@ class TrainingInputs:
                     "Fix: change data.validation_fraction or data.test_fraction"
                 )
             ignored = self.plan.ignore_index
-            if isinstance(self.spec.target, Classes) and bool((np.asarray(split.targets) == ignored).all()):
+            if self.spec.target.classes and bool((np.asarray(split.targets) == ignored).all()):
                 use = "learn from" if split.name == "train" else "choose the best epoch by"
                 raise TrainingError(
                     f"all {len(split):,} samples of split {split.name} have label {ignored}, which "

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from ratchet.errors import CheckpointError, NotFinite, TrainingError
-from ratchet.problems import Numbers
 from ratchet.training.augment import epoch_order
 from ratchet.training.batches import Batch, Rows, run_steps, step_rows
 from ratchet.training.checkpoint import CheckpointStore
@@ -449,7 +448,7 @@ class _Training:
             targets = self.train.host_targets(order[start:end])
             weight, answers = weight + self.objective.weight(targets), answers + self.objective.answers(targets)
         metrics = {"train/loss": state.sums.loss.item() / (weight or 1.0)}
-        if not isinstance(self.objective.target, Numbers):
+        if self.objective.target.has_accuracy:
             metrics["train/accuracy"] = state.sums.correct.item() / (answers or 1)
         metrics |= {
             "train/gradient_norm": state.sums.norm.item() / state.batch,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from ratchet.errors import TrainingError
-from ratchet.problems import Classes, Labels, NextToken, Numbers, Target
+from ratchet.problems import Target
 from ratchet.training.plan import Plan
 
 __all__ = ["Objective", "class_weights", "settled"]
@@ -21,20 +21,6 @@ _ELEMENTWISE: dict[str, Callable[..., torch.Tensor]] = {
     "l1": functional.l1_loss,
     "smooth-l1": functional.smooth_l1_loss,
 }
-_LOSSES: dict[str, tuple[str, ...]] = {  # of each problem; the first is that of training.loss: auto
-    "classification": ("cross-entropy", *_ELEMENTWISE),
-    "multi-label": ("binary-cross-entropy", "mse", "l1", "smooth-l1"),
-    "regression": ("mse", "l1", "smooth-l1"),
-    "next-token": ("cross-entropy",),
-}
-_BEST: dict[str, tuple[str, ...]] = {  # metrics of each problem; the first is that of training.best: auto
-    "classification": ("accuracy", "balanced_accuracy", "f1", "loss"),
-    "multi-label": ("f1", "accuracy", "loss"),
-    "regression": ("loss", "mae", "rmse", "r2"),
-    "next-token": ("loss", "perplexity"),
-}
-_SMOOTHING = 0.1  # of classes of images
-PADDED = -100  # target of the places behind the end of a token stream
 Targets = NDArray[Any]
 
 
@@ -44,23 +30,21 @@ def settled(plan: Plan, target: Target, *, kind: str = "image") -> Plan:
     Raises:
         TrainingError: the problem has no such loss or metric.
     """
-    problem = target.problem
-    loss = _LOSSES[problem][0] if plan.loss == "auto" else plan.loss
-    best = f"validation/{_BEST[problem][0]}" if plan.best == "auto" else plan.best
+    loss = target.losses[0] if plan.loss == "auto" else plan.loss
+    best = f"validation/{target.best[0]}" if plan.best == "auto" else plan.best
     for key, value, allowed in (
-        ("training.loss", loss, _LOSSES[problem]),
-        ("training.best", best, tuple(f"validation/{name}" for name in _BEST[problem])),
+        ("training.loss", loss, target.losses),
+        ("training.best", best, tuple(f"validation/{name}" for name in target.best)),
     ):
         if value not in allowed:
             raise TrainingError(
-                f"{key}: found {value}, and the problem of the data is {problem}. Allowed: auto, {', '.join(allowed)}. "
-                f"Fix: `ratchet set {key}=auto`"
+                f"{key}: found {value}, and the problem of the data is {target.problem}. Allowed: auto, "
+                f"{', '.join(allowed)}. Fix: `ratchet set {key}=auto`"
             )
-    if isinstance(target, NextToken):
-        plan = replace(plan, ignore_index=PADDED)
+    if target.ignored is not None:
+        plan = replace(plan, ignore_index=target.ignored)
     if plan.label_smoothing == "auto":
-        smoothed = kind == "image" and isinstance(target, Classes)
-        plan = replace(plan, label_smoothing=_SMOOTHING if smoothed else 0.0)
+        plan = replace(plan, label_smoothing=target.smoothing if kind == "image" else 0.0)
     return replace(plan, loss=loss, best=best)
 
 
@@ -81,24 +65,17 @@ class Objective:
         self.target = target
         self.host_weights = weights
         self.weights = None if weights is None else torch.from_numpy(weights).to(device)
-        if isinstance(target, Numbers):
-            self.mean, self.std = (torch.tensor(values, device=device) for values in (target.mean, target.std))
-            self.limits = [torch.tensor(values, device=device) for values in (target.low, target.high) if values]
+        self.learned = target.learned(device, self.smoothing)
 
     def counted(self, targets: Targets) -> int:
         """Return the number of samples, or of tokens, that count in the loss. Computed on the CPU."""
-        if self.is_indexed:
+        if self.target.is_indexed:
             return int((targets != self.ignored).sum())
         return len(targets)
 
-    @property
-    def is_indexed(self) -> bool:
-        """Whether targets are numbers of classes or tokens."""
-        return isinstance(self.target, Classes | NextToken)
-
     def weight(self, targets: Targets) -> float:
         """Return the sum of the class weights of the batch's counted samples. Computed on the CPU."""
-        if self.host_weights is None or not self.is_indexed:
+        if self.host_weights is None or not self.target.is_indexed:
             return float(self.counted(targets))
         return float(self.host_weights[targets[targets != self.ignored]].sum(dtype=np.float64))
 
@@ -113,24 +90,13 @@ class Objective:
         """Return the sum of the losses of the samples, a scalar; see `ratchet.problems` for the shapes."""
         if outputs.dtype in (torch.bfloat16, torch.float16):
             outputs = outputs.float()
-        if isinstance(self.target, NextToken):
-            outputs, targets = outputs.flatten(0, 1), targets.flatten()
-        elif outputs.dim() == 3:
+        if outputs.dim() > self.target.dimensions:
             members = outputs.shape[1]
             return self(outputs.flatten(0, 1), targets.repeat_interleave(members, 0)) / members
-        if self.is_indexed:
+        outputs, targets = self.target.flat(outputs, targets)
+        if self.target.is_indexed:
             return self._of_classes(outputs, targets)
-        if isinstance(self.target, Numbers):
-            targets = self.scaled(targets)
-        else:
-            targets = targets * (1.0 - self.smoothing) + self.smoothing / 2
-        return _ELEMENTWISE[self.kind](outputs, targets.to(outputs.dtype), reduction="none").mean(1).sum()
-
-    def scaled(self, targets: torch.Tensor) -> torch.Tensor:
-        """Return numbers in units of the training targets' standard deviation from their mean, far ones limited."""
-        if self.limits:
-            targets = targets.clamp(*self.limits)
-        return (targets - self.mean) / self.std
+        return _ELEMENTWISE[self.kind](outputs, self.learned(targets).to(outputs.dtype), reduction="none").mean(1).sum()
 
     def _of_classes(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         if self.kind == "cross-entropy":
@@ -158,17 +124,13 @@ class Objective:
 
         A label is right if its logit is on the right side of 0. The members of an ensemble answer together.
         """
-        if outputs.dim() == 3 and not isinstance(self.target, NextToken):
+        if outputs.dim() > self.target.dimensions:
             outputs = outputs.float().mean(1)
-        if isinstance(self.target, Numbers):
-            return torch.zeros((), dtype=torch.int64, device=outputs.device)
-        if isinstance(self.target, Labels):
-            return ((outputs > 0) == (targets > 0.5)).sum()
-        return ((outputs.argmax(-1) == targets) & (targets != self.ignored)).sum()
+        return self.target.right(outputs, targets, self.ignored)
 
     def answers(self, targets: Targets) -> int:
         """Return the largest value that the sum of `right` can have."""
-        return self.counted(targets) * (self.target.outputs if isinstance(self.target, Labels) else 1)
+        return self.counted(targets) * self.target.answers
 
     @classmethod
     def measuring(cls, plan: Plan, target: Target, device: torch.device) -> "Objective":
@@ -186,7 +148,7 @@ def class_weights(plan: Plan, targets: Targets, target: Target) -> NDArray[np.fl
     """
     if plan.class_weights == "none":
         return None
-    if not isinstance(target, Classes):
+    if not target.classes:
         raise TrainingError(
             f"training.class_weights: found {plan.class_weights}, and the problem of the data is {target.problem}. "
             "Allowed: none. Fix: `ratchet set training.class_weights=none`"

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from ratchet.errors import TrainingError
 from ratchet.kinds import TokensInput
+from ratchet.problems.next_token import PADDED
 from ratchet.tokens.token_ids import encode_utf8
 from ratchet.training.batches import Batch, Rows, Split
-from ratchet.training.losses import PADDED
 from ratchet.training.plan import Plan
 
 __all__ = ["IGNORED", "StreamSplit", "Windows", "read_text", "shift"]

@@ -7,11 +7,10 @@ the samples alone, and a resumed training computes the same ones.
 from pathlib import Path
 
 import torch
-from torch.nn import functional
 
 from ratchet.errors import TrainingError
 from ratchet.kinds import ImageInput, Input, ModelSpec
-from ratchet.problems import Classes, Labels, NextToken, Numbers, Target
+from ratchet.problems import Target
 from ratchet.training.losses import Objective
 from ratchet.training.models import load_model
 from ratchet.training.plan import Plan
@@ -65,12 +64,8 @@ class Teacher:
             self.model = self.model.to(memory_format=torch.channels_last)
         self.weight, self.temperature = plan.teacher_weight, plan.teacher_temperature
         self.objective, self.precision, self.device = objective, precision, device
-        self.target, self._scale = spec.target, None
-        if isinstance(spec.target, Numbers) and isinstance(described.target, Numbers):
-            mine, theirs = spec.target, described.target
-            self._scale = [
-                torch.tensor(values, device=device) for values in (theirs.std, theirs.mean, mine.mean, mine.std)
-            ]
+        self.target = spec.target
+        self._divergence = spec.target.divergence(described.target, self.temperature, device)
 
     def mixed(
         self, loss: torch.Tensor, inputs: tuple[torch.Tensor, ...], outputs: torch.Tensor, targets: torch.Tensor
@@ -89,26 +84,13 @@ class Teacher:
 
     def _loss(self, outputs: torch.Tensor, answers: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the sum over samples of the divergence from the teacher's answers."""
-        if isinstance(self.target, NextToken):
-            outputs, answers, targets = outputs.flatten(0, 1), answers.flatten(0, 1), targets.flatten()
-        elif outputs.dim() == 3:  # of an ensemble: the mean over its members
+        if outputs.dim() > self.target.dimensions:  # of an ensemble: the mean over its members
             members = outputs.shape[1]
             repeated = (values.repeat_interleave(members, 0) for values in (answers, targets))
             return self._loss(outputs.flatten(0, 1), *repeated) / members
-        soft = self.temperature
-        if isinstance(self.target, Labels):
-            expected = torch.sigmoid(answers / soft)
-            cross = functional.binary_cross_entropy_with_logits(outputs / soft, expected, reduction="none")
-            entropy = functional.binary_cross_entropy_with_logits(answers / soft, expected, reduction="none")
-            return soft**2 * (cross - entropy).mean(1).sum()
-        if self._scale is not None:
-            their_std, their_mean, mean, std = self._scale
-            return (outputs - (answers * their_std + their_mean - mean) / std).square().mean(1).sum()
-        expected = functional.log_softmax(answers / soft, 1)
-        divergence = functional.kl_div(
-            functional.log_softmax(outputs / soft, 1), expected, reduction="none", log_target=True
-        ).sum(1)
-        return soft**2 * (divergence * self.objective.sample_weights(targets)).sum()
+        (outputs, labels), (answers, _) = (self.target.flat(values, targets) for values in (outputs, answers))
+        weights = self.objective.sample_weights(labels) if self.target.is_indexed else None
+        return self._divergence(outputs, answers, weights)
 
 
 def _check(name: str, teacher: ModelSpec, student: ModelSpec) -> None:
@@ -134,4 +116,4 @@ def _comparable(described: Input) -> object:
 
 
 def _target(target: Target) -> object:
-    return target.names if isinstance(target, Numbers | Classes) else target
+    return target.problem, target.outputs, target.names

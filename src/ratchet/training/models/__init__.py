@@ -15,14 +15,13 @@ from ratchet import files
 from ratchet.checksums import verify
 from ratchet.errors import TrainingError
 from ratchet.kinds import ArraysInput, ImageInput, ModelSpec
-from ratchet.problems import NextToken
 from ratchet.training.models.arrays import ArraysMLP
 from ratchet.training.models.baseline_nets import BASELINES, blended
 from ratchet.training.models.convnet import ConvNet
 from ratchet.training.models.decoder import Decoder
 from ratchet.training.models.factory import OwnCode
 from ratchet.training.models.fastnet import FastNet
-from ratchet.training.models.model import FrontModel, ImageModel, Model, example_inputs, predictions
+from ratchet.training.models.model import FrontModel, ImageModel, Model, example_inputs
 from ratchet.training.models.narrow import narrow
 from ratchet.training.models.pretrained import LoadReport, find_pretrained, load_pretrained
 from ratchet.training.models.resnet import ResidualNet
@@ -43,7 +42,6 @@ __all__ = [
     "keep_code",
     "load_model",
     "load_pretrained",
-    "predictions",
     "require",
     "save_model",
 ]
@@ -57,12 +55,6 @@ _NETWORKS: dict[str, dict[str, Callable[..., nn.Module]]] = {  # by kind; the fi
     "text": {"bag": Bag, "transformer": Transformer},
     "tokens": {"decoder": Decoder},
     "arrays": {"mlp": ArraysMLP},
-}
-_MEANING = {
-    "classification": "one logit per class",
-    "multi-label": "one logit per label",
-    "regression": "one per predicted number",
-    "next-token": "one logit per token at each place",
 }
 _CODE = "code"  # copy of a factory's code in the folder of a saved model
 
@@ -190,15 +182,13 @@ def _check_forward(model: Model, spec: ModelSpec) -> None:
         answer = f"shape {tuple(outputs.shape)}" if isinstance(outputs, torch.Tensor) else f"a {type(outputs).__name__}"
         raise TrainingError(
             f"{key}: {spec.called} returns {answer} for one sample. Allowed: outputs of shape {expected}, "
-            f"{_MEANING[spec.target.problem]}"
+            f"{spec.target.meaning}"
         )
     model.order = tuple(order)
 
 
 def _output_shape(spec: ModelSpec, inputs: tuple[torch.Tensor, ...]) -> tuple[int, ...]:
-    if isinstance(spec.target, NextToken):
-        return (1, inputs[0].shape[1], spec.target.outputs)
-    return (1, spec.target.outputs)
+    return (1, *inputs[0].shape[1 : spec.target.dimensions - 1], spec.target.outputs)
 
 
 def save_model(folder: Path, weights: dict[str, torch.Tensor], spec: ModelSpec, *, about: dict[str, object]) -> None:

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from ratchet.kinds import Input
-from ratchet.problems import Classes, Labels, NextToken, Target
+from ratchet.problems import Target
 
 __all__ = ["Blend", "Constant", "Fitted", "as_outputs", "blend_weights"]
 
@@ -38,13 +37,12 @@ class Constant(Fitted):
     ) -> None:
         """Build it from an input and a target, or for images from the number of outputs, `classes`."""
         super().__init__()
-        self.of_tokens = isinstance(target, NextToken)
+        self.dimensions = target.dimensions if target else 2  # of the outputs
         self.register_buffer("value", torch.zeros(target.outputs if target else classes))
 
     def forward(self, first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
         """Return outputs (n, outputs), or (n, context, tokens), for inputs of which only the number counts."""
-        shape = first.shape[:2] if self.of_tokens else first.shape[:1]
-        return self.value.expand(*shape, -1)
+        return self.value.expand(*first.shape[: self.dimensions - 1], -1)
 
 
 class Blend(nn.Module):
@@ -65,11 +63,7 @@ class Blend(nn.Module):
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
         """Return logits of the mean probability, or the mean of the numbers, of the shape of the network's outputs."""
         both = torch.stack([self.network(*inputs).float(), self.baseline(*inputs).float()])
-        if isinstance(self.target, Classes | NextToken):
-            return functional.log_softmax(both, -1).logsumexp(0) - both.new_tensor(2.0).log()
-        if isinstance(self.target, Labels):
-            return functional.logsigmoid(both).logsumexp(0) - functional.logsigmoid(-both).logsumexp(0)
-        return both.mean(0)
+        return self.target.mean_prediction(both, 0)
 
 
 def blend_weights(network: dict[str, torch.Tensor], baseline: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -80,6 +74,6 @@ def blend_weights(network: dict[str, torch.Tensor], baseline: dict[str, torch.Te
 
 def as_outputs(values: torch.Tensor, target: Target) -> torch.Tensor:
     """Return outputs (n, outputs). Of two classes `values` may have the log-odds of the second one alone, (n, 1)."""
-    if isinstance(target, Classes) and values.shape[1] < target.outputs:
+    if values.shape[1] < target.outputs:
         return torch.cat([-values, values], 1) / 2
     return values

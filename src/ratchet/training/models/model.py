@@ -5,11 +5,10 @@ from torch import nn
 
 from ratchet.kinds import ArraysInput, Input, ModelSpec, TableInput
 from ratchet.kinds.registry import kind_of
-from ratchet.problems import Labels, Numbers, Target
 from ratchet.training.models.arrays import ArraysFront
 from ratchet.training.models.tabular import TableFront
 
-__all__ = ["FrontModel", "ImageModel", "Model", "example_inputs", "predictions"]
+__all__ = ["FrontModel", "ImageModel", "Model", "example_inputs"]
 
 
 class Model(nn.Module):
@@ -96,18 +95,6 @@ class FrontModel(Model):
     def prepared(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         prepared: tuple[torch.Tensor, ...] = self.front(*inputs)
         return prepared
-
-
-def predictions(outputs: torch.Tensor, target: Target) -> torch.Tensor:
-    """Return what a served model answers: probabilities of classes, labels or tokens, or numbers in their own units."""
-    match target:
-        case Labels():
-            return torch.sigmoid(outputs)
-        case Numbers():
-            mean, std = (torch.tensor(values, device=outputs.device) for values in (target.mean, target.std))
-            return outputs * std + mean
-        case _:
-            return torch.softmax(outputs, -1)
 
 
 def example_inputs(described: Input, rows: int = 1) -> tuple[torch.Tensor, ...]:

@@ -1,13 +1,10 @@
 """Networks for rows of a table: TabM and a plain MLP, over one encoding of the columns."""
 
-import math
-
 import torch
 from torch import nn
-from torch.nn import functional
 
 from ratchet.kinds import TableInput
-from ratchet.problems import Classes, Labels, Target
+from ratchet.problems import Target
 from ratchet.training.models.convnet import Dropout
 from ratchet.training.models.table_columns import ColumnEncoder
 
@@ -81,7 +78,7 @@ class TabM(nn.Module):
         In training: of each member, (n, members, outputs). Otherwise of the mean prediction, (n, outputs).
         """
         outputs: torch.Tensor = self.head(self.backbone(self.adapter(self.encoder(numbers, missing, codes))))
-        return outputs if self.training else _mean_prediction(outputs.float(), self.target)
+        return outputs if self.training else self.target.mean_prediction(outputs.float(), 1)
 
 
 class MemberScales(nn.Module):
@@ -143,19 +140,3 @@ def _backbone(width: int) -> nn.Sequential:
     for inside in (width, *[_WIDTH] * (_BLOCKS - 1)):
         layers += [nn.Linear(inside, _WIDTH), nn.ReLU(), Dropout(_DROPOUT)]
     return nn.Sequential(*layers)
-
-
-def _mean_prediction(outputs: torch.Tensor, target: Target) -> torch.Tensor:
-    """Return the outputs of the members' mean prediction, (n, outputs).
-
-    Classes: log of the mean probability. Labels: logit of the mean probability. Numbers: mean.
-
-    Args:
-        outputs: of the members, float32 (n, members, outputs).
-        target: decides what a prediction is.
-    """
-    if isinstance(target, Classes):
-        return functional.log_softmax(outputs, dim=2).logsumexp(1) - math.log(outputs.shape[1])
-    if isinstance(target, Labels):
-        return functional.logsigmoid(outputs).logsumexp(1) - functional.logsigmoid(-outputs).logsumexp(1)
-    return outputs.mean(1)

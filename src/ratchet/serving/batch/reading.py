@@ -1,10 +1,11 @@
 """The rows of input files in batches, from any row on."""
 
+import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from ratchet.data.sources.csv_records import Record
 from ratchet.data.sources.table_records import RecordFile, text_lines
@@ -24,6 +25,10 @@ __all__ = ["Batch", "Reader"]
 _TABLES: tuple[str, ...] = (".csv", ".tsv", ".parquet", ".json", ".jsonl", ".ndjson")
 _BATCH_BYTES = 32 << 20  # of the files of a batch
 _LARGEST = 64 << 20  # bytes of an image, a text, or a JSON file that is no JSON Lines
+
+
+Row = TypeVar("Row")
+Rows = tuple[Any, list[str], int]  # values, why a row cannot be read, and the bytes of the file up to their end
 
 
 @dataclass(frozen=True)
@@ -51,19 +56,6 @@ class Batch:
         """Return the rows from `start` to before `end`."""
         rows = slice(start, end)
         return Batch(self.files[rows], self.rows[rows], self.values[rows], self.faults[rows], self.done)
-
-
-class _Skip:
-    """Rows that are still to be skipped."""
-
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
-
-    def of(self, available: int) -> int:
-        """Return how many of the next rows are skipped."""
-        skipped = min(self.rows, available)
-        self.rows -= skipped
-        return skipped
 
 
 class Reader:
@@ -113,19 +105,24 @@ class Reader:
         Raises:
             DataError: a file cannot be read, or was changed since it was listed.
         """
-        left, done = _Skip(skip), 0
+        done = 0
         for is_whole, group in groupby(files, self._is_one_row):
             members = list(group)
             if is_whole:
-                yield from self._whole_files(members, left, done)
+                skipped = min(skip, len(members))
+                skip -= skipped
+                yield from self._whole_files(members[skipped:], done + sum(file.size for file in members[:skipped]))
                 done += sum(file.size for file in members)
                 continue
             for file in members:
                 begun = False
                 try:
-                    for batch in self._table(file, left, done):
+                    for batch in self._table(file, done):
                         begun = True
-                        yield batch
+                        skipped = min(skip, len(batch))
+                        skip -= skipped
+                        if part := batch.part(skipped, len(batch)):
+                            yield part
                 except DataError as error:
                     if on_fault is None or begun:
                         raise
@@ -135,12 +132,10 @@ class Reader:
     def _is_one_row(self, file: InputFile) -> bool:
         return not self._kind.in_tables or file.suffix in self._kind.file_suffixes
 
-    def _whole_files(self, files: Sequence[InputFile], skip: _Skip, done: int) -> Iterator[Batch]:
+    def _whole_files(self, files: Sequence[InputFile], done: int) -> Iterator[Batch]:
         """Yield images or texts that are files of their own."""
         part, size = list[InputFile](), 0
-        skipped = skip.of(len(files))
-        done += sum(file.size for file in files[:skipped])
-        for file in files[skipped:]:
+        for file in files:
             if part and (len(part) == self._kind.batch_rows or size + file.size > _BATCH_BYTES):
                 yield self._contents(part, done)
                 part, size = [], 0
@@ -170,47 +165,30 @@ class Reader:
         except InputError as error:
             return None, str(error)
 
-    def _table(self, file: InputFile, skip: _Skip, done: int) -> Iterator[Batch]:
+    def _table(self, file: InputFile, done: int) -> Iterator[Batch]:
+        first = 1
         with self._storages.opened(file) as opened:
             head = opened.read(1 << 16)
-            if head[:4] == b"PAR1":
-                batches = self._parquet(file, opened, skip)
-            else:
-                start = head.decode("utf-8-sig", errors="replace").replace("\0", "").lstrip()[:1]
-                read = {"{": self._json_lines, "[": self._json}.get(start, self._csv)
-                batches = read(file, opened, skip)
-            for rows, values, faults, position in batches:
-                names = [file.path] * len(rows)
-                yield Batch(names, rows, values, faults, done + min(position, file.size))
+            start = head.decode("utf-8-sig", errors="replace").replace("\0", "").lstrip()[:1]
+            read = {"{": self._json_lines, "[": self._json}.get(start, self._csv)
+            for values, faults, position in (self._parquet if head[:4] == b"PAR1" else read)(file, opened):
+                rows = list(range(first, first + len(faults)))
+                yield Batch([file.path] * len(rows), rows, values, faults, done + min(position, file.size))
+                first += len(rows)
 
-    def _parquet(
-        self, file: InputFile, opened: BinaryIO, skip: _Skip
-    ) -> Iterator[tuple[list[int], Any, list[str], int]]:
+    def _parquet(self, file: InputFile, opened: BinaryIO) -> Iterator[Rows]:
         import polars
         import pyarrow
         import pyarrow.parquet as pq
 
         try:
             table = pq.ParquetFile(opened, pre_buffer=False, buffer_size=1 << 20)
-            names = self._columns(file, table.schema_arrow.names)
-            row = 0
-            for group in range(table.num_row_groups):
-                rows = table.metadata.row_group(group).num_rows
-                skipped = skip.of(rows)
-                if skipped < rows:
-                    for part in table.iter_batches(
-                        self._kind.batch_rows, row_groups=[group], columns=names, use_threads=False
-                    ):
-                        at, skipped = skipped, skipped - min(skipped, part.num_rows)
-                        frame = polars.DataFrame(polars.from_arrow(part.slice(min(at, part.num_rows))))
-                        start = row + min(at, part.num_rows) + 1
-                        row += part.num_rows
-                        if frame.height:
-                            numbers = list(range(start, start + frame.height))
-                            position = file.size * row // table.metadata.num_rows
-                            yield numbers, self._kind.table_values(frame), [""] * frame.height, position
-                else:
-                    row += rows
+            names, row = self._columns(file, table.schema_arrow.names), 0
+            for part in table.iter_batches(self._kind.batch_rows, columns=names, use_threads=False):
+                row += part.num_rows
+                frame = polars.DataFrame(polars.from_arrow(part))
+                position = file.size * row // table.metadata.num_rows
+                yield self._kind.table_values(frame), [""] * frame.height, position
         except (
             pyarrow.ArrowException, polars.exceptions.PolarsError, polars.exceptions.PanicException, ValueError, OSError
         ) as error:  # fmt: skip
@@ -218,25 +196,14 @@ class Reader:
                 raise  # of the storage
             raise damaged_parquet(error, file.path) from None
 
-    def _csv(self, file: InputFile, opened: BinaryIO, skip: _Skip) -> Iterator[tuple[list[int], Any, list[str], int]]:
+    def _csv(self, file: InputFile, opened: BinaryIO) -> Iterator[Rows]:
         table = RecordFile(opened, where=file.path, needed=self._expected, numbered=self._input.numbered)
         names = self._columns(file, table.header)
-        part, first = list[Record](), 1
-        for number, record in enumerate(table.records(), start=1):
-            if skip.of(1):
-                first = number + 1
-                continue
-            part.append(record)
-            if len(part) == self._kind.batch_rows:
-                yield self._of_records(part, first, table.header, names, opened.tell())
-                part, first = [], number + 1
-        if part:
-            yield self._of_records(part, first, table.header, names, file.size)
+        for records in _batched(table.records(), self._kind.batch_rows):
+            yield *self._of_records(records, table.header, names), opened.tell()
         self.notes += [f"{file.path}: {note}" for note in table.notes[:1]]
 
-    def _of_records(
-        self, records: list[Record], first: int, header: list[str], names: Sequence[str], position: int
-    ) -> tuple[list[int], Any, list[str], int]:
+    def _of_records(self, records: Sequence[Record], header: list[str], names: Sequence[str]) -> tuple[Any, list[str]]:
         import polars
 
         width = len(header)
@@ -253,43 +220,27 @@ class Reader:
                 for name, place in columns.items()
             ]
         )
-        return list(range(first, first + len(records))), self._kind.table_values(frame), faults, position
+        return self._kind.table_values(frame), faults
 
-    def _json_lines(
-        self, file: InputFile, opened: BinaryIO, skip: _Skip
-    ) -> Iterator[tuple[list[int], Any, list[str], int]]:
-        part, first, number, names = list[tuple[int, str]](), 1, 0, list[str]()
-        for line, text in enumerate(text_lines(opened, where=file.path), start=1):
-            if text.isspace():
-                continue
-            number += 1
-            if number == 1:
-                example = json_object(text)
-                if example is None:
+    def _json_lines(self, file: InputFile, opened: BinaryIO) -> Iterator[Rows]:
+        lines = enumerate(text_lines(opened, where=file.path), start=1)
+        names: list[str] | None = None
+        for part in _batched((each for each in lines if not each[1].isspace()), self._kind.batch_rows):
+            objects = [json_object(text) for _, text in part]
+            if names is None:
+                line, text = part[0]
+                if objects[0] is None:
                     raise DataError(
                         f"{file.path} is neither a table nor JSON Lines: line {line} is no JSON object "
                         f"({text.strip()[:60]!r}). Fix: save a list of objects, one for each row, or JSON Lines, CSV "
                         "or Parquet"
                     )
-                names = self._names(file, list(example))
-            if skip.of(1):
-                first = number + 1
-                continue
-            part.append((line, text))
-            if len(part) == self._kind.batch_rows:
-                yield (*self._of_lines(part, first, names), opened.tell())
-                part, first = [], number + 1
-        if part:
-            yield (*self._of_lines(part, first, names), file.size)
+                names = self._names(file, list(objects[0]))
+            values, faults = _of_objects(objects, names)
+            places = (f"line {line} " if fault else "" for (line, _), fault in zip(part, faults, strict=True))
+            yield values, [place + fault for place, fault in zip(places, faults, strict=True)], opened.tell()
 
-    def _of_lines(
-        self, part: Sequence[tuple[int, str]], first: int, names: Sequence[str]
-    ) -> tuple[list[int], Any, list[str]]:
-        rows, values, faults = self._of_objects([json_object(text) for _, text in part], first, names)
-        places = (f"line {line} " if fault else "" for (line, _), fault in zip(part, faults, strict=True))
-        return rows, values, [place + fault for place, fault in zip(places, faults, strict=True)]
-
-    def _json(self, file: InputFile, opened: BinaryIO, skip: _Skip) -> Iterator[tuple[list[int], Any, list[str], int]]:
+    def _json(self, file: InputFile, opened: BinaryIO) -> Iterator[Rows]:
         if file.size > _LARGEST:
             raise DataError(
                 f"{file.path}: has {file.size >> 20:,} MiB; allowed: {_LARGEST >> 20} of JSON. Fix: save it as JSON "
@@ -300,21 +251,8 @@ class Reader:
         except ValueError as error:
             raise DataError(f"{file.path} is damaged JSON ({first_line(error)}). Fix: save it again") from None
         names = self._names(file, list(objects[0]) if objects and isinstance(objects[0], dict) else [])
-        for start in range(skip.of(len(objects)), len(objects), self._kind.batch_rows):
-            part = objects[start : start + self._kind.batch_rows]
-            yield (*self._of_objects(part, start + 1, names), file.size * (start + len(part)) // len(objects))
-
-    def _of_objects(self, objects: list[Any], first: int, needed: Sequence[str]) -> tuple[list[int], Any, list[str]]:
-        """Return JSON objects with the model's keys only. A row that lacks a key cannot be read, as in a request."""
-        values, faults = list[Any](), list[str]()
-        for value in objects:
-            absent = next((key for key in needed if key not in value), None) if isinstance(value, dict) else ""
-            values.append({key: value[key] for key in needed} if absent is None else None)
-            faults.append(
-                "" if absent is None else "is no JSON object" if not absent else
-                f"has no {absent!r}. Fix: add it; null is a missing value"
-            )  # fmt: skip
-        return list(range(first, first + len(objects))), values, faults
+        for part in _batched(objects, self._kind.batch_rows):
+            yield *_of_objects(part, names), file.size
 
     def _columns(self, file: InputFile, header: Sequence[str]) -> list[str]:
         """Return the columns of a table that are read."""
@@ -331,6 +269,25 @@ class Reader:
             return self._kind.columns_read(self._input, names, self._column)
         except InputError as error:
             raise DataError(f"{file.path}: {error}") from None
+
+
+def _batched(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
+    waiting = iter(rows)
+    while batch := list(itertools.islice(waiting, size)):
+        yield batch
+
+
+def _of_objects(objects: Sequence[Any], needed: Sequence[str]) -> tuple[list[Any], list[str]]:
+    """Return JSON objects with the model's keys only. A row that lacks a key cannot be read, as in a request."""
+    values, faults = list[Any](), list[str]()
+    for value in objects:
+        absent = next((key for key in needed if key not in value), None) if isinstance(value, dict) else ""
+        values.append({key: value[key] for key in needed} if absent is None else None)
+        faults.append(
+            "" if absent is None else "is no JSON object" if not absent else
+            f"has no {absent!r}. Fix: add it; null is a missing value"
+        )  # fmt: skip
+    return values, faults
 
 
 def _ragged(record: Record, width: int) -> str:

@@ -35,6 +35,15 @@ def test_colours_follow_the_theme_and_bytes_repeat() -> None:
         assert not re.search(r"#|rgb\(|url\(|font|\bid=", tags)
 
 
+def test_settings_of_the_user_change_no_chart() -> None:
+    import matplotlib
+
+    expected = drawings()
+    with matplotlib.rc_context({"axes.titlelocation": "center", "lines.linestyle": ":", "font.size": 30}):
+        assert drawings() == expected
+        assert matplotlib.rcParams["font.size"] == 30
+
+
 @pytest.mark.parametrize(
     ("value", "text"), [(0.0, "0"), (1.5e6, "1.5M"), (-20_000, "-20k"), (0.00105, "0.00105"), (4e-4, "4e-4")]
 )

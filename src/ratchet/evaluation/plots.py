@@ -111,7 +111,9 @@ def _png(title: str, draw: "Callable[[Axes], object]", *, height: float = 9.6) -
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context({"text.parse_math": False, "font.family": "DejaVu Sans", "font.size": 14}):
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # not the settings of the user's matplotlibrc
+        matplotlib.rcParams.update({"text.parse_math": False, "font.family": "DejaVu Sans", "font.size": 14})
         figure = Figure(figsize=(9, height), dpi=100, layout="constrained")
         axes = figure.add_subplot()
         axes.tick_params(length=0)

@@ -266,7 +266,9 @@ def canvas(
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    with matplotlib.rc_context(dict(_STYLE)):
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # not the settings of the user's matplotlibrc
+        matplotlib.rcParams.update(_STYLE)
         figure = Figure(figsize=(width / 72, height / 72), frameon=False)
         place = left / width, bottom / height, (width - left - right) / width, (height - top - bottom) / height
         drawn = Canvas(figure, figure.add_axes(place, frameon=False))

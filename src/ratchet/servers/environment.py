@@ -43,6 +43,7 @@ def client_environment(workspace: Workspace, api_url: str | None = None) -> dict
     home = workspace.state / "prefect"
     home.mkdir(parents=True, exist_ok=True)
     own = {**_NO_TELEMETRY, "PREFECT_HOME": str(home), "PREFECT_PROFILES_PATH": str(home / "profiles.toml")}
+    own["MPLCONFIGDIR"] = str(workspace.state / "matplotlib")  # its cache of fonts is not written into the user's home
     own |= dict.fromkeys(_NO_PROXY, _without_proxy())
     return {**own, "PREFECT_API_URL": api_url} if api_url else own
 

@@ -91,7 +91,7 @@ def test_truncated_cifar_batches_are_named_with_their_sizes(place) -> None:
         place.ingest(source="CIFAR10", path="cifar", download=False)
     message = str(refusal.value)
     assert f"the copy of CIFAR10 in {place.root / 'cifar'} is damaged: " in message
-    assert f"{folder / 'data_batch_3'} is cut off: 1,000 bytes, 31,035,999 expected" in message
+    assert f"{folder / 'data_batch_3'} is cut off or altered: 1,000 bytes, " in message
     assert f"{folder / 'data_batch_1'} is missing" in message
     assert "Fix: copy these files again, or delete them and run again with data.download=true" in message
 
@@ -108,13 +108,13 @@ def test_only_the_truncated_batch_of_cifar_is_named(place, shared: Shared) -> No
     with pytest.raises(DataError) as refusal:
         place.ingest(source="CIFAR10", path="cifar", download=False)
     message = str(refusal.value)
-    assert f"is damaged: {folder / 'test_batch'} is cut off: 20,000,000 bytes, 31,035,526 expected. Fix:" in message
+    assert f"is damaged: {folder / 'test_batch'} is cut off or altered: 20,000,000 bytes, " in message
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"\0\0\x08\x03\0\0\0\x05\0\0\0\x1c\0\0\0\x1c" + bytes(900), "is cut off: 916 bytes, 3,936 expected"),
+        (b"\0\0\x08\x03\0\0\0\x05\0\0\0\x1c\0\0\0\x1c" + bytes(900), "has 916 bytes, 3,936 expected"),
         (b"", "is damaged: 0 bytes, without the header of an IDX file"),
         (b"<html>", "is damaged: 6 bytes, without the header"),
     ],

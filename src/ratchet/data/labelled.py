@@ -17,10 +17,9 @@ from ratchet.data.profile import copies, telling_columns
 from ratchet.data.refusal_reasons import REASONS
 from ratchet.data.sample_rules import failures, must
 from ratchet.data.sources.image_folder import SPLIT_FOLDERS
-from ratchet.data.sources.table_file import MISSING
+from ratchet.data.sources.table_file import MISSING, require_column
 from ratchet.data.system_files import Ignored
 from ratchet.data.tables.targets import Labelling
-from ratchet.errors import DataError
 from ratchet.settings.model import DataSettings
 
 __all__ = [
@@ -65,17 +64,13 @@ class LabelledSamples:
         return self.labels.classes
 
 
-def optional_columns(frame: pl.DataFrame, settings: DataSettings) -> dict[str, str]:
+def optional_columns(frame: pl.DataFrame, settings: DataSettings, where: str) -> dict[str, str]:
     """Return the columns of split and group. A column that a setting names must be there; a default may be absent."""
     columns = {"split": settings.split_column, "group": settings.group_column}
-    present = {name: column for name, column in columns.items() if column in frame.columns}
     for name, column in columns.items():
-        if name not in present and column != type(settings).model_fields[f"{name}_column"].default:
-            raise DataError(
-                f"data.{name}_column: the table has no column {column!r}; it has {', '.join(frame.columns[:40])}. "
-                f"Fix: correct data.{name}_column"
-            )
-    return present
+        if column != type(settings).model_fields[f"{name}_column"].default:
+            require_column(column, f"data.{name}_column", frame.columns, where)
+    return {name: column for name, column in columns.items() if column in frame.columns}
 
 
 def index_names(extra: Sequence[str], columns: Sequence[str]) -> dict[str, str]:

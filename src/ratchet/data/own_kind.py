@@ -140,7 +140,7 @@ class _Reading:
                     "Fix: correct data.label_column, or return it from __getitem__"
                 )
         frame = without_private(frame, settings, needed=settings.label_columns)
-        columns = labelled.optional_columns(frame, settings)
+        columns = labelled.optional_columns(frame, settings, where)
         extra = [name for name in frame.columns if name not in (*columns.values(), *settings.label_columns)]
         check_single_values(frame, where)
         names = labelled.index_names(extra, frame.columns)

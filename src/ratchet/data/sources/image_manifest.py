@@ -4,10 +4,9 @@ A label is a class, one or several numbers, or several labels at once. A row may
 further columns are copied to the index.
 """
 
-import difflib
 import posixpath
 import unicodedata
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import polars as pl
 
@@ -15,12 +14,20 @@ from ratchet.data import quarantine
 from ratchet.data.checks.exact_duplicates import split_rank
 from ratchet.data.checks.label_spelling import check_known, in_order, look_alikes
 from ratchet.data.image_rules import FACTS
+from ratchet.data.labelled import optional_columns
 from ratchet.data.listing_rules import check_table
 from ratchet.data.privacy import without_private
 from ratchet.data.reading.storage import Storage, read_whole
 from ratchet.data.sources import LISTING, listing
 from ratchet.data.sources.image_folder import SPLIT_FOLDERS
-from ratchet.data.sources.table_file import MISSING, TableFile, check_single_values, column_names, read_table
+from ratchet.data.sources.table_file import (
+    MISSING,
+    TableFile,
+    check_single_values,
+    column_names,
+    read_table,
+    require_column,
+)
 from ratchet.data.split import SplitName
 from ratchet.data.system_files import Ignored
 from ratchet.data.tables.targets import Labelling, read_labels
@@ -161,7 +168,7 @@ class ImageManifest:
                 f"data.manifest: {self._where}: column {taken[0]!r} has a reserved name. Fix: rename it, or list it in "
                 "data.drop"
             )
-        texts = self._texts(columns, table.columns)
+        texts = self._texts(columns)
         row = pl.int_range(1, pl.len() + 1, dtype=pl.Int64)
         named = table.select(row=row, **texts, **{name: pl.col(name) for name in extra})
         self._check_groups(named["group"])
@@ -175,26 +182,16 @@ class ImageManifest:
                 f"params.yaml: data.label_column: found [{', '.join(labels)}]; allowed: one or several different "
                 "columns. Fix: run `ratchet set data.label_column=NAME`"
             )
-        columns = {
-            "path": settings.path_column, "label": labels[0],
-            "split": settings.split_column, "group": settings.group_column,
-        }  # fmt: skip
-        defaults = {name: type(settings).model_fields[f"{name}_column"].default for name in columns}
-        for name, column in [*columns.items(), *(("label", label) for label in labels[1:])]:
-            optional = name in ("split", "group") and column == defaults[name]
-            if column not in table.columns and not optional:
-                near = "".join(difflib.get_close_matches(column, table.columns, n=1))
-                raise DataError(
-                    f"data.manifest: {self._where} has no column {column!r}; it has {', '.join(table.columns)}. "
-                    f"Fix: set data.{name}_column{f' (to {near}?)' if near else ''}"
-                )
-        return columns
+        where = f"data.manifest: {self._where}"
+        for name, column in (("path", settings.path_column), *(("label", label) for label in labels)):
+            require_column(column, f"data.{name}_column", table.columns, where)
+        return {"path": settings.path_column, "label": labels[0]} | optional_columns(table, settings, where)
 
-    def _texts(self, columns: Mapping[str, str], existing: Collection[str]) -> dict[str, pl.Expr]:
+    def _texts(self, columns: Mapping[str, str]) -> dict[str, pl.Expr]:
         """Return the expressions for path, label, split, group and known, without texts that mean a missing value."""
         text = {
-            name: pl.col(column).cast(pl.String) if column in existing else pl.lit(None, pl.String)
-            for name, column in columns.items()
+            name: pl.col(columns[name]).cast(pl.String) if name in columns else pl.lit(None, pl.String)
+            for name in ("path", "label", "split", "group")
         }
         labels = self._settings.label_columns
         if len(labels) > 1:

@@ -1,6 +1,7 @@
 """Reading the file that lists samples: CSV with any common separator and encoding, Parquet, JSON or JSON Lines."""
 
 import codecs
+import difflib
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -17,7 +18,7 @@ from ratchet.errors import DataError
 
 __all__ = [
     "EXACT", "HEADER_BYTES", "MISSING", "SEPARATORS", "TableFile", "check_single_values", "column_names", "encoding_of",
-    "read_table", "require_text", "separator_of",
+    "read_table", "require_column", "require_text", "separator_of",
 ]  # fmt: skip
 
 MISSING = (
@@ -33,6 +34,7 @@ _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"),
 )  # fmt: skip
 _SNIFFED = 4096  # bytes
+_SHOWN = 40  # columns that a message lists
 _LINES = 50  # that show how the columns are separated
 _SAMPLE = 1000  # rows that show which columns may be numbers
 _BLOCK = 1 << 18  # bytes that stay in the processor's cache
@@ -138,6 +140,20 @@ def column_names(header: Sequence[str], where: str) -> list[str]:
     if doubled:
         raise DataError(f"{where}: column {doubled[0]!r} is in the header twice. Fix: rename one")
     return names
+
+
+def require_column(column: str, setting: str, existing: Sequence[str], where: str) -> None:
+    """Check that a table has a column that a setting names.
+
+    Raises:
+        DataError: it has not; the message lists its columns, and names a near one.
+    """
+    if column not in existing:
+        near = "".join(difflib.get_close_matches(column, existing, n=1))
+        shown = ", ".join(existing[:_SHOWN]) + (", ..." if len(existing) > _SHOWN else "")
+        raise DataError(
+            f"{where} has no column {column!r}; it has {shown}. Fix: set {setting}{f' (to {near}?)' if near else ''}"
+        )
 
 
 def check_single_values(table: pl.DataFrame, where: str, *, needed: Collection[str] = ()) -> None:

@@ -14,7 +14,7 @@ from ratchet.data import quarantine
 from ratchet.data.reading.storage import expanded, is_url, open_storage, read_whole, why_unusable
 from ratchet.data.refusal_reasons import REASONS
 from ratchet.data.sources.csv_records import cells_of
-from ratchet.data.sources.table_file import SEPARATORS, TableFile, column_names, read_table
+from ratchet.data.sources.table_file import SEPARATORS, TableFile, column_names, read_table, require_column
 from ratchet.data.system_files import is_system_path
 from ratchet.data.tables.columns import GROUP_NAME, ID_NAME
 from ratchet.data.tables.encode import MISSING_TEXTS
@@ -244,16 +244,10 @@ def require(table: RawTable, column: str, setting: str) -> None:
     Raises:
         DataError: it has not.
     """
-    if column in table.frame.columns:
-        return
-    near = difflib.get_close_matches(column, table.frame.columns, n=1)
-    shown = ", ".join(table.frame.columns[:40]) + (", ..." if len(table.frame.columns) > 40 else "")
-    note = ""
-    if not table.has_header:
-        first = ", ".join(repr(str(value).strip()) for value in table.frame.row(0)[:3])
-        note = f" Its first line is no header ({first}, ...), so the columns are numbered."
-        near = [table.frame.columns[-1]]
+    if table.has_header or column in table.frame.columns:
+        return require_column(column, setting, table.frame.columns, table.where)
+    first = ", ".join(repr(str(value).strip()) for value in table.frame.row(0)[:3])
     raise DataError(
-        f"{table.where} has no column {column!r}; it has {shown}.{note} Fix: set {setting}"
-        f"{f' (to {near[0]}?)' if near else ''}{'' if table.has_header else ', or add a header line'}"
+        f"{table.where} has no column {column!r}. Its first line is no header ({first}, ...), so the columns are "
+        f"numbered. Fix: set {setting} (to {table.frame.columns[-1]}?), or add a header line"
     )

@@ -39,7 +39,7 @@ def read_table_of_texts(settings: DataSettings, *, root: Path, report: Report) -
     for column in settings.label_columns:
         require(source, column, "data.label_column")
     frame = without_private(source.frame, settings, needed=(text_column, *settings.label_columns))
-    columns = {"text": text_column} | labelled.optional_columns(frame, settings)
+    columns = {"text": text_column} | labelled.optional_columns(frame, settings, source.where)
     extra = [name for name in frame.columns if name not in (*columns.values(), *settings.label_columns)]
     check_single_values(frame, source.where, needed=(text_column,))
     frame, row, refused = source.good_rows(frame)

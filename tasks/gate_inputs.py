@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from ratchet.evaluation.predictions import Predictions
     from ratchet.exports.program import NotExported, Parity
     from ratchet.gate import Candidate, Champion
-    from ratchet.gate.verdict import ReloadResult, Verdict
+    from ratchet.gate.rules import ReloadResult
+    from ratchet.gate.verdict import Verdict
     from ratchet.kinds import ModelSpec
     from ratchet.registry.promotion import Promotions
     from ratchet.registry.samples import Samples

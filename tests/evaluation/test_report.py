@@ -16,8 +16,9 @@ from sklearn.linear_model import LogisticRegression
 from ratchet.evaluation.predictions import Predictions
 from ratchet.evaluation.robustness import NotMeasured, measure_robustness
 from ratchet.gate import Candidate, judge, reload_rule
+from ratchet.gate.rules import ExportResult, MetricResult
 from ratchet.gate.text import message, rule_text
-from ratchet.gate.verdict import ExportResult, MetricResult, Verdict
+from ratchet.gate.verdict import Verdict
 from ratchet.problems import Classes
 from ratchet.reports.run_report import Example, ReportContent, render
 from ratchet.settings.model import EvaluationSettings, GateSettings, Params

@@ -12,9 +12,11 @@ from ratchet.evaluation.latency import Cost, Costs
 from ratchet.evaluation.metrics import BaselineResult, ConstantResult, NamedMetric
 from ratchet.exports.program import NotExported, Parity
 from ratchet.gate import Candidate, Champion, Tries, judge, reload_rule
+from ratchet.gate.case import LeftOut, Unused
+from ratchet.gate.rules import ChampionResult, RuleResult
 from ratchet.gate.significance import p_larger_mean
 from ratchet.gate.text import message, rule_text, verdict_table
-from ratchet.gate.verdict import ChampionResult, LeftOut, RuleResult, Unused, Verdict
+from ratchet.gate.verdict import Verdict
 from ratchet.problems import Classes
 from ratchet.settings.model import EvaluationSettings, GateSettings
 from ratchet.typed_json import parse, to_plain

@@ -7,22 +7,20 @@ import pytest
 from ratchet.evaluation.answers import ScoreUnit
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.latency import Cost, Costs
-from ratchet.gate.text import message, rule_text, verdict_table
-from ratchet.gate.verdict import (
+from ratchet.gate.case import Comparison, LeftOut, Obstacle
+from ratchet.gate.rules import (
     CalibrationResult,
     ChampionResult,
-    Comparison,
     CostResult,
     ExportResult,
-    LeftOut,
     MetricResult,
-    Obstacle,
     PairedTest,
     ReloadResult,
     RuleResult,
     SlicesResult,
-    Verdict,
 )
+from ratchet.gate.text import message, rule_text, verdict_table
+from ratchet.gate.verdict import Verdict
 from ratchet.settings.model import GateSettings
 
 RIGHT = ScoreUnit("accuracy", share=True)

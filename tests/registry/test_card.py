@@ -13,7 +13,9 @@ from ratchet.cost import Cost
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.metrics import NamedMetric
 from ratchet.evaluation.robustness import Robustness
-from ratchet.gate.verdict import MetricResult, Unused, Verdict
+from ratchet.gate.case import Unused
+from ratchet.gate.rules import MetricResult
+from ratchet.gate.verdict import Verdict
 from ratchet.kinds import ImageInput
 from ratchet.reports.model_card import CardContent, description, render_html, render_markdown
 from ratchet.settings.model import EvaluationSettings

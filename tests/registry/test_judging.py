@@ -15,8 +15,10 @@ from ratchet.data.ingest import IngestTask, ingest
 from ratchet.data.manifest import Manifest
 from ratchet.errors import DataError, RegistryError
 from ratchet.evaluation.predictions import read_predictions
+from ratchet.gate.case import LeftOut
+from ratchet.gate.rules import ChampionResult
 from ratchet.gate.text import message, rule_text
-from ratchet.gate.verdict import ChampionResult, LeftOut, Verdict
+from ratchet.gate.verdict import Verdict
 from ratchet.kinds import ModelSpec
 from ratchet.registry.promotion import Promotions
 from ratchet.registry.runs import Run

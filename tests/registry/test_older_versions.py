@@ -19,7 +19,7 @@ from ratchet.data.ingest import IngestTask, ingest
 from ratchet.data.manifest import Manifest
 from ratchet.evaluation.predictions import Predictions, read_predictions
 from ratchet.exports.program import Program
-from ratchet.gate.verdict import ChampionResult
+from ratchet.gate.rules import ChampionResult
 from ratchet.kinds import ModelSpec
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.promotion import Promotions

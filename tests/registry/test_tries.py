@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ratchet.gate.case import Comparison
+from ratchet.gate.rules import ChampionResult
 from ratchet.gate.significance import Tries, spend
-from ratchet.gate.verdict import ChampionResult, Comparison, Verdict
+from ratchet.gate.verdict import Verdict
 from ratchet.registry.ledger import Entry
 from ratchet.registry.samples import Samples
 from ratchet.registry.tries import Question, judgement, known_try, tries_before

@@ -15,8 +15,10 @@ from ratchet.evaluation.answers import ScoreUnit
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.metrics import NamedMetric
 from ratchet.gate import Candidate, Case, Champion, Tries, judge, reload_rule
+from ratchet.gate.case import Comparison
+from ratchet.gate.rules import ChampionResult
 from ratchet.gate.significance import FIRST_TRY, p_better, spend
-from ratchet.gate.verdict import ChampionResult, Comparison, Verdict
+from ratchet.gate.verdict import Verdict
 from ratchet.problems import Classes, Numbers
 from ratchet.registry.ledger import Entry
 from ratchet.registry.samples import Samples

@@ -6,7 +6,8 @@ import pytest
 
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.metrics import NamedMetric
-from ratchet.gate.verdict import MetricResult, Verdict
+from ratchet.gate.rules import MetricResult
+from ratchet.gate.verdict import Verdict
 from ratchet.registry.ledger import Ledger
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace

@@ -4,6 +4,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,17 +23,62 @@ from ratchet.gate.significance import (
     rows_showing_failures,
     spend,
 )
-from ratchet.gate.verdict import Comparison, LeftOut, Obstacle, Unused
 from ratchet.problems import Target
 from ratchet.settings.model import EvaluationSettings, GateSettings
 
-__all__ = ["Candidate", "Case", "Champion"]
+__all__ = ["Candidate", "Case", "Champion", "Comparison", "LeftOut", "Obstacle", "Unused"]
 
 Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 Scores = NDArray[np.float64]
 
 _IN_A_TAIL = 200  # resamples that should be outside an interval, so that its bounds do not depend on a few
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Significance test against the champion, at the level of this try."""
+
+    number: int  # of the try, since the last promotion through the gate
+    rows: int  # test samples that were compared
+    p: float
+    level: float  # largest p-value that wins
+    remaining: float  # error that is left for later tries
+    won: bool
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Numbers of test samples that cannot be compared, by the first reason that applies."""
+
+    seen: int = 0  # used to train or select one of the two models
+    unknown: int = 0  # of a class that the champion does not know
+    reserved: int = 0  # by gate.reserved_fraction
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Reason why candidate and champion cannot be compared."""
+
+    kind: Literal[
+        "input", "problem", "targets", "no shared class", "classes", "same weights", "no record", "too few images",
+        "scores",
+    ]  # fmt: skip
+    mismatch: str = ""  # of an input: "it takes float32 pixels, and these are uint8"; of a problem: both
+    new_classes: tuple[str, ...] = ()  # that the champion does not know
+    lost_classes: tuple[str, ...] = ()  # that the candidate does not know
+    allowed: str = ""  # gate.classes
+    compared: int = 0
+    minimum: int = 0  # gate.minimum_rows
+
+
+@dataclass(frozen=True)
+class Unused:
+    """Test samples that no comparison used, and how many of them the model answers correctly, or a metric on them."""
+
+    rows: int
+    right: int = 0
+    metric: NamedMetric | None = None  # None: `right` counts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,69 @@
+"""On no slice is the candidate worse than the champion (gate.slice_tolerance)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ratchet.evaluation.answers import ScoreUnit
+from ratchet.evaluation.intervals import Interval
+from ratchet.evaluation.slices import rows_by_slice
+from ratchet.evaluation.wording import gain_text, number
+from ratchet.gate.case import Case
+from ratchet.gate.result_text import Noun, RuleText, difference_text, listed, points, result_text, tolerance_text
+
+__all__ = ["SlicesResult", "no_slice_worse"]
+
+
+@dataclass(frozen=True)
+class SlicesResult:
+    """Slices on which the candidate is significantly worse than the champion."""
+
+    passed: bool
+    count: int  # of slices
+    worse: tuple[str, ...]  # "column: value"
+    worst: str
+    difference: Interval  # on the worst slice: mean score of the candidate minus mean score of the champion
+    tolerance: float
+    unit: ScoreUnit | None = None  # of the difference; None: points of accuracy
+    name: Literal["slices"] = "slices"
+
+    def text(self, noun: Noun, kind: str) -> RuleText:
+        unit, tolerance = self.unit, tolerance_text(self.tolerance, self.unit)
+        change = difference_text(self.difference)
+        if unit is not None and not unit.share:
+            change = f"{unit.name} {gain_text(self.difference, factor=abs(unit.factor), share=unit.share)}"
+        worst = f"{self.worst} {change}"
+        if self.passed:
+            measured = f"none of {self.count} significantly worse{tolerance}"
+            details = (
+                f"On none of {self.count} slices is it significantly worse than the champion{tolerance}. "
+                f"Lowest: {worst}."
+            )
+        else:
+            measured = f"{len(self.worse)} of {self.count} significantly worse{tolerance}: {worst}"
+            details = (
+                f"On {len(self.worse)} of {self.count} slices it is significantly worse than the champion{tolerance}: "
+                f"{listed(self.worse)}. Lowest: {worst}."
+            )
+        limit = f"no slice whose interval ends below {points(-self.tolerance)} points"
+        if unit is not None and not unit.share:
+            limit = f"no slice whose interval ends below {number(-self.tolerance * abs(unit.factor))}"
+        fix = "raise gate.slice_tolerance to allow more"
+        return result_text(measured, limit, details, passed=self.passed, fix=fix, short=measured)
+
+
+def no_slice_worse(case: Case) -> SlicesResult | None:
+    """Check that on no slice the candidate is significantly worse than the champion (gate.slice_tolerance).
+
+    None without slices, or without a champion to compare with.
+    """
+    if case.comparable is None:
+        return None
+    compared = {name: [values[row] for row in case.compared] for name, values in case.candidate.slices.items()}
+    slices = rows_by_slice(compared, least=case.evaluation.slice_rows)
+    if not slices:
+        return None
+    tolerance = case.gate.slice_tolerance
+    differences = {f"{column}: {value}": case.difference(rows, looks=len(slices)) for column, value, rows in slices}
+    worst = min(differences, key=lambda name: (differences[name].high, differences[name].value))
+    worse = tuple(name for name, difference in differences.items() if difference.high < -tolerance)
+    return SlicesResult(not worse, len(slices), worse, worst, differences[worst], tolerance, case.candidate.unit)

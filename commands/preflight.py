@@ -7,6 +7,7 @@ temporary folder, which is removed at the end.
 import contextlib
 import shutil
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from ratchet.data.reading.subset import PER_CLASS
 from ratchet.errors import DataError, RatchetError, RegistryError, SettingsError
 from ratchet.references import require_references
 from ratchet.registry.alias_sync import require_agreement
+from ratchet.registry.runs import SENDER
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 from tasks.scratch_project import Scratch
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
     from ratchet.doctor import Finding
 
-__all__ = ["preflight"]
+__all__ = ["preflight", "temporary_folder"]
 
 _STEPS = 2
 _REMOVALS = 50  # attempts to remove the temporary folder, over five seconds
@@ -256,7 +258,7 @@ def preflight(workspace: Workspace) -> int:
     )
     begun = time.perf_counter()
     flight = _Preflight(workspace, console)
-    with _temporary_folder() as folder:
+    with temporary_folder() as folder:
         works = flight.run(params, Scratch(workspace.root, folder))
     console.print()
     for number, finding in enumerate(flight.findings, 1):
@@ -275,7 +277,7 @@ def preflight(workspace: Workspace) -> int:
 
 
 @contextlib.contextmanager
-def _temporary_folder() -> Iterator[Path]:
+def temporary_folder() -> Iterator[Path]:
     """Create a folder for all files, those of libraries included, and remove it afterwards."""
     folder, before = Path(tempfile.mkdtemp(prefix="ratchet-preflight-")).resolve(), tempfile.tempdir
     (folder / "tmp").mkdir()
@@ -284,6 +286,9 @@ def _temporary_folder() -> Iterator[Path]:
         yield folder
     finally:
         tempfile.tempdir = before
+        for thread in threading.enumerate():
+            if thread.name == SENDER:  # of an interrupted run: it would create the folder again
+                thread.join()
         for _ in range(_REMOVALS):  # a thread of an interrupted run may still write into it
             shutil.rmtree(folder, ignore_errors=True)
             if not folder.exists():

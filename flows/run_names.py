@@ -1,5 +1,6 @@
 """Names of flow runs, for Prefect's pages: data, time and deployment, as in "digits 2026-11-25 02:00 nightly"."""
 
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from ratchet.errors import RatchetError
 from ratchet.settings import source_names
 from ratchet.workspace import Workspace
 
-__all__ = ["is_made_up", "run_name"]
+__all__ = ["is_made_up", "run_name", "time_text"]
 
 _LISTS: dict[str, Any] = config  # the words from which Prefect makes up names
 
@@ -22,8 +23,14 @@ def run_name() -> str:
     name = str(flow_run.name or "")
     if name and not is_made_up(name):
         return name
-    at = flow_run.scheduled_start_time.strftime("%Y-%m-%d %H:%M")
-    return " ".join(filter(None, [_data(), at, deployment.name or "command line"]))
+    return " ".join(
+        filter(None, [_data(), time_text(flow_run.scheduled_start_time), deployment.name or "command line"])
+    )
+
+
+def time_text(at: datetime) -> str:
+    """Return a time for a name. The seconds tell runs of the same minute apart; a schedule has none."""
+    return at.strftime("%Y-%m-%d %H:%M:%S").removesuffix(":00")
 
 
 def is_made_up(name: str) -> bool:

@@ -2,11 +2,12 @@
 
 import random
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import pytest
 from prefect.utilities.names import generate_slug
 
-from flows.run_names import is_made_up
+from flows.run_names import is_made_up, time_text
 
 
 @pytest.fixture
@@ -19,6 +20,11 @@ def made_up() -> Iterator[list[str]]:
 
 def test_every_name_that_prefect_makes_up_is_known(made_up: list[str]) -> None:
     assert [name for name in made_up if not is_made_up(name)] == []
+
+
+def test_runs_of_the_same_minute_have_different_names() -> None:
+    times = [datetime(2026, 11, 25, 2, 0, second, tzinfo=UTC) for second in (0, 7)]
+    assert [time_text(at) for at in times] == ["2026-11-25 02:00", "2026-11-25 02:00:07"]
 
 
 @pytest.mark.parametrize("name", ["nightly-retrain", "baseline-large", "new-labels", "digits 2026-11-25", "otter", ""])

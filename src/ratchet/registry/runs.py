@@ -23,11 +23,13 @@ from ratchet.workspace import Workspace
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-__all__ = ["JOURNAL", "NAME", "Run", "end_trials", "send_all", "total_cost", "trial_records"]
+__all__ = ["JOURNAL", "NAME", "SENDER", "Run", "end_trials", "send_all", "total_cost", "trial_records"]
 
 UID_TAG = "ratchet.uid"
 NAME = "mlflow.runName"
 """The tag that MLflow shows as a run's name."""
+SENDER = "mlflow-sender"
+"""Name of the thread that sends. It can outlive a run that MLflow is slow to take."""
 JOURNAL = "journal"
 """Folder of a search's trial with what is recorded of it."""
 _MODEL_WIDTH = 14  # characters of the model's name in the run's name: MLflow's table shows 21
@@ -57,7 +59,7 @@ class Run:
         self.away: str | None = None
         self._pending = threading.Event()
         self._leaving = threading.Event()
-        self._thread = threading.Thread(target=self._send_on, name="mlflow-sender", daemon=True)
+        self._thread = threading.Thread(target=self._send_on, name=SENDER, daemon=True)
         self._training_lock = FileLock(folder / "training.lock")
 
     def __enter__(self) -> "Run":

@@ -42,7 +42,9 @@ class Metrics:
         self._seconds = Histogram("ratchet_request_seconds", "Seconds from request to answer",
                                   ["envelope", "model", "version"], registry=self.registry,
                                   buckets=sorted({*_BUCKETS, deadline}))  # fmt: skip
-        self.in_flight = Gauge("ratchet_requests_in_flight", "Requests without an answer yet", registry=self.registry)
+        self.in_flight = Gauge(
+            "ratchet_requests_in_flight", "Requests that the server works on", registry=self.registry
+        )
         self.waiting = Gauge(
             "ratchet_waiting_requests", "Requests that wait until the server begins with them", registry=self.registry
         )

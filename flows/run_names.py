@@ -29,7 +29,7 @@ def run_name() -> str:
 
 
 def time_text(at: datetime) -> str:
-    """Return a time for a name. The seconds tell runs of the same minute apart; a schedule has none."""
+    """Return a time for a name. Runs of the same minute differ in seconds; a schedule has none."""
     return at.strftime("%Y-%m-%d %H:%M:%S").removesuffix(":00")
 
 

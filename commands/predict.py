@@ -9,9 +9,9 @@ from commands.app import echo
 from ratchet import files, settings
 from ratchet.errors import DataError
 from ratchet.registry.models import ModelRegistry
-from ratchet.serving.batch.reading import Reader
-from ratchet.serving.batch.storage import InputFile
-from ratchet.serving.batch.writing import FORMATS, Answers, TextAnswers, written
+from ratchet.serving.batch.answer_files import FORMATS, AnswerFile, TextAnswers, written
+from ratchet.serving.batch.input_files import InputFile
+from ratchet.serving.batch.row_reader import RowReader
 from ratchet.serving.process import configured
 from ratchet.serving.scoring import score
 from ratchet.serving.versions.loaded import Identity
@@ -75,7 +75,7 @@ def _say_counts(rows: int, refused: int, unlike: int, unread: int, *, by: Identi
     echo(f"{rows - refused:,} of {rows:,} rows answered by {by}{warned}{missing}", err=True)
 
 
-def _files(reader: Reader, paths: Sequence[str], note_fault: Callable[[DataError], None]) -> Iterator[InputFile]:
+def _files(reader: RowReader, paths: Sequence[str], note_fault: Callable[[DataError], None]) -> Iterator[InputFile]:
     """Yield the files at the paths, note the paths that have none, and say which files are left out."""
     for path in paths:
         try:
@@ -100,7 +100,7 @@ def predict_shards(workspace: Workspace, request: Request) -> bool:
 
 
 @contextmanager
-def _answers(out: Path | None, identity: Identity) -> Iterator[Answers]:
+def _answers(out: Path | None, identity: Identity) -> Iterator[AnswerFile]:
     """Yield the receiver of answers: a file that is complete or unchanged, or the terminal."""
     if out is None:
         sys.stdout.flush()

@@ -12,10 +12,10 @@ from ratchet.errors import DataError
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.versions import Version
 from ratchet.serving.batch import job as jobs
+from ratchet.serving.batch.input_files import InputFile, Storages
 from ratchet.serving.batch.job import Job, ScoringSettings
 from ratchet.serving.batch.output import Output
-from ratchet.serving.batch.reading import Reader
-from ratchet.serving.batch.storage import InputFile, Storages
+from ratchet.serving.batch.row_reader import RowReader
 from ratchet.serving.process import configured
 from ratchet.serving.versions.following import load
 from ratchet.serving.versions.loaded import LoadedVersion
@@ -107,7 +107,7 @@ def score(params: Params, workspace: Workspace, request: Request, *, watch: Watc
                 watch.say(reader.ignored.text)
             job = _job(request, params, reference, loaded, listing, before)
             jobs.begin(output, job, listing, before)
-            counts, earlier = jobs.score_shards(loaded, reader, listing, output, before or job, watch)
+            counts, earlier = jobs.score_shards(loaded, reader, listing, output, before or job, watch.progress)
             for note in reader.notes:
                 watch.say(f"warning: {note}")
     seconds = time.monotonic() - began
@@ -157,14 +157,14 @@ def loaded_version(
         yield load(registry, version, Path(folder), threads=params.serving.threads, variant=variant)
 
 
-def new_reader(loaded: LoadedVersion, column: str | None) -> Reader:
+def new_reader(loaded: LoadedVersion, column: str | None) -> RowReader:
     """Return the reader of files for a version.
 
     Raises:
         DataError: the version takes no files.
     """
     try:
-        return Reader(Storages("FILE"), loaded.spec.input, column=column)
+        return RowReader(Storages("FILE"), loaded.spec.input, column=column)
     except DataError as error:
         raise DataError(f"{loaded.identity}: {error}") from None
 

@@ -24,8 +24,8 @@ from ratchet.data.sources.table_file import read_table
 from ratchet.data.sources.table_records import RecordFile
 from ratchet.errors import DataError
 from ratchet.kinds import Column, TableInput
-from ratchet.serving.batch.reading import Reader
-from ratchet.serving.batch.storage import Storages
+from ratchet.serving.batch.input_files import Storages
+from ratchet.serving.batch.row_reader import RowReader
 
 WORDS = (
     "good",
@@ -239,7 +239,7 @@ def test_types_that_polars_lacks_are_converted() -> None:
 
 def test_a_numbered_model_scores_files_without_header(tmp_path: Path) -> None:
     described = TableInput((Column("column_1", "numeric"), Column("column_3", "numeric")))
-    reader = Reader(Storages("FILE"), described, column=None)
+    reader = RowReader(Storages("FILE"), described, column=None)
     bodies = {"plain.csv": "1,a,3\n4,b,6\n1,c,1\n", "semicolons.csv": "1;a;3\n4;b;6\n1;c;1\n"}
     bodies["named.csv"] = "column_3,column_1\n3,1\n6,4\n1,1\n"
     for name, content in bodies.items():

@@ -7,7 +7,7 @@ import pytest
 
 from ratchet.data.reading.storage import LocalFolder, open_storage
 from ratchet.data.system_files import Ignored, is_system_path
-from ratchet.serving.batch.storage import Storages
+from ratchet.serving.batch.input_files import Storages
 
 WRITTEN = (
     "@eaDir/1.png/SYNOPHOTO_THUMB_M.png", ".thumbnails/1.png", "__MACOSX/._1.png", "._1.png", "Thumbs.db", ".DS_Store",

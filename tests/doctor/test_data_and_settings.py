@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ratchet.doctor import Finding, check_samples, describe_finding, settings_checks
-from ratchet.doctor.rules import RULES
+from ratchet.doctor.findings import RULES
 from ratchet.doctor.settings_checks import check_memory
 from ratchet.errors import TrainingError
 from ratchet.training import ImageSplit

@@ -28,7 +28,7 @@ from ratchet.kinds.registry import kind_of
 from ratchet.problems import Classes
 from ratchet.registry.pyfunc import ServedModel
 from ratchet.serving.app import ModelServer
-from ratchet.serving.batch.reading import Batch
+from ratchet.serving.batch.row_reader import Batch
 from ratchet.serving.openapi import document
 from ratchet.serving.scoring import score
 from ratchet.serving.versions.following import Fixed

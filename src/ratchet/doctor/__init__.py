@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from ratchet.doctor.data_checks import balanced_rows, check_samples
+from ratchet.doctor.findings import Finding, describe_finding
 from ratchet.doctor.model_checks import ModelProbe
-from ratchet.doctor.rules import Finding, describe_finding
 from ratchet.doctor.settings_checks import check_disk, check_memory, check_settings
 from ratchet.errors import TrainingError
 from ratchet.kinds import ImageInput, ModelSpec, TokensInput

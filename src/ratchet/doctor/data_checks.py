@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ratchet.doctor.rules import RULES, Finding
+from ratchet.doctor.findings import RULES, Finding
 from ratchet.errors import TrainingError
 from ratchet.kinds import ModelSpec, TableInput
 from ratchet.training.batches import Split

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from ratchet.doctor.findings import RULES, Finding
 from ratchet.doctor.layers import layer_name, layer_names, weighted_layers
-from ratchet.doctor.rules import RULES, Finding
 from ratchet.training.batches import Inputs
 from ratchet.training.device import seed_step
 from ratchet.training.models import Model

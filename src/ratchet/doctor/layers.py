@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.dropout import _DropoutNd
 
-from ratchet.doctor.rules import RULES, Finding
+from ratchet.doctor.findings import RULES, Finding
 
 __all__ = [
     "check_dead_units",

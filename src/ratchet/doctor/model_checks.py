@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch.nn.modules.dropout import _DropoutNd
 
+from ratchet.doctor.findings import RULES, Finding
 from ratchet.doctor.forward_checks import check_independence, check_passes
 from ratchet.doctor.layers import (
     check_dead_units,
@@ -20,7 +21,6 @@ from ratchet.doctor.layers import (
     values_counted,
 )
 from ratchet.doctor.outputs import check_outputs
-from ratchet.doctor.rules import RULES, Finding
 from ratchet.doctor.tensors import kept_tensors, unregistered
 from ratchet.kinds import ModelSpec
 from ratchet.training.autograd_graph import graph_leaves, graph_nodes

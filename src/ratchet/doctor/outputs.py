@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch.autograd.graph import Node
 
-from ratchet.doctor.rules import RULES, Finding
+from ratchet.doctor.findings import RULES, Finding
 from ratchet.training.autograd_graph import operation
 
 __all__ = ["check_outputs"]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ratchet.doctor.rules import RULES, Finding
+from ratchet.doctor.findings import RULES, Finding
 from ratchet.training.batches import run_steps
 from ratchet.training.plan import Plan
 from ratchet.training.schedule import learning_rate

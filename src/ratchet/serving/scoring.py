@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ratchet.kinds.input_warnings import by_row, input_warnings
 from ratchet.kinds.protocol import Arrays, InputError
 from ratchet.problems import Classes, Labels, Numbers
-from ratchet.serving.batch.reading import Batch
+from ratchet.serving.batch.row_reader import Batch
 from ratchet.serving.versions.loaded import LoadedVersion
 
 if TYPE_CHECKING:

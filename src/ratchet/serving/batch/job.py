@@ -7,17 +7,17 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version as installed
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ratchet import files
 from ratchet.errors import DataError
+from ratchet.serving.batch.answer_files import ParquetAnswers, metadata
+from ratchet.serving.batch.input_files import InputFile
 from ratchet.serving.batch.output import Output
-from ratchet.serving.batch.reading import Batch, Reader
-from ratchet.serving.batch.storage import InputFile
-from ratchet.serving.batch.writing import ParquetAnswers, metadata
+from ratchet.serving.batch.row_reader import Batch, RowReader
 from ratchet.serving.scoring import score
 from ratchet.serving.versions.loaded import LoadedVersion
 from ratchet.typed_json import STRICT, parse
@@ -102,13 +102,6 @@ class Counts(NamedTuple):
     shards: int
 
 
-class Progress(Protocol):
-    """Receiver of progress."""
-
-    def progress(self, done: int, total: int, note: str = "") -> None:
-        """Report that `done` of `total` MiB of the inputs are scored."""
-
-
 def read_job(output: Output) -> Job | None:
     """Return the job of an output folder; None if there is none.
 
@@ -182,9 +175,17 @@ def listing_digest(listing: Sequence[InputFile]) -> str:
 
 
 def score_shards(
-    loaded: LoadedVersion, reader: Reader, listing: Sequence[InputFile], output: Output, job: Job, watch: Progress
+    loaded: LoadedVersion,
+    reader: RowReader,
+    listing: Sequence[InputFile],
+    output: Output,
+    job: Job,
+    progress: Callable[..., None],
 ) -> tuple[Counts, int]:
     """Score the rows of the inputs that have no shard yet. Return counts, and the number of earlier shards.
+
+    Args:
+        progress: called with the MiB of the inputs that are scored, all of them, and a note.
 
     Raises:
         DataError: the inputs have no rows, cannot be read or were changed, or the output cannot be written.
@@ -199,7 +200,7 @@ def score_shards(
                 for batch in parts:
                     answers.write(score(loaded, batch))
                     note = f"{done + answers.rows:,} rows"
-                    watch.progress(batch.done // _MIB, max(1, job.bytes // _MIB), note)
+                    progress(batch.done // _MIB, max(1, job.bytes // _MIB), note)
                 answers.close()
             shards.append((answers.rows, answers.refused))
             done += answers.rows

@@ -10,7 +10,7 @@ from typing import BinaryIO
 from ratchet import files
 from ratchet.data.reading.storage import is_url
 from ratchet.errors import DataError, WorkspaceBusy
-from ratchet.serving.batch.storage import Storages, storage_errors
+from ratchet.serving.batch.input_files import Storages, storage_errors
 
 __all__ = ["Output"]
 

@@ -15,12 +15,12 @@ from ratchet.errors import DataError, first_line
 from ratchet.kinds import Input
 from ratchet.kinds.protocol import InputError
 from ratchet.kinds.registry import kind_of
-from ratchet.serving.batch.storage import InputFile, Storages
+from ratchet.serving.batch.input_files import InputFile, Storages
 
 if TYPE_CHECKING:
     pass
 
-__all__ = ["Batch", "Reader"]
+__all__ = ["Batch", "RowReader"]
 
 _TABLES: tuple[str, ...] = (".csv", ".tsv", ".parquet", ".json", ".jsonl", ".ndjson")
 _BATCH_BYTES = 32 << 20  # of the files of a batch
@@ -58,7 +58,7 @@ class Batch:
         return Batch(self.files[rows], self.rows[rows], self.values[rows], self.faults[rows], self.done)
 
 
-class Reader:
+class RowReader:
     """Reads rows for a model.
 
     Attributes:

@@ -11,13 +11,13 @@ from ratchet.serving.versions.loaded import Identity
 if TYPE_CHECKING:
     import polars
 
-__all__ = ["FORMATS", "Answers", "ParquetAnswers", "TextAnswers", "metadata", "written"]
+__all__ = ["FORMATS", "AnswerFile", "ParquetAnswers", "TextAnswers", "metadata", "written"]
 
 FORMATS = (".csv", ".parquet", ".jsonl")
 _GROUP = 1 << 16  # rows of a row group: the same for the same rows, in whatever batches they come
 
 
-class Answers(Protocol):
+class AnswerFile(Protocol):
     """Receiver of answers."""
 
     def write(self, frame: "polars.DataFrame") -> None:
@@ -100,10 +100,10 @@ def metadata(identity: Identity) -> dict[str, str]:
 
 
 @contextmanager
-def written(path: Path, suffix: str, identity: Identity) -> Iterator[Answers]:
+def written(path: Path, suffix: str, identity: Identity) -> Iterator[AnswerFile]:
     """Yield the receiver of answers for a file with a suffix of `FORMATS`; close it on leaving without an error."""
     if suffix == ".parquet":
-        answers: Answers = ParquetAnswers(path, metadata(identity))
+        answers: AnswerFile = ParquetAnswers(path, metadata(identity))
         yield answers
         answers.close()
         return

@@ -74,12 +74,20 @@ def preflight() -> None:
 
 
 @app.command(rich_help_panel=Panel.TRAINING)
-def train(assignments: Assignments = None) -> None:
+def train(
+    assignments: Assignments = None,
+    continue_with_changed_code: Annotated[
+        bool,
+        typer.Option(
+            "--continue-with-changed-code", help="Let an interrupted training go on though its code changed; recorded."
+        ),
+    ] = False,
+) -> None:
     """Ingest, train, evaluate, export and register in this process. Skip unchanged stages."""
     with project_folder() as workspace, interruptible("the same command continues from the last checkpoint"):
         from commands.train import train as run_here
 
-        run_here(workspace, assignments or [])
+        run_here(workspace, assignments or [], continue_with_changed_code=continue_with_changed_code)
 
 
 @app.command(rich_help_panel=Panel.TRAINING)

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 __all__ = ["train"]
 
 
-def train(workspace: Workspace, assignments: list[str]) -> None:
+def train(workspace: Workspace, assignments: list[str], *, continue_with_changed_code: bool = False) -> None:
     """Run train-flow on the workspace, with some settings (KEY=VALUE) of this run.
+
+    `continue_with_changed_code` lets an interrupted training go on though its code changed.
 
     Raises:
         RatchetError: the run failed; the message is the flow run's.
@@ -33,6 +35,10 @@ def train(workspace: Workspace, assignments: list[str]) -> None:
         if restored:
             _print_note(restored)
         with overridden(workspace.params, changes, note=workspace.overrides, say=_print_note) as run:
+            if continue_with_changed_code:
+                from tasks.changed_code import accept_changed_code
+
+                _print_note(accept_changed_code(run.params, workspace))
             _run(workspace, run)
 
 
@@ -41,6 +47,7 @@ def _run(workspace: Workspace, run: RunSettings) -> None:
     from tasks.summary import print_summary
 
     params = run.params
+    dvc_stage.refresh_code(params, workspace)
     if workspace.registration.exists() and dvc_stage.all_unchanged(workspace.root, params=workspace.settings_as_read):
         run.keep()
         print_summary(params, workspace, title="Nothing to do: code, data and settings are those of the last run.")

@@ -15,6 +15,7 @@ def bring_data(params: Params, workspace: Workspace) -> None:
     Raises:
         DataError: the source cannot be read, or too much of it is bad.
     """
+    dvc_stage.refresh_code(params, workspace)
     if dvc_stage.settle(workspace.root, "ingest"):
         return
     with Terminal("ingest", unit="samples") as watch:

@@ -24,6 +24,7 @@ from ratchet.data.versions import DatasetVersion, read_version
 from ratchet.errors import RatchetError, find_cause
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace, disk_errors
+from tasks.code import require_current
 from tasks.evaluate import Evaluation, evaluate
 from tasks.export import Exported, export
 from tasks.ingest import Dataset, ingest
@@ -73,6 +74,7 @@ def as_task(
             return Completed(name="Unchanged", message=f"{settled}: {recorded.summary}", data=recorded)
         extra = {"flow_run": flow_run.get_id()} if knows_flow else {}
         place = holding(params) if holding else nullcontext()
+        require_current(name, params, workspace)
         with place, ending_promptly(), disk_errors(workspace.root), PrefectProgress(name, unit=unit) as watch:
             output = stage(params, workspace, watch=watch, **extra)
             watch.say(output.summary)

@@ -4,7 +4,7 @@ from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from flows import revisions
+from flows import dvc_stage, revisions
 from flows.artifacts import publish
 from flows.cancelled_runs import ended_by, publish_stop
 from flows.progress import log_errors_without_traceback
@@ -49,6 +49,7 @@ def train_flow(
                 require_references(params, workspace)
                 require_agreement(workspace, params)
                 require(params.access, "runners", user(), "run train-flow")  # before the work, not after it
+                dvc_stage.refresh_code(params, workspace)
                 try:
                     dataset = ingest_stage(params, workspace)
                 except RatchetError as error:

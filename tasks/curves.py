@@ -8,6 +8,8 @@ from ratchet.registry.journal import Journal
 
 __all__ = ["Curves"]
 
+NO_RESULT = "it writes TensorBoard files, which are no outputs"
+
 _FLUSH_SECONDS = 10  # maximum delay of an open TensorBoard page
 
 

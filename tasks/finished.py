@@ -18,6 +18,8 @@ from ratchet.workspace import Workspace
 
 __all__ = ["bring_back", "remove_recorded", "set_aside"]
 
+NO_RESULT = "it keeps checkpoints aside until DVC has recorded the outputs of their training"
+
 _ASIDE = ".finished"  # folder in data/running
 _HASH = "model.md5"  # file with the hash that DVC gives data/model
 

@@ -6,6 +6,8 @@ import psutil
 
 __all__ = ["MachineUse"]
 
+NO_RESULT = "it measures the load of the machine, for MLflow"
+
 _MIB = 2**20
 
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Terminal", "Watch"]
 
+NO_RESULT = "it prints progress"
+
 _LINE_SECONDS = 10.0  # between progress lines if stderr is not a terminal
 _WIDE, _NARROW = 100, 70  # columns of a terminal, for a long bar, and for the pace beside it
 

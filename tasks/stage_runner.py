@@ -12,9 +12,12 @@ from ratchet.references import require_references
 from ratchet.settings.errors import spell
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace, disk_errors
+from tasks.code import require_current
 from tasks.progress import Terminal
 
 __all__ = ["run"]
+
+NO_RESULT = "it starts a stage from the command line"
 
 _INTERRUPTED = 128 + signal.SIGINT  # the exit code that shells give a program ended by Ctrl-C
 
@@ -35,6 +38,8 @@ def run(stage: Callable[..., Any], *, unit: str) -> None:
         ):
             if restored:  # DVC read params.yaml before it was restored
                 raise SettingsError(f"{restored}. Fix: run the same command again")
+            if "DVC_STAGE" in os.environ and name != "code":
+                require_current(name, params, workspace)
             result = stage(params, workspace, watch=watch)
             watch.say(result.summary)
             _refuse_if_dvc_would_record_an_edit(name, params, workspace)

@@ -15,6 +15,8 @@ from ratchet.settings.model import BudgetSettings
 
 __all__ = ["Budget", "BudgetSpent", "TrainingStopped", "on_request"]
 
+NO_RESULT = "it stops and continues a training, which ends with the same weights"
+
 _MIN_SHARE, _MIN_SECONDS = 0.01, 60.0  # of a budget: with less than the smaller of both, do not start
 _CHECK_SECONDS = 0.05  # at least, between two measurements of the cost: each takes milliseconds
 

@@ -15,6 +15,7 @@ from ratchet.kinds import ModelSpec
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 from tasks.baseline import Baseline, validated
+from tasks.changed_code import changes_of, resumed
 from tasks.finished import bring_back, set_aside
 from tasks.machine import MachineUse
 from tasks.progress import Watch
@@ -40,14 +41,14 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
     Raises:
         TrainingStopped: SIGTERM or Ctrl-C came; the same command continues.
         BudgetSpent: the budget is used up; with a larger one the same command continues.
-        TrainingError: training cannot continue, or another process runs the same training.
+        TrainingError: training cannot continue, its code changed, or another process runs the same training.
     """
     meter = CostMeter()
     from ratchet import doctor, training
     from ratchet.registry.runs import Run, total_cost
 
     bring_back(workspace)
-    job = TrainingJob.of(params, workspace, Manifest.read(workspace.packed))
+    job = resumed(workspace, TrainingJob.of(params, workspace, Manifest.read(workspace.packed)))
     inputs, plan = _inputs(job, workspace), job.plan
     store = training.CheckpointStore(workspace.running / job.key, keep_last=plan.keep_last, keep_best=plan.keep_best)
     saved_spec = training.keep_code(job.spec, store.folder)  # a copy: the user may edit the code during training
@@ -134,11 +135,14 @@ class _Recorder:
             raise
         for message in unfinished(self.workspace, job):
             self.watch.say(message)
-        note(store.folder, job, total=total)
+        changes = changes_of(store.folder)
+        note(store.folder, job, total=total, changes=changes)
         if self.run.is_closed:
             self.watch.say("a version was registered from this training: its record in MLflow stays as it is")
         else:
-            record_training(self.run, self.params, self.workspace, flow_run=flow_run, inputs=job.identity)
+            record_training(
+                self.run, self.params, self.workspace, flow_run=flow_run, inputs=job.identity, code_changes=changes
+            )
 
     def record(self, events: "Iterator[training.Event]") -> "training.Finished":
         """Train to the end, and record status and cost in every case."""

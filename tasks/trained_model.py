@@ -11,6 +11,7 @@ from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
+    from ratchet.registry.provenance_record import CodeChange
     from ratchet.registry.runs import Run
 
 __all__ = ["TrainedModel", "record_training", "run_name"]
@@ -54,10 +55,12 @@ def record_training(
     *,
     flow_run: str | None,
     inputs: Mapping[str, str] | None = None,
+    code_changes: "tuple[CodeChange, ...]" = (),
 ) -> None:
     """Record settings, data and provenance of a training in MLflow, before its first step.
 
-    `flow_run` is the id of the Prefect flow run, `inputs` are the digests that identify the training.
+    `flow_run` is the id of the Prefect flow run, `inputs` are the digests that identify the training, `code_changes`
+    those since it began.
     """
     from ratchet.data.versions import read_version
     from ratchet.provenance.record import begin_record
@@ -75,9 +78,13 @@ def record_training(
         source=manifest.source if params.data.source == "digits" else params.data.path,
         profile={"target": manifest.target.described, "rows": rows, "quarantined": manifest.quarantined},
     )
-    record = begin_record(run.journal.folder, workspace, params, flow_run=flow_run, inputs=inputs)
+    record = begin_record(
+        run.journal.folder, workspace, params, flow_run=flow_run, inputs=inputs, code_changes=code_changes
+    )
     name = run_name(manifest.name, params.model.called, run.journal.uid[:6])
     run.tags({"ratchet.key": run.key, "ratchet.provenance": record.id, NAME: name})
+    if code_changes:
+        run.tags({"ratchet.code_changes": "; ".join(map(str, code_changes))})
     if record.git_commit:
         run.tags({"mlflow.source.git.commit": record.git_commit})  # MLflow's own name: shown beside the source
     if flow_run:

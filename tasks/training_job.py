@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ratchet import files
+from ratchet.code.closure import closure
 from ratchet.data.manifest import Manifest
 from ratchet.errors import TrainingError
 from ratchet.kinds import ModelSpec
 from ratchet.problems import Target
 from ratchet.settings.model import Params, TrainingSettings
 from ratchet.workspace import Workspace
+from tasks.code import choice, own_code
 
 if TYPE_CHECKING:
     from ratchet import training
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["TrainingJob", "Variant", "make_plan"]
 
 Variant = Literal["network", "baseline", "blend"]
+_ROOTS = ("ratchet.training.fit", "ratchet.training.open_split")  # what trains, and what reads the data
 _VARIANTS: dict[str, Variant] = {"baseline": "baseline", "blend": "blend"}
 
 
@@ -32,6 +35,11 @@ class TrainingJob:
     variant: Variant  # what is stored: the network, the baseline, or the average of both
     identity: dict[str, str]  # digests of data, settings, code, pretrained weights and teacher
     parts: dict[str, dict[str, Any]]  # the content behind the digests, for messages; see `_parts`
+
+    @property
+    def code(self) -> dict[str, str]:
+        """Digest of each file of code that decides a weight, by its path."""
+        return self.parts["code"]
 
     @property
     def key(self) -> str:
@@ -59,7 +67,9 @@ class TrainingJob:
         variant: Variant = _VARIANTS.get(params.model.name, "network") if spec.factory == "none" else "network"
         if plan.prune_channels:
             spec = _pruned(spec, plan, variant)
-        code = _code(spec, variant)
+        roots = _ROOTS if variant == "network" else (*_ROOTS, "tasks.baseline")
+        chosen = choice(params, variant=variant)
+        code = closure(roots, stage="train", choice=chosen, code=own_code(params, workspace.root), root=workspace.root)
         identity = {
             "data": manifest.digest,
             "settings": files.digest_json({"plan": plan.deciding(), "spec": _deciding(spec), "variant": variant}),
@@ -87,20 +97,6 @@ def _deciding(spec: "ModelSpec") -> dict[str, Any]:
     """Return what decides the model. A factory replaces the name."""
     content = spec.identity
     return content if spec.factory == "none" else {**content, "name": "none"}
-
-
-def _code(spec: "ModelSpec", variant: Variant) -> dict[str, str]:
-    """Return the SHA-256 (hex) of each file of code that decides a weight, by its path."""
-    from ratchet import training
-
-    package = Path(training.__file__).parents[1]
-    folders = ("kinds", "problems", "tokens", "training", *(() if variant == "network" else ("baselines",)))
-    digests = {
-        f"src/ratchet/{path.relative_to(package).as_posix()}": files.digest_file(path)
-        for folder in folders
-        for path in (package / folder).rglob("*.py")
-    }
-    return {**digests, **training.code_digests(spec)}
 
 
 def _parts(

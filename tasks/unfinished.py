@@ -2,19 +2,23 @@
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ratchet import files
+from ratchet.registry.provenance_record import CodeChange
 from ratchet.settings.errors import spell
+from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
 from tasks.training_job import TrainingJob
 
-__all__ = ["Difference", "Unfinished", "note", "unfinished"]
+__all__ = ["NOTE", "Difference", "Unfinished", "checkpoint_steps", "note", "unfinished"]
 
-_NOTE = "run.json"
+NO_RESULT = "it finds interrupted trainings"
+
+NOTE = "run.json"
 _DIFFERENCES_SHOWN = 5
 _TRAININGS_SHOWN = 3
 
@@ -65,15 +69,19 @@ class Unfinished:
         )
 
 
-def note(folder: Path, job: TrainingJob, *, total: int) -> None:
-    """Record the training's settings and files beside its checkpoints; `unfinished` of a later training reads them."""
+def note(folder: Path, job: TrainingJob, *, total: int, changes: Iterable[CodeChange] = ()) -> None:
+    """Record what decides the training beside its checkpoints; a later training reads it.
+
+    `changes` are those of the code since it began.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    files.write_json(folder / _NOTE, {"total": total, **job.parts})
+    more = {"identity": job.identity, "code_changes": [to_plain(change) for change in changes]}
+    files.write_json(folder / NOTE, {"total": total, **more, **job.parts})
 
 
 def unfinished(workspace: Workspace, job: TrainingJob) -> list[str]:
     """Return one sentence for each interrupted training, the latest first; [] if `job` has a checkpoint itself."""
-    if _steps(workspace.running / job.key):
+    if checkpoint_steps(workspace.running / job.key):
         return []
     others = sorted(_others(workspace, job), key=lambda other: other.folder.stat().st_mtime, reverse=True)
     hidden = len(others) - _TRAININGS_SHOWN
@@ -83,11 +91,11 @@ def unfinished(workspace: Workspace, job: TrainingJob) -> list[str]:
 
 def _others(workspace: Workspace, job: TrainingJob) -> Iterator[Unfinished]:
     for folder in workspace.running.glob("[!.]*/"):
-        steps = _steps(folder)
+        steps = checkpoint_steps(folder)
         if folder.name == job.key or not steps:
             continue
         try:
-            recorded = files.read_json(folder / _NOTE)
+            recorded = files.read_json(folder / NOTE)
             differences = tuple(_differences(recorded, job.parts))
             yield Unfinished(folder, max(steps), int(recorded["total"]), differences)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):  # missing or damaged
@@ -109,5 +117,6 @@ def _differences(recorded: dict[str, Any], current: dict[str, dict[str, Any]]) -
             yield Difference(name, kind, before.get(name), now.get(name))
 
 
-def _steps(folder: Path) -> list[int]:
+def checkpoint_steps(folder: Path) -> list[int]:
+    """Return the steps of the checkpoints in a folder."""
     return [int(path.stem.removeprefix("step-")) for path in folder.glob("step-*.safetensors")]

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 __all__ = ["Cost", "CostMeter", "add", "time_text"]
 
+NO_RESULT = "it measures time and energy; the cost is no output"
+
 POWERCAP = Path("/sys/class/powercap")  # energy counters of the processor, on Linux
 
 

@@ -49,6 +49,8 @@ __all__ = [
     "first_line",
 ]
 
+NO_RESULT = "classes of errors"
+
 E = TypeVar("E", bound=BaseException)
 
 

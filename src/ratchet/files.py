@@ -26,6 +26,8 @@ __all__ = [
     "write_text",
 ]
 
+NO_RESULT = "it writes bytes to files; the caller chooses the bytes"
+
 DRAFT = ".draft-"
 """Beginning of the names of files and folders that are not complete."""
 _REPLACED = ".replaced"  # in a draft folder: the previous folder, until the new one is complete

@@ -13,6 +13,8 @@ from ratchet.errors import WorkspaceError
 
 __all__ = ["GitError", "GitMissing", "line", "run", "text"]
 
+NO_RESULT = "it calls git; DVC does not track what the commit is"
+
 _OPTIONS = ("-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false")
 _FIXED = {"GIT_TERMINAL_PROMPT": "0", "GIT_NO_REPLACE_OBJECTS": "1"}
 _REMOVED = frozenset(

@@ -16,6 +16,8 @@ from ratchet.workspace import Workspace
 
 __all__ = ["broken_references", "require_references"]
 
+NO_RESULT = "it checks at the start that what the settings name exists"
+
 _SQLITE = "sqlite:///"
 _WEIGHTS = (".safetensors", ".pt", ".pth")
 

@@ -6,6 +6,8 @@ from typing import TextIO
 
 __all__ = ["columns_of", "fitted", "wrapped"]
 
+NO_RESULT = "it breaks lines for a terminal"
+
 _FALLBACK = 80  # columns of a terminal that does not know its own width
 _NARROWEST = 20
 

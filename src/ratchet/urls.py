@@ -10,6 +10,8 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 __all__ = ["bare", "is_usable", "redacted", "secret_in", "where_instead"]
 
+NO_RESULT = "it refuses passwords in addresses"
+
 # One address: up to a space or to where the next one begins.
 _ADDRESS = re.compile(r"(?P<scheme>[\w.+-]*)://(?P<rest>(?:(?![\w.+-]*://)\S)*)")
 # A password may hold any character: AWS secret keys hold "/". It ends at the last "@".

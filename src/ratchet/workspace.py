@@ -14,6 +14,8 @@ from ratchet.errors import WorkspaceBusy, WorkspaceError
 
 __all__ = ["HOLDER_VARIABLE", "Workspace", "disk_errors"]
 
+NO_RESULT = "paths; dvc.yaml has them too"
+
 ROOT_VARIABLE = "RATCHET_ROOT"
 HOLDER_VARIABLE = "RATCHET_HOLDER"
 """Environment variable with the folder that this process, or the one that started it, holds."""
@@ -84,6 +86,7 @@ class Workspace:
 
     root: Path
 
+    code = _In("data", "code.json")  # digests of the code that decides each stage
     packed = _In("data", "packed")
     quarantine = _In("data", "quarantine.parquet")
     releases = _In("data", "releases.csv")  # quarantined samples that a user let in; committed to git

@@ -7,3 +7,5 @@ judged and served like every other model.
 from ratchet.baselines.fitting import FittedBaseline, fit_baseline
 
 __all__ = ["FittedBaseline", "fit_baseline"]
+
+NO_RESULT = {"evaluate": "it fits baselines; this stage reads the one of data/baseline"}

@@ -34,6 +34,8 @@ from ratchet.training.sample_timeout import TooSlow, interruptible, never
 
 __all__ = ["ingest_own_kind"]
 
+CHOSEN_BY = {"kind": ("arrays",)}
+
 Arrays = dict[str, NDArray[Any]]
 
 _SAMPLE = 500  # samples of a trial run

@@ -38,6 +38,8 @@ from ratchet.settings.model import DataSettings
 
 __all__ = ["ingest_tokens"]
 
+CHOSEN_BY = {"kind": ("tokens",)}
+
 _FEWEST_WHOLE = 10  # files that are assigned whole; fewer are cut
 _SAMPLE_FILES, _SAMPLE_BYTES = 20, 1 << 16  # of a preflight
 _FOLDERS: dict[str, SplitName] = {**SPLIT_FOLDERS, "training": "train", "dev": "validation"}

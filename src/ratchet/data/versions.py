@@ -8,6 +8,8 @@ from ratchet import files
 
 __all__ = ["DatasetVersion", "dvc_hashes", "dvc_inputs", "read_version"]
 
+NO_RESULT = {"train": "the data version goes to MLflow only", "evaluate": "the data version goes to MLflow only"}
+
 
 @dataclass(frozen=True)
 class DatasetVersion:

@@ -23,6 +23,8 @@ from ratchet.training.plan import Plan
 
 __all__ = ["Finding", "check_samples", "describe_finding", "examine"]
 
+NO_RESULT = "it looks for faults before the first step, and leaves model, data and random state as they were"
+
 _SAMPLES, _SAMPLES_LARGE = 16, 8  # that the model is tried on; the second where the first would have more values than
 _LARGE = 1 << 20
 _FEWEST_PIECES, _TOKENS = 4, 1024  # of a token stream: fewer pieces if they have more tokens than that

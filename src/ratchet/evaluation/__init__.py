@@ -2,3 +2,5 @@
 
 Everything here is a function of arrays and files. Nothing depends on the training or on where results are recorded.
 """
+
+NO_RESULT = {"ingest": "types and texts of the data card, which is no output"}

@@ -11,7 +11,7 @@ from ratchet import files, git, urls
 from ratchet.data.versions import dvc_hashes, dvc_inputs
 from ratchet.errors import WorkspaceError
 from ratchet.provenance.git_patch import UncommittedChanges, uncommitted_changes
-from ratchet.registry.provenance_record import Hardware, Provenance
+from ratchet.registry.provenance_record import CodeChange, Hardware, Provenance
 from ratchet.settings.model import Params
 from ratchet.settings.search_space import winner_of
 from ratchet.typed_json import parse, to_plain
@@ -74,18 +74,30 @@ def new_record(
 
 
 def begin_record(
-    folder: Path, workspace: Workspace, params: Params, *, flow_run: str | None, inputs: Mapping[str, str] | None
+    folder: Path,
+    workspace: Workspace,
+    params: Params,
+    *,
+    flow_run: str | None,
+    inputs: Mapping[str, str] | None,
+    code_changes: tuple[CodeChange, ...] = (),
 ) -> Provenance:
     """Write the record and the patch of a training that begins to `folder`; return the one there if it has begun.
 
-    A resumed training keeps its first record: the code that started it made the model, whatever was edited since.
+    A resumed training keeps its first record: the code that started it made the model. If a user lets it go on with
+    changed code, the record names the `code_changes`.
 
     Raises:
         WorkspaceError: git cannot read the working tree, or the record in `folder` is damaged.
     """
     path = folder / "provenance.json"
     if path.exists():
-        return read_record_file(path)
+        record = read_record_file(path)
+        if record.code_changes == code_changes:
+            return record
+        record = replace(record, code_changes=code_changes).with_id()
+        files.write_json(path, to_plain(record))
+        return record
     changes = _changes(workspace, params)
     files.write_bytes(folder / "uncommitted.patch", changes.patch if changes else b"")
     record = new_record(workspace, params, flow_run=flow_run, inputs=inputs, changes=changes)

@@ -33,6 +33,8 @@ __all__ = [
     "reachable",
 ]
 
+NO_RESULT = "of a check at the start, and of records in MLflow"
+
 T = TypeVar("T")
 GONE = (
     "RESOURCE_DOES_NOT_EXIST",

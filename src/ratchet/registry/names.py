@@ -8,6 +8,8 @@ from ratchet.workspace import Workspace
 
 __all__ = ["name_fault", "registered_name", "valid_name"]
 
+NO_RESULT = "of a check at the start, and of the name in the registry"
+
 # `/`, `@` and `:` divide a name from its version, quotes and `%` end or change a filter of MLflow.
 _REFUSED = re.compile(r"""[/\\@:%'"`\x00-\x1f\x7f]""")
 

@@ -20,6 +20,7 @@ __all__ = [
     "PROVENANCE_FILE",
     "PROVENANCE_TAG",
     "RECORD_TAG",
+    "CodeChange",
     "Hardware",
     "Provenance",
     "parse_object",
@@ -53,6 +54,20 @@ class Hardware:
 
 
 @dataclass(frozen=True)
+class CodeChange:
+    """Code that changed while a training was interrupted, and with which a user let it go on."""
+
+    __pydantic_config__: ClassVar["ConfigDict"] = STRICT
+
+    step: int  # of the checkpoint from which it went on
+    files: tuple[str, ...]
+    git_commit: str | None
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.files)} from step {self.step:,}"
+
+
+@dataclass(frozen=True)
 class Provenance:
     """Everything that decides a training. A value that does not exist (no git, no flow) is None.
 
@@ -81,6 +96,7 @@ class Provenance:
     weights: str | None = None  # SHA-256 (hex) of model.safetensors
     mlflow_run: str | None = None
     training: str | None = None
+    code_changes: tuple[CodeChange, ...] = ()  # since the training began
     search: str | None = None  # study and trial that chose its settings, as STUDY/NUMBER
 
     def with_id(self) -> "Provenance":

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["former_roots", "local_path", "moved_fault", "relocate", "require_here"]
 
+NO_RESULT = "of a check at the start, and of the places of files in MLflow"
+
 _SQLITE = "sqlite:///"
 _AUTO = "mlruns/artifacts"  # tracking.artifacts=auto
 _COLUMNS = (

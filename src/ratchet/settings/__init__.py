@@ -3,3 +3,5 @@
 from ratchet.settings.file import Edit, changed, dotted, flatten, load, override, parse_assignments, plan, template
 
 __all__ = ["Edit", "changed", "dotted", "flatten", "load", "override", "parse_assignments", "plan", "template"]
+
+NO_RESULT = "it reads params.yaml; DVC tracks the values"

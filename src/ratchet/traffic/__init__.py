@@ -6,3 +6,5 @@ reading.py  read them back
 labels.py   labels that arrive after the answers
 summary.py  requests by hour and version, with their labels
 """
+
+NO_RESULT = {"register": "it is read when a user promotes a version, which the stage does not"}

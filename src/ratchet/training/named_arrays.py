@@ -17,6 +17,8 @@ from ratchet.training.plan import Plan
 
 __all__ = ["ArraysSplit"]
 
+CHOSEN_BY = {"kind": ("arrays",)}
+
 
 @dataclass(frozen=True)
 class ArraysSplit(Split):

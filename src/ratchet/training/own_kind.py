@@ -21,6 +21,8 @@ from ratchet.training.models.factory import OwnCode
 
 __all__ = ["NotArrays", "OwnKind", "layout_of", "shown_layout"]
 
+CHOSEN_BY = {"kind": ("arrays",)}
+
 Arrays = dict[str, NDArray[Any]]
 
 _TYPES = ("float32", "uint8", "int8", "int16", "int32", "int64", "bool")

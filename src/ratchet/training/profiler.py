@@ -11,6 +11,8 @@ from ratchet import files
 
 __all__ = ["OPERATORS", "TRACE", "StepProfiler"]
 
+NO_RESULT = "it measures steps"
+
 TRACE = "training.pt.trace.json.gz"  # the ending by which TensorBoard's profiler plugin knows a trace
 OPERATORS = "operators.txt"
 _SKIPPED = 4  # steps not traced: the first allocate, choose kernels and fill caches

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 __all__ = ["PATIENCE", "Interrupted", "TooSlow", "interruptible", "never"]
 
+NO_RESULT = "it limits the time of reading a sample"
+
 PATIENCE = 3.0  # seconds that a sample may take before a request to stop interrupts it
 _TICK = 0.25  # seconds between two checks
 _LAST = 10.0  # seconds after the first signal, for code that cannot be interrupted

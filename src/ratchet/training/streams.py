@@ -24,6 +24,8 @@ from ratchet.training.plan import Plan
 
 __all__ = ["IGNORED", "StreamSplit", "Windows", "read_text", "shift"]
 
+CHOSEN_BY = {"kind": ("text", "tokens")}
+
 IGNORED = PADDED  # target after the end of the stream
 _SHIFT = 0x5348_4946  # separates these random numbers from others of the same seed
 

@@ -20,6 +20,8 @@ from ratchet.training.streams import read_text
 
 __all__ = ["TextSplit", "fitted_input"]
 
+CHOSEN_BY = {"kind": ("text", "tokens")}
+
 _TOKENIZERS = {"bag": "hashed", "transformer": "words"}  # of `model.tokenizer: auto`, by model
 _NARROWEST = 16  # tokens of a batch for a compiled model
 _CONTEXT = 64  # tokens of a language model where model.context is 0

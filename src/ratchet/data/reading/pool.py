@@ -17,6 +17,8 @@ from ratchet.errors import DataError
 
 __all__ = ["in_order", "in_order_by_processes", "threads"]
 
+NO_RESULT = "it calls functions in parallel; the order of their results is fixed"
+
 Chunk = TypeVar("Chunk")
 Result = TypeVar("Result")
 

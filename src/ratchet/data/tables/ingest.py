@@ -20,6 +20,8 @@ from ratchet.errors import DataError, SettingsError
 
 __all__ = ["ingest_table"]
 
+CHOSEN_BY = {"kind": ("table",)}
+
 _SAMPLE = 2000  # rows of a trial run
 
 

@@ -23,6 +23,8 @@ from ratchet.settings.model import DataSettings
 
 __all__ = ["ingest_texts", "normalised"]
 
+CHOSEN_BY = {"kind": ("text",)}
+
 
 def ingest_texts(task: IngestTask) -> Manifest:
     """Ingest texts with labels; see `ratchet.data.ingest`."""

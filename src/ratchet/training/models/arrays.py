@@ -12,6 +12,8 @@ from ratchet.training.models.trees import Trees
 
 __all__ = ["ArrayTrees", "ArraysFront", "ArraysMLP", "as_table", "flattened"]
 
+CHOSEN_BY = {"kind": ("arrays",)}
+
 _WIDTH = 256
 _DROPOUT = 0.1
 

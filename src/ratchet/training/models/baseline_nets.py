@@ -13,6 +13,8 @@ from ratchet.training.models.trees import Trees
 
 __all__ = ["BASELINES", "Blend", "Constant", "Fitted", "LinearBag", "Ngrams", "Trees", "blend_weights", "blended"]
 
+CHOSEN_BY = {"variant": ("baseline", "blend")}
+
 Network = Callable[..., nn.Module]
 
 BASELINES: dict[str, Network] = {

@@ -5,6 +5,8 @@ from torch import nn
 
 __all__ = ["ConvNet", "Dropout"]
 
+CHOSEN_BY = {"model": ("convnet",)}
+
 _LARGEST_MAP = 4  # side of the map of a 32-pixel image after three poolings; larger maps are averaged down to about it
 _VALUES = 1 << 16  # of the 16 random bits that decide one activation
 

@@ -9,6 +9,8 @@ from ratchet.training.models.fitted import Fitted, as_outputs
 
 __all__ = ["LinearBag", "Ngrams"]
 
+CHOSEN_BY = {"variant": ("baseline", "blend")}
+
 
 class LinearBag(Fitted):
     """A linear model on the TF-IDF vector of a text: (1 + log of occurrences) times IDF, at length 1.

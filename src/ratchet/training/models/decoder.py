@@ -15,6 +15,8 @@ from ratchet.problems import NextToken
 
 __all__ = ["Cache", "Decoder"]
 
+CHOSEN_BY = {"model": ("decoder",)}
+
 _BASE = 10_000.0  # of the rotary frequencies
 _FIRST_SPREAD = 0.02  # standard deviation of the first embeddings
 Cache = list[tuple[torch.Tensor, torch.Tensor]]

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from ratchet import files
+from ratchet.code.syntax import digest_code, source_files
 from ratchet.errors import TrainingError
 
 __all__ = ["OwnCode"]
@@ -46,12 +47,11 @@ class OwnCode:
                 f"{self.section}.code: {self.place} is not a file or folder in the project folder "
                 f"{self.root.resolve()}. Fix: set it to the one that holds the module of {self.setting}"
             )
-        paths = [place] if place.is_file() else [path for path in place.rglob("*") if path.is_file()]
-        names = [path.relative_to(self.root.resolve()) for path in paths]
-        return sorted(name for name in names if not any(part.startswith((".", "__pycache__")) for part in name.parts))
+        return [path.relative_to(self.root.resolve()) for path in source_files(place)]
 
     def digests(self) -> dict[str, str]:
-        return {path.as_posix(): files.digest_file(self.root / path) for path in self.files()}
+        """Return the digest of each file by its path: of Python files what they do, without comments."""
+        return {path.as_posix(): digest_code(self.root / path) for path in self.files()}
 
     def load(self, name: str) -> Callable[..., Any]:
         """Import and return the function `name` ("package.module:function") from these files.

@@ -8,6 +8,8 @@ from torch.nn import functional
 
 __all__ = ["FastNet"]
 
+CHOSEN_BY = {"model": ("fastnet",)}
+
 _PATCH = 2  # side of the patches of the first layer, pixels
 _WIDTHS = (64, 256, 256)
 _DAMPING = (

@@ -5,6 +5,8 @@ from torch import nn
 
 __all__ = ["ResidualNet"]
 
+CHOSEN_BY = {"model": ("resnet",)}
+
 _WIDTH = 64
 
 

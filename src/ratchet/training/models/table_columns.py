@@ -13,6 +13,8 @@ from ratchet.kinds import Column, TableInput
 
 __all__ = ["ColumnEncoder", "bin_edges"]
 
+CHOSEN_BY = {"kind": ("table",)}
+
 Floats = NDArray[np.float32]
 
 _BINS = 128  # of a numeric column, at most

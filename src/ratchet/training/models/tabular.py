@@ -10,6 +10,8 @@ from ratchet.training.models.table_columns import ColumnEncoder
 
 __all__ = ["TabM", "TableFront", "TableMLP"]
 
+CHOSEN_BY = {"kind": ("table",)}
+
 _MEMBERS = 16
 _WIDTH = 256
 _BLOCKS = 2

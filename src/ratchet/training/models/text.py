@@ -17,6 +17,8 @@ from ratchet.tokens.tokenizers import PADDING, UNKNOWN, id_count
 
 __all__ = ["VECTOR_FILES", "Bag", "Transformer", "VectorReport", "load_vectors"]
 
+CHOSEN_BY = {"model": ("bag", "transformer")}
+
 VECTOR_FILES = (".txt", ".vec")  # of word vectors
 
 _WIDEST_BAG = 32

@@ -8,6 +8,8 @@ from ratchet.training.models.fitted import Fitted, as_outputs
 
 __all__ = ["NEVER", "Trees"]
 
+CHOSEN_BY = {"variant": ("baseline", "blend")}
+
 NEVER = 127  # `lefts` of a leaf that is not there
 _TREES_AT_ONCE = 256  # bounds the memory of one batch
 

@@ -1,0 +1,116 @@
+"""Stage code: data/code.json, the digests of the code that decides the result of each stage.
+
+DVC tracks the digest of a stage as one of its parameters. So a stage runs again if deciding code changed, and not for
+an edited comment. DVC runs this stage when any file of code changed, and `ratchet` before every run.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ratchet import files
+from ratchet.code.closure import PACKAGES, Choice, closure, module_path
+from ratchet.code.syntax import source_files
+from ratchet.errors import WorkspaceError
+from ratchet.settings.model import Params
+from ratchet.settings.model_names import OWN
+from ratchet.workspace import Workspace
+from tasks.progress import Watch
+
+__all__ = ["Code", "choice", "code", "own_code", "require_current", "stage_files"]
+
+NO_RESULT = "it only reads code; the digests that it computes are tracked"
+
+_SHOWN = 3  # changed files in a message
+
+
+@dataclass(frozen=True)
+class Code:
+    """The digests by stage."""
+
+    stages: dict[str, str]
+
+    @property
+    def summary(self) -> str:
+        return f"data/code.json has the code of {', '.join(self.stages)}"
+
+
+def code(params: Params, workspace: Workspace, *, watch: Watch | None = None) -> Code:
+    """Write data/code.json."""
+    by_stage = {name: stage_files(name, params, workspace) for name in _stages(workspace)}
+    digests = {name: files.digest_json(found)[:16] for name, found in by_stage.items()}
+    files.write_json(workspace.code, {**digests, "sources": _sources(params, workspace), "files": by_stage})
+    return Code(digests)
+
+
+def require_current(name: str, params: Params, workspace: Workspace) -> None:
+    """Refuse to run a stage if its code is not that of data/code.json: DVC would record the result for other code.
+
+    Raises:
+        WorkspaceError: the message names the files.
+    """
+    content: dict[str, Any] = (
+        files.read_json(workspace.code) if workspace.code.exists() else {"files": {}, "sources": ""}
+    )
+    if content["sources"] == _sources(params, workspace):
+        return
+    recorded = content["files"].get(name, {})
+    now = stage_files(name, params, workspace)
+    changed = [path for path in sorted({**recorded, **now}) if recorded.get(path) != now.get(path)]
+    if changed:
+        more = f" and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
+        raise WorkspaceError(
+            f"data/code.json: {', '.join(changed[:_SHOWN])}{more} changed since it was written, so DVC would record "
+            f"the result of {name} for other code. Fix: run `ratchet train`, or `dvc repro`"
+        )
+
+
+def stage_files(name: str, params: Params, workspace: Workspace) -> dict[str, str]:
+    """Return the digest of each file of code that decides the outputs of a stage, by its path."""
+    chosen: Choice = choice(params)
+    if name == "register":  # it also runs the champion, which may be another network
+        chosen = {**chosen, "model": None}
+    own = own_code(params, workspace.root, model=name != "ingest")
+    return closure([f"tasks.{name}"], stage=name, choice=chosen, code=own, root=workspace.root)
+
+
+def choice(params: Params, *, variant: str | None = None) -> Choice:
+    """Return what the settings choose, for modules that count only if they are chosen (`ratchet.code.closure`).
+
+    `variant` is what a training stores; each stage also uses the baseline.
+    """
+    kind = "arrays" if ":" in params.data.kind else params.data.kind
+    name = params.model.name
+    model: str | None = OWN[kind][0] if name in ("auto", "baseline", "blend") else name
+    if params.training.teacher != "none":
+        model = None  # the teacher may be another network
+    elif params.model.factory != "none":
+        model = "none"
+    problem = "next-token" if kind == "tokens" else params.data.problem
+    return {"kind": kind, "problem": None if problem == "auto" else problem, "model": model, "variant": variant}
+
+
+def own_code(params: Params, root: Path, *, model: bool = True) -> list[Path]:
+    """Return the files and folders of the user's own code, with `model` also of the model."""
+    data = params.data
+    named = [data.code] if data.factory != "none" or ":" in data.kind else []
+    named += [params.model.code] if model and params.model.factory != "none" else []
+    return [root / name for name in dict.fromkeys(named) if (root / name).exists()]
+
+
+def _sources(params: Params, workspace: Workspace) -> str:
+    """Return a digest of the bytes of all code, which is read in a moment. Equal ones need no look at each stage."""
+    packages = [path.parent for path in map(module_path, PACKAGES) if path]
+    paths = [path for place in (*packages, *own_code(params, workspace.root)) for path in source_files(place)]
+    return files.digest_json({str(path): files.digest_file(path) for path in paths})
+
+
+def _stages(workspace: Workspace) -> list[str]:
+    stages: dict[str, Any] = files.read_yaml(workspace.root / "dvc.yaml")["stages"]
+    return [name for name in stages if name != "code"]
+
+
+if __name__ == "__main__":
+    from tasks.stage_runner import run
+
+    run(code, unit="stages")

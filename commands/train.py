@@ -47,7 +47,7 @@ def _run(workspace: Workspace, run: RunSettings) -> None:
     from tasks.summary import print_summary
 
     params = run.params
-    dvc_stage.refresh_code(params, workspace)
+    dvc_stage.refresh_code(params, workspace, say=_print_note)
     if workspace.registration.exists() and dvc_stage.all_unchanged(workspace.root, params=workspace.settings_as_read):
         run.keep()
         print_summary(params, workspace, title="Nothing to do: code, data and settings are those of the last run.")

@@ -60,11 +60,11 @@ def settle(root: Path, name: str, *, params: Path | None = None) -> str | None:
         return "restored from DVC's cache"
 
 
-def refresh_code(params: Params, workspace: Workspace) -> None:
+def refresh_code(params: Params, workspace: Workspace, *, say: Callable[[str], None]) -> None:
     """Run the stage code, if any file of code changed. Then DVC knows which stages are affected."""
     if not settle(workspace.root, "code", params=workspace.settings_as_read):
         code(params, workspace)
-        _record(workspace.root, "code", params=workspace.settings_as_read)
+        record(workspace.root, "code", say=say, params=workspace.settings_as_read)
 
 
 def _adopt_sources(repo: Any, stage: Any) -> None:
@@ -108,7 +108,12 @@ def record(root: Path, name: str, *, say: Callable[[str], None], params: Path | 
     Inputs that `dvc add` tracks are stored there too: without them `dvc pull` fails in another clone. An unreachable
     remote is reported, and is no error: `dvc push` stores them later.
     """
-    sources = _record(root, name, params=params)
+    with _opened(root, params=params) as repo:
+        stage = repo.stage.load_one("dvc.yaml", name)
+        stage.save()
+        stage.commit()
+        stage.dump(update_pipeline=False)
+        sources = [source.addressing for source in _sources(repo, stage)]
     with _opened(root, locked=False, params=params) as repo:
         if error := _push(repo, [name], run_cache=True):
             say(f"recorded, but not stored in DVC's remote ({error}): `dvc push` stores it later")
@@ -117,16 +122,6 @@ def record(root: Path, name: str, *, say: Callable[[str], None], params: Path | 
                 f"{', '.join(sources)}: not stored in DVC's remote ({error}), so `dvc pull` fails in another clone. "
                 "Fix: `dvc push`"
             )
-
-
-def _record(root: Path, name: str, *, params: Path | None) -> list[str]:
-    """Record the stage's outputs in DVC's cache and dvc.lock. Return the .dvc files whose data it read."""
-    with _opened(root, params=params) as repo:
-        stage = repo.stage.load_one("dvc.yaml", name)
-        stage.save()
-        stage.commit()
-        stage.dump(update_pipeline=False)
-        return [source.addressing for source in _sources(repo, stage)]
 
 
 def _push(repo: Any, targets: list[str], *, run_cache: bool) -> str | None:

@@ -49,7 +49,7 @@ def train_flow(
                 require_references(params, workspace)
                 require_agreement(workspace, params)
                 require(params.access, "runners", user(), "run train-flow")  # before the work, not after it
-                dvc_stage.refresh_code(params, workspace)
+                dvc_stage.refresh_code(params, workspace, say=say)
                 try:
                     dataset = ingest_stage(params, workspace)
                 except RatchetError as error:

@@ -100,9 +100,10 @@ def own_code(params: Params, root: Path, *, model: bool = True) -> list[Path]:
 
 def _sources(params: Params, workspace: Workspace) -> str:
     """Return a digest of the bytes of all code, which is read in a moment. Equal ones need no look at each stage."""
-    packages = [path.parent for path in map(module_path, PACKAGES) if path]
-    paths = [path for place in (*packages, *own_code(params, workspace.root)) for path in source_files(place)]
-    return files.digest_json({str(path): files.digest_file(path) for path in paths})
+    packages = {path.parent: path.parents[1] for path in map(module_path, PACKAGES) if path}
+    places = packages | dict.fromkeys(own_code(params, workspace.root), workspace.root)
+    found = {path: top for place, top in places.items() for path in source_files(place)}
+    return files.digest_json({str(path.relative_to(top)): files.digest_file(path) for path, top in found.items()})
 
 
 def _stages(workspace: Workspace) -> list[str]:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ratchet.code.syntax import digest_code, digest_nodes, normal_nodes, source_files
 
-__all__ = ["PACKAGES", "Choice", "closure", "module_path"]
+__all__ = ["PACKAGES", "Choice", "closure", "module_path", "without_result"]
 
 PACKAGES = ("ratchet", "tasks", "flows", "commands")
 Choice = Mapping[str, str | None]
@@ -49,7 +49,7 @@ def closure(
     """
     own = [path for place in code for path in source_files(place)]
     uses = [use for path in own if path.suffix == ".py" for use in _read(path).uses]
-    counted = _counted([*map(_split, roots), *uses], stage, choice)
+    counted = _counted([*map(_root, roots), *uses], stage, choice)
     paths = {name: module_path(name) for name in counted}
     beside = {path for path in paths.values() if path for path in _files_beside(path)}
     files = {_shown(path): path for path in {*filter(None, paths.values()), *beside}}
@@ -63,16 +63,12 @@ def _counted(uses: list[Use], stage: str, choice: Choice) -> set[str]:
     counted: set[str] = set()
     imported: set[str] = set()
     todo = [(resolve(*use), False) for use in uses]
-    if missing := [name for name, _ in todo if module_path(name) is None]:
-        raise LookupError(f"no module {', '.join(missing)}")
     while todo:
         name, from_variant = todo.pop()
         if name in counted or module_path(name) is None:
             continue
         marks = _marks(name)
-        if any(mark.is_without_result(stage) for mark in marks) or (
-            not from_variant and not all(mark.is_chosen(choice) for mark in marks)
-        ):
+        if without_result(name, stage) or (not from_variant and not all(mark.is_chosen(choice) for mark in marks)):
             imported.add(name)
             continue
         counted.add(name)
@@ -80,6 +76,12 @@ def _counted(uses: list[Use], stage: str, choice: Choice) -> set[str]:
         todo += [(resolve(*use), is_variant) for use in _module(name).uses]
         imported |= set(_packages(name))
     return counted | {name for name in _all_imported(imported | counted) if _module(name).acts}
+
+
+def without_result(name: str, stage: str) -> bool:
+    """Return whether a module, or a package that holds it, is marked as unable to change the result of a stage."""
+    marks = [mark.no_result for mark in _marks(name)]
+    return any(isinstance(mark, str) or stage in (mark or ()) for mark in marks)
 
 
 def _all_imported(names: set[str]) -> set[str]:
@@ -132,9 +134,6 @@ class _Source:
     no_result: str | dict[str, str] | None = None
     chosen_by: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def is_without_result(self, stage: str) -> bool:
-        return isinstance(self.no_result, str) or stage in (self.no_result or ())
-
     def is_chosen(self, choice: Choice) -> bool:
         return all(choice.get(key) is None or choice[key] in names for key, names in self.chosen_by.items())
 
@@ -154,8 +153,11 @@ def _packages(name: str) -> list[str]:
     return [".".join(parts[:length]) for length in range(1, len(parts))]
 
 
-def _split(name: str) -> Use:
+def _root(name: str) -> Use:
+    """Return the use that names a first module, or what a package hands on from one."""
     module, _, last = name.rpartition(".")
+    if module_path(name) is None and resolve(module, last) == module:
+        raise LookupError(f"no module {name}, and {module} imports no {last}")
     return (name, None) if module_path(name) else (module, last)
 
 

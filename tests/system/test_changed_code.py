@@ -1,0 +1,150 @@
+"""Code edited between a kill and the next run, and after a run: what counts, and what is said and recorded about it."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from waiting import until
+
+from ratchet import settings
+
+pytestmark = pytest.mark.system
+
+SETTINGS = {
+    "training.epochs": 4,
+    "training.batch_size": 64,
+    "training.checkpoint_steps": 2,
+    "gate.minimum_metric": "none",
+    "evaluation.explained_errors": 0,
+}
+STEPS = 4 * 20
+DOCTOR, OPTIMIZER, RESNET = (f"src/ratchet/training/{name}.py" for name in ("doctor/rules", "optim", "models/resnet"))
+CLIPPED = "        nn.utils.clip_grads_with_norm_(parameters, plan.clip_norm, remaining)\n"
+
+
+def edit(project: Any, path: str, before: str, after: str) -> None:
+    file = project.root / path
+    text = file.read_text()
+    assert before in text
+    file.write_text(text.replace(before, after))
+
+
+def say_more(project: Any) -> None:
+    """Edit a comment, a docstring, an annotation and a message of the doctor."""
+    edit(project, OPTIMIZER, '    """Clip the elements, then', '    # First the elements.\n    """Clip elements, then')
+    edit(project, OPTIMIZER, "plan: Plan) -> torch.Tensor:", "plan: object) -> torch.Tensor:")
+    edit(project, DOCTOR, "The doctor skips the checks of the model", "No check of the model was made")
+
+
+def halve_steps(project: Any) -> None:
+    edit(project, OPTIMIZER, CLIPPED, CLIPPED.replace("plan.clip_norm,", "plan.clip_norm / 2,"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(new_project: Callable[..., Any], use_small_net: Callable[[Any], None]) -> Any:
+    """A project that has trained by DVC."""
+    project = new_project("undisturbed")
+    use_small_net(project)
+    settings.override(project.workspace.params, SETTINGS)
+    project.good("dvc", "repro", "train")
+    return project
+
+
+@pytest.fixture(scope="module")
+def killed(undisturbed: Any, new_project: Callable[..., Any]) -> Any:
+    """The same, trained again and killed after a few checkpoints."""
+    project = new_project("killed", of=undisturbed)
+    for folder in ("model", "checkpoints", "baseline", "running"):
+        shutil.rmtree(project.root / "data" / folder, ignore_errors=True)
+    shutil.rmtree(project.root / "mlruns")
+    project.good("git", "checkout", "--", "mlruns")
+    running = project.workspace.running
+    with subprocess.Popen(
+        project.stage("train"), cwd=project.root, env=project.environment, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        until(lambda: len([*running.glob("[!.]*/step-*.safetensors")]) > 2, process=process, pause=0.001)
+        process.send_signal(signal.SIGKILL)
+    return project
+
+
+def test_edited_comment_and_message_let_a_killed_training_continue(
+    killed: Any, undisturbed: Any, new_project: Callable[..., Any], assert_same_training: Callable[..., None]
+) -> None:
+    project = new_project("comment", of=killed)
+    say_more(project)
+    assert "continues at step" in project.good(*project.stage("train"))
+    assert_same_training(project, undisturbed, steps=STEPS)
+
+
+def test_edited_optimizer_is_refused_and_continues_when_allowed(
+    killed: Any, undisturbed: Any, new_project: Callable[..., Any]
+) -> None:
+    """Record, model card and MLflow's sealed tags name the file, and the step from which it counts."""
+    project = new_project("optimizer", of=killed)
+    halve_steps(project)
+    refusal = " ".join(project.refused(*project.stage("train")).split())
+    assert f"train: {OPTIMIZER} changed since the interrupted training in data/running/" in refusal
+    assert "`ratchet train --continue-with-changed-code`" in refusal
+    assert [*project.workspace.running.glob("[!.]*/step-*")]
+
+    output = project.good("ratchet", "train", "--continue-with-changed-code")
+    assert f"goes on with changed code: {OPTIMIZER}" in output
+    assert re.search(r"continues at step \d", output)
+    assert project.digests("data/model") != undisturbed.digests("data/model")
+    record = json.loads((project.workspace.reports / "provenance.json").read_text())
+    [change] = record["code_changes"]
+    assert (change["files"], 0 < change["step"] < STEPS) == ([OPTIMIZER], True)
+    said = f"{OPTIMIZER} from step {change['step']}"
+    [card] = project.workspace.mlruns.rglob("card/card.md")
+    assert said in card.read_text()
+    [statement] = project.workspace.mlruns.rglob("report/statement.json")
+    assert json.loads(statement.read_text())["tags"]["ratchet.code_changes"] == said
+    assert "Nothing to do" in project.good("ratchet", "train")
+
+
+def test_an_edited_optimizer_trains_again_by_dvc_and_a_comment_does_not(
+    undisturbed: Any, new_project: Callable[..., Any]
+) -> None:
+    """Nor another network. The stage code takes a second, and then DVC's status is clean."""
+    project = new_project("finished", of=undisturbed)
+    say_more(project)
+    edit(project, RESNET, "import torch", "import math\nimport torch")
+    with (project.root / "nets/small.py").open("a") as net:
+        net.write("# the end\n")
+    assert "train:" not in project.good("dvc", "status", "train", "code")
+    output = project.good("dvc", "repro", "train")
+    assert "Running stage 'code'" in output
+    assert "Stage 'train' didn't change" in output
+    assert "up to date" in project.good("dvc", "status", "train", "code")
+    edit(project, "nets/small.py", "Dropout(0.2)", "Dropout(0.3)")
+    assert "Running stage 'train'" in project.good("dvc", "repro", "train")
+    halve_steps(project)
+    output = project.good("dvc", "repro", "train")
+    assert "Stage 'ingest' didn't change" in output
+    assert "Running stage 'train'" in output
+
+
+def test_a_stage_refuses_code_that_dvc_would_not_record(undisturbed: Any, new_project: Callable[..., Any]) -> None:
+    project = new_project("stale", of=undisturbed)
+    halve_steps(project)
+    (project.workspace.model / "model.json").unlink()
+    refusal = project.refused("dvc", "repro", "--single-item", "train")
+    assert f"data/code.json: {OPTIMIZER} changed since it was written" in " ".join(refusal.split())
+
+
+def test_a_finished_run_with_an_edited_comment_has_nothing_to_do(
+    new_project: Callable[..., Any], use_small_net: Callable[[Any], None]
+) -> None:
+    project = new_project("done")
+    use_small_net(project)
+    settings.override(project.workspace.params, SETTINGS)
+    project.good("ratchet", "train")
+    say_more(project)
+    assert "Nothing to do" in project.good("ratchet", "train")
+    assert "up to date" in project.good("dvc", "status")

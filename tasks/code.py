@@ -68,8 +68,8 @@ def require_current(name: str, params: Params, workspace: Workspace) -> None:
 def stage_files(name: str, params: Params, workspace: Workspace) -> dict[str, str]:
     """Return the digest of each file of code that decides the outputs of a stage, by its path."""
     chosen: Choice = choice(params)
-    if name == "register":  # it also runs the champion, which may be another network
-        chosen = {**chosen, "model": None}
+    if name == "register":  # it also runs the champion, which may be of another kind
+        chosen = {**chosen, "kind": None, "model": None}
     own = own_code(params, workspace.root, model=name != "ingest")
     return closure([f"tasks.{name}"], stage=name, choice=chosen, code=own, root=workspace.root)
 

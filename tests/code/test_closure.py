@@ -11,6 +11,7 @@ import pytest
 
 from ratchet.code.closure import closure, module_path, without_result
 from ratchet.code.syntax import normal_nodes
+from ratchet.kinds.registry import kind_named
 from ratchet.settings.model_names import OWN
 from ratchet.training import models
 
@@ -64,15 +65,18 @@ def dynamic_imports(code: bytes) -> Iterator[str]:
                 yield ast.unparse(node)
 
 
-def test_only_code_of_the_user_is_imported_by_a_name_at_run_time() -> None:
-    """It is tracked by its files. So is what it imports of ours."""
+def test_only_code_of_the_user_and_kinds_are_imported_by_a_name_at_run_time() -> None:
+    """The user's code is tracked by its files. The names of the kinds' modules are texts, which count as imports."""
     counted = {path for stage in STAGES for path in closure([f"tasks.{stage}"], stage=stage, choice=ANY)}
     found = {
         path: calls
         for path in counted
         if path.endswith(".py") and (calls := [*dynamic_imports((REPOSITORY / path).read_bytes())])
     }
-    assert found == {file_of(models.OwnCode): ["importlib.import_module(module)"]}
+    assert found == {
+        file_of(models.OwnCode): ["importlib.import_module(module)"],
+        file_of(inspect.unwrap(kind_named)): ["import_module(module)"],
+    }
 
 
 def test_imports_of_ours_are_absolute() -> None:

@@ -1,1 +1,3 @@
 """Images as a kind of samples."""
+
+CHOSEN_BY = {"kind": ("image",)}

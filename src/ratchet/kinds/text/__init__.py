@@ -1,1 +1,3 @@
 """Texts as a kind of samples."""
+
+CHOSEN_BY = {"kind": ("text",)}

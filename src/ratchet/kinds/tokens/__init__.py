@@ -1,1 +1,3 @@
 """Token streams as a kind of samples."""
+
+CHOSEN_BY = {"kind": ("tokens",)}

@@ -23,7 +23,9 @@ SETTINGS = {
     "evaluation.explained_errors": 0,
 }
 STEPS = 4 * 20
-DOCTOR, OPTIMIZER, RESNET = (f"src/ratchet/training/{name}.py" for name in ("doctor/rules", "optim", "models/resnet"))
+DOCTOR, OPTIMIZER, RESNET = (
+    f"src/ratchet/{name}" for name in ("doctor/rules.toml", "training/optim.py", "training/models/resnet.py")
+)
 CLIPPED = "        nn.utils.clip_grads_with_norm_(parameters, plan.clip_norm, remaining)\n"
 
 

@@ -301,7 +301,7 @@ def later(line: str, *, split: str = "train") -> str:
 def test_data_or_code_changed_since_ingest_is_refused(home: Home) -> None:
     """Nothing is read before."""
     home.ingest(MODULE)
-    home.write(MODULE + "# another word\n")
+    home.write(MODULE + "another = 1\n")
     with pytest.raises(TrainingError, match=r"data.code: own.py changed since the data was ingested"):
         home.open()
     home.write(MODULE.replace('"train": 30', '"train": 31'))

@@ -177,6 +177,7 @@ def test_results_are_those_recorded(name: str, finished: Callable[[str], Any], p
 def test_dvc_lock_has_the_recorded_keys(finished: Callable[[str], Any], pytestconfig: pytest.Config) -> None:
     """The stages need not run in DVC to be written to its file."""
     project = finished("digits")
+    project.good(*project.stage("code"))
     project.good("dvc", "commit", "--force", "--quiet")
     stages = yaml.safe_load((project.root / "dvc.lock").read_text(encoding="utf-8"))["stages"]
     now = {

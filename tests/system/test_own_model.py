@@ -118,7 +118,7 @@ def test_the_exported_program_works_without_the_users_code(own, tmp_path) -> Non
 def test_a_changed_model_file_causes_a_new_training(own, tmp_path) -> None:
     """The old version keeps its code."""
     (own.root / "mynets" / "net.py").write_text(NET.replace("block(8, 16)", "block(8, 12)").replace("16 * 4", "12 * 4"))
-    status = own.good("dvc", "status", "train")
+    status = own.good("dvc", "status", "code")
     assert "modified:           mynets" in status
     own.good("ratchet", "set", "registry.promotion=manual")
     message = own.good("dvc", "repro")

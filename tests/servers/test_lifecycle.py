@@ -80,10 +80,11 @@ def make_project(root: Path) -> Workspace:
     (root / "tasks" / "__init__.py").touch()
     (root / "flows" / "train.py").write_text(FLOW)
     (root / "tasks" / "place.py").write_text("import os\n\n\ndef here() -> str:\n    return os.getcwd()\n")
-    for name in ("params.yaml", "prefect.yaml", "tasks/dvc_store.py", "tasks/progress.py"):
+    for name in ("params.yaml", "prefect.yaml"):
         shutil.copy(REPOSITORY / name, root / name)
-    for name in ("approve", "dvc_stage", "revisions", "run_names", "run_records", "score", "search"):
-        shutil.copy(REPOSITORY / "flows" / f"{name}.py", root / "flows" / f"{name}.py")
+    for path in (*REPOSITORY.glob("flows/*.py"), *REPOSITORY.glob("tasks/*.py")):
+        if not (copy := root / path.relative_to(REPOSITORY)).exists():
+            shutil.copy(path, copy)
     shutil.copytree(REPOSITORY / "flows" / "server", root / "flows" / "server")
     return Workspace(root)
 

@@ -94,8 +94,7 @@ def stop(study: Name = None) -> None:
     with project_folder() as workspace:
         store = _store(workspace, study)
         running = sum(trial.state == "running" for trial in store.require().trials)
-        with store.change() as change:
-            change.save(stop=True)
+        store.save(stop=True)
         echo(f"{store.name}: its workers end after their current epoch; {running} trials are running")
 
 
@@ -139,26 +138,6 @@ def page(
         path = written or page_of(result, workspace)
         files.write_text(path, search_page(result))
         echo(path.as_uri())
-
-
-@search.command()
-def optuna(
-    study: Name = None,
-    to: Annotated[
-        str, typer.Option(metavar="URL", help="Storage of Optuna, such as sqlite:///optuna.db.")
-    ] = "sqlite:///mlruns/optuna.db",
-) -> None:
-    """Copy the trials to a storage of Optuna, for its dashboard and other tools."""
-    with project_folder() as workspace:
-        from ratchet import settings
-        from ratchet.search.optuna_copy import copy_to_optuna
-        from ratchet.settings.search_space import parse_space
-        from tasks.search_study import settings_of
-
-        copied = _store(workspace, study).require()
-        params = settings_of(copied, settings.load(workspace.params))
-        count = copy_to_optuna(copied, parse_space(params), workspace.database(to))
-        echo(f"{count} trials are in {to}: `optuna.load_study(study_name={copied.name!r}, storage=...)`")
 
 
 @contextmanager

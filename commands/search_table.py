@@ -55,7 +55,7 @@ def trial_table(study: Study) -> "Table":
         table.add_column("reason", overflow="fold")
     for trial in text.table_order(study):
         cells = [
-            text.trial_name(trial), text.state_text(study, trial), f"{trial.epochs:,}", *text.value_texts(study, trial),
+            text.trial_name(trial), text.state_text(trial), f"{trial.epochs:,}", *text.value_texts(study, trial),
             f"{trial.steps:,}", f"{trial.cpu:,.1f}",
             text.settings_text(study, trial.values) if trial.seed_of is None else f"those of {trial.seed_of}",
         ]  # fmt: skip

@@ -114,7 +114,7 @@ def join_task(params: Params, workspace: Workspace, name: str) -> "State[Study]"
 
 
 def _show(study: Study, watch: Watch) -> None:
-    ended = sum(trial.state in ("complete", "pruned", "failed", "paused") for trial in study.searched)
+    ended = sum(trial.state in ("complete", "pruned", "failed") for trial in study.searched)
     best = study.ranked()[:1]
     watch.progress(ended, study.search.trials, f"best {best[0].value:.4f}" if best else "")
 

@@ -28,9 +28,7 @@ from tasks.stopping import TrainingStopped, on_request
 __all__ = ["Searched", "keep_winner", "publish", "run_workers", "search"]
 
 _LOOK = 1.0  # seconds between two looks at the study
-_STATUSES = {
-    "waiting": "KILLED", "paused": "FINISHED", "pruned": "FINISHED", "complete": "FINISHED", "failed": "FAILED",
-}  # fmt: skip
+_STATUSES = {"waiting": "KILLED", "pruned": "FINISHED", "complete": "FINISHED", "failed": "FAILED"}
 """MLflow's status by the state of a trial."""
 
 

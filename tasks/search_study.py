@@ -66,9 +66,8 @@ def begin(params: Params, workspace: Workspace, *, watch: Watch) -> tuple[StudyS
     same = all(getattr(before.search, name) == getattr(params.search, name) for name in budget)
     if before.state == "ended" and same and not before.stop:
         return store, before, False
-    with store.change() as change:
-        changed = {name: getattr(params.search, name) for name in _MAY_CHANGE}
-        change.save(search=before.search.model_copy(update=changed), state="running", reason="", stop=False)
+    changed = {name: getattr(params.search, name) for name in _MAY_CHANGE}
+    store.save(search=before.search.model_copy(update=changed), state="running", reason="", stop=False)
     return store, _recorded(store, params, workspace), True
 
 
@@ -214,8 +213,7 @@ def _recorded(store: StudyStore, params: Params, workspace: Workspace) -> Study:
         return study
     finally:
         run.journal.close()
-    with store.change() as change:
-        change.save(run_id=run_id)
+    store.save(run_id=run_id)
     return store.require()
 
 

@@ -1,4 +1,4 @@
-"""Train one trial of a search, or continue it at its checkpoint, until it pauses or ends."""
+"""Train one trial of a search, or continue it at its checkpoint, until it ends."""
 
 import contextlib
 import os
@@ -16,8 +16,8 @@ from ratchet.errors import NotFinite, StudyError, StudyUnavailable, TrainingBusy
 from ratchet.registry.journal import Journal
 from ratchet.registry.runs import JOURNAL, Run, trial_records
 from ratchet.search.records import Study, Trial, best_so_far
-from ratchet.search.scheduler import Assignment, Decision, LeaseLost, Progress, Scheduler
-from ratchet.search.store import patiently
+from ratchet.search.scheduler import Decision, Progress, Scheduler
+from ratchet.search.store import LeaseLost, patiently
 from ratchet.settings.model import Params
 from ratchet.settings.search_space import apply
 from ratchet.workspace import Workspace
@@ -70,7 +70,7 @@ class TrialTraining:
     workspace: Workspace
     data: list[Path]
     scheduler: Scheduler
-    assignment: Assignment
+    trial: Trial
     stop: Callable[[], bool]
     say: Callable[[str], None]
     reason: Reason = "continue"
@@ -79,20 +79,17 @@ class TrialTraining:
 
     def __post_init__(self) -> None:
         trial = self.trial
+        self._began = time.time()
         self._base = self.workspace.project.root / self.params.search.folder / self.study.name
         self.folder = max(self._base.glob(f"{trial.key}-*"), key=_copies, default=self._base / trial.key)
         self.chosen = _chosen(self.params, trial.values, trial.seed)
-        self.progress = Progress(trial.curve, trial.steps, trial.cpu, trial.wall)
+        self.progress = Progress(trial.curve, trial.steps, trial.cpu, spans=trial.spans)
         self._before = self.progress
         self._counter = StepCounter(self.folder)
         self._journal: Journal | None = None
 
-    @property
-    def trial(self) -> Trial:
-        return self.assignment.trial
-
-    def run(self) -> Assignment | None:
-        """Train until the trial pauses or ends, and record that. Return it again if it may continue at once.
+    def run(self) -> None:
+        """Train until the trial ends or this worker stops, and record that.
 
         Raises:
             LeaseLost: another worker has the trial.
@@ -108,15 +105,15 @@ class TrialTraining:
                 time.sleep(min(_BUSY_SECONDS, self.scheduler.lease / 4))
             except TrainingError as error:
                 self._fail(f"the loss is not finite: {error}" if isinstance(error, NotFinite) else str(error))
-                return None
+                return
             except Exception as error:
                 if _ran_out_of_memory(error):
                     self._fail(f"not enough memory ({first_line(error)}). Fix: a smaller model or batch in the space")
-                    return None
+                    return
                 with contextlib.suppress(StudyUnavailable, LeaseLost):  # then the lease ends
                     self.scheduler.leave(self.trial.number, self._spent())
                 raise
-            return self._record(objectives)
+            self._record(objectives)
 
     def _train_apart(self) -> tuple[float, ...] | None:
         """Train. If a worker that has lost the lease still runs, it holds its folder: train in a copy.
@@ -137,18 +134,13 @@ class TrialTraining:
             self.folder, self._counter = copy, StepCounter(copy)
             return self._train()
 
-    def _has_paused(self, epochs: int) -> bool:
-        """Return whether the worker before was lost at the rung, between the checkpoint and the pause."""
-        until = self.assignment.until
-        return len(self.data) == 1 and min(epochs, self.trial.epochs) >= until < self.study.epochs
-
     def _fail(self, reason: str) -> None:
         progress = self._spent()
         self._patiently(lambda: self.scheduler.fail(self.trial.number, progress, reason))
         self._discard()
 
-    def _record(self, objectives: tuple[float, ...] | None) -> Assignment | None:
-        """Record why training has stopped. Return the trial again if it may continue at once."""
+    def _record(self, objectives: tuple[float, ...] | None) -> None:
+        """Record why training has stopped."""
         number, progress, scheduler = self.trial.number, self._spent(), self.scheduler
         if self.reason == "lost":
             raise LeaseLost
@@ -156,14 +148,11 @@ class TrialTraining:
             constant = self.constant
             self._patiently(lambda: scheduler.finish(number, progress, objectives, constant=constant))
             self._discard()
-        elif self.reason == "pause":
-            return self._patiently(lambda: scheduler.pause(number, progress))
         elif self.reason == "end":
             self._patiently(lambda: scheduler.end_early(number, progress))
             self._discard()
         else:
             self._patiently(lambda: scheduler.leave(number, progress))
-        return None
 
     def _train(self) -> tuple[float, ...] | None:
         """Train on each fold; return the objectives, or None if training stopped before its end."""
@@ -249,8 +238,8 @@ class TrialTraining:
                     best = best_so_far(self.progress.curve, event.step // event.steps_per_epoch)
                     for row in event.history:  # the worker before may have been killed before it recorded the last
                         self._record_epoch(run, row, fold)
-                    if self._has_paused(event.step // event.steps_per_epoch):
-                        self.reason = "pause"  # no step is made
+                    if 0 < self.trial.epochs <= event.step // event.steps_per_epoch and len(self.data) == 1:
+                        self._decide()  # that worker may have been killed before it recorded the end: no step is made
                 case training.Epoch():
                     if event.best or best is None:
                         best = _objective(first, event.values, parameters)
@@ -309,10 +298,7 @@ class TrialTraining:
         except LeaseLost:
             self.reason = "lost"
         except StudyUnavailable as error:
-            if self.progress.curve[-1][0] >= self.assignment.until:
-                self.reason = self._patiently(lambda: self.scheduler.report(self.trial.number, self._spent()))
-            else:
-                self.say(str(error))
+            self.say(str(error))
         return self.reason
 
     def _must_stop(self) -> bool:
@@ -334,7 +320,7 @@ class TrialTraining:
             self.progress,
             steps=self._counter.steps,
             cpu=self._before.cpu + cost.cpu,
-            wall=self._before.wall + cost.wall,
+            spans=(*self._before.spans, (self._began, time.time())),
             run_id=(self._journal and self._journal.run_id) or "",
         )
 

@@ -13,10 +13,8 @@ from ratchet import settings
 from ratchet.data.manifest import Manifest
 from ratchet.errors import StudyUnavailable
 from ratchet.search.records import Study
-from ratchet.search.sampling import View
-from ratchet.search.scheduler import LeaseLost, Scheduler, release
-from ratchet.search.store import StudyStore, patiently
-from ratchet.settings.search_space import parse_space
+from ratchet.search.scheduler import Scheduler, release
+from ratchet.search.store import LeaseLost, StudyStore, patiently
 from ratchet.workspace import Workspace, disk_errors
 from tasks.search_study import data_of, require_same, settings_of, study_of
 from tasks.search_trial import TrialTraining, key_of
@@ -65,8 +63,7 @@ def search_trials(
     require_same(study, study_of(params, workspace, name, data))
     rows = Manifest.read(data[0]).splits["train"].rows
     say(f"{owner}: {name}, {rows:,} training samples")
-    view = View(params, parse_space(params))
-    scheduler = Scheduler(store, view, partial(key_of, params, workspace, data), lease=study.search.lease, owner=owner)
+    scheduler = Scheduler(store, params, partial(key_of, params, workspace, data), owner=owner)
     return _search(scheduler, study, partial(TrialTraining, params=params, workspace=workspace, data=data), stop, say)
 
 
@@ -74,20 +71,19 @@ def _search(
     scheduler: Scheduler, study: Study, training: Callable[..., TrialTraining], stop: Callable[[], bool],
     say: Callable[[str], None],
 ) -> int:  # fmt: skip
-    trials, assignment = 0, None
+    trials = 0
     while not stop():
         try:
-            following = assignment or patiently(scheduler.next, stop=stop, say=say)
-            if following is None:
+            trial = patiently(scheduler.next, stop=stop, say=say)
+            if trial is None:
                 break
-            if following == "wait":
+            if trial == "wait":
                 time.sleep(_IDLE)
                 continue
-            say(f"trial {following.trial.number}: {dict(following.trial.values)}, until epoch {following.until}")
-            assignment = training(study, scheduler=scheduler, assignment=following, stop=stop, say=say).run()
+            say(f"trial {trial.number}: {dict(trial.values)}")
+            training(study, scheduler=scheduler, trial=trial, stop=stop, say=say).run()
             trials += 1
         except LeaseLost:
-            assignment = None
             say("another worker has continued this trial")
         except StudyUnavailable:  # it was asked to stop meanwhile; the lease runs out
             break

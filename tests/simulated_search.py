@@ -7,11 +7,9 @@ from hashlib import sha256
 from typing import Any
 
 from ratchet.search.records import Study
-from ratchet.search.sampling import View
 from ratchet.search.scheduler import Progress, Scheduler, release
 from ratchet.search.store import StudyStore
 from ratchet.settings.model import Params
-from ratchet.settings.search_space import parse_space
 
 RATE = "training.learning_rate"
 SPACE = {RATE: {"float": [0.001, 0.1], "log": True}, "training.batch_size": {"int": [16, 128], "step": 16}}
@@ -50,38 +48,32 @@ class Worker:
     params: Params
     owner: str
     value: Value = quality
-    lease: float = 60.0
 
     def __post_init__(self) -> None:
-        view = View(self.params, parse_space(self.params))
-        self.scheduler = Scheduler(self.store, view, key_of, lease=self.lease, owner=self.owner)
+        self.scheduler = Scheduler(self.store, self.params, key_of, owner=self.owner)
 
     def acts(self) -> Iterator[str]:
         """Work until nothing is left."""
-        scheduler, assignment = self.scheduler, None
+        scheduler = self.scheduler
         while True:
-            following = assignment or scheduler.next()
-            assignment = None
-            if following is None:
+            trial = scheduler.next()
+            if trial is None:
                 return
-            if following == "wait":
+            if trial == "wait":
                 yield "wait"
                 continue
-            trial, curve = following.trial, list(following.trial.curve)
-            study = self.store.require()
+            study, curve = self.store.require(), list(trial.curve)
             yield f"took {trial.number}"
-            progress = Progress(tuple(curve), trial.steps, trial.cpu, trial.wall)
-            decision = "pause" if trial.epochs >= following.until < study.epochs else "continue"
+            progress = Progress(tuple(curve), trial.steps, trial.cpu, spans=trial.spans)
+            decision = scheduler.report(trial.number, progress) if curve else "continue"
             while decision == "continue" and len(curve) < study.epochs:
                 epoch = len(curve) + 1
                 curve.append((epoch, self.value(trial.values, trial.seed, epoch)))
-                progress = Progress(tuple(curve), progress.steps + 1, progress.cpu + 36.0, progress.wall + 36.0)
+                progress = Progress(tuple(curve), progress.steps + 1, progress.cpu + 36.0, spans=trial.spans)
                 if epoch < study.epochs:
                     decision = scheduler.report(trial.number, progress)
                 yield f"epoch {epoch} of {trial.number}"
-            if decision == "pause":
-                assignment = scheduler.pause(trial.number, progress)
-            elif decision == "end":
+            if decision == "end":
                 scheduler.end_early(trial.number, progress)
             elif decision == "leave":
                 scheduler.leave(trial.number, progress)

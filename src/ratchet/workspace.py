@@ -151,11 +151,11 @@ class Workspace:
         return Workspace(owner) if owner and (owner / "params.yaml").is_file() else self
 
     def database(self, uri: str) -> str:
-        """Return a database's address with an absolute SQLite path, so that every process uses the same file."""
-        sqlite = "sqlite:///"
-        if not uri.startswith(sqlite) or uri.startswith(f"{sqlite}/"):
+        """Return a database's address with an absolute path, so that every process uses the same file."""
+        scheme, slashes, path = uri.partition(":///")
+        if scheme not in ("sqlite", "journal") or not slashes or path.startswith("/"):
             return uri
-        return f"{sqlite}{self.project.root / uri.removeprefix(sqlite)}"
+        return f"{scheme}:///{self.project.root / path}"
 
     @property
     def production(self) -> "Workspace":

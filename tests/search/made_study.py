@@ -9,12 +9,11 @@ from typing import Any
 
 from ratchet import files
 from ratchet.search.records import Curve, Study, Trial
-from ratchet.search.sampling import View
 from ratchet.search.scheduler import Progress, Scheduler
 from ratchet.search.store import StudyStore
 from ratchet.settings.model import Params
 from ratchet.settings.search_settings import SearchSettings
-from ratchet.settings.search_space import apply, parse_space
+from ratchet.settings.search_space import apply
 
 SPACE: Mapping[str, Any] = MappingProxyType(
     {
@@ -69,20 +68,22 @@ def made_study(
     params = Params(search=SearchSettings(space=dict(space), **search))
     content = params.model_dump(mode="json", exclude={"search"})
     maximize = tuple(name.endswith("accuracy") for name in names)
-    store = StudyStore(None, "sqlite://", "digits")
+    store = StudyStore(None, "memory", "digits")
     store.create(Study("digits", names, maximize, params.search, content, {}, epochs, created=1_000_000.0))
 
     def key_of(values: Values, seed: int | None) -> str:
         return files.digest_json([apply(params, values).training.model_dump(mode="json"), seed])
 
-    scheduler = Scheduler(store, View(params, parse_space(params)), key_of, lease=60.0, owner="worker")
-    while isinstance(assignment := scheduler.next(), object) and assignment is not None and assignment != "wait":
+    scheduler = Scheduler(store, params, key_of, owner="worker")
+    while isinstance(trial := scheduler.next(), Trial):
         if assignments is not None:
             assignments -= 1
-        _train(scheduler, assignment.trial, assignment.until, objectives, epochs, leave=assignments == 0)
+        _train(scheduler, trial, objectives, epochs, leave=assignments == 0)
         if assignments == 0:
             break
-    return replace(store.require(), active=3600.0)
+    study = store.require()
+    trials = [replace(trial, spans=((0.0, 3600.0),)) for trial in study.trials]
+    return replace(study, trials=trials)
 
 
 def many_trials(count: int, *, seed: int = 0) -> Study:
@@ -92,7 +93,7 @@ def many_trials(count: int, *, seed: int = 0) -> Study:
     trials = tuple(_random_trial(number, chance, small.epochs) for number in range(count))
     best = max((trial for trial in trials if trial.state == "complete"), key=lambda trial: trial.value or 0.0)
     search = small.search.model_copy(update={"trials": count})
-    return replace(small, trials=trials, search=search, winner=best.number, active=36_000.0)
+    return replace(small, trials=trials, search=search, winner=best.number)
 
 
 def _random_trial(number: int, chance: random.Random, epochs: int) -> Trial:
@@ -109,34 +110,27 @@ def _random_trial(number: int, chance: random.Random, epochs: int) -> Trial:
     curve: Curve = tuple((epoch, accuracy(values, None, epoch)[0]) for epoch in range(1, length + 1))
     is_complete = length == epochs
     return Trial(
-        number, files.digest_json(values), values, state="complete" if is_complete else "paused", curve=curve,
-        objectives=(curve[-1][1],) if is_complete else (), steps=100 * length, cpu=3.0 * length, wall=3.0 * length,
-        run_id=f"{number:032x}",
+        number, files.digest_json(values), values, state="complete" if is_complete else "pruned", curve=curve,
+        objectives=(curve[-1][1],) if is_complete else (), steps=100 * length, cpu=3.0 * length,
+        spans=((0.0, 36_000.0),), run_id=f"{number:032x}",
     )  # fmt: skip
 
 
-def _train(scheduler: Scheduler, trial: Trial, until: int, objectives: Objectives, epochs: int, *, leave: bool) -> None:
-    """Train a trial until it pauses, ends or fails. `leave`: stop after its first epoch, as if still running."""
-    number = trial.number
-    progress = Progress(trial.curve, trial.steps, trial.cpu, trial.wall, f"{number:032x}")
-    values: tuple[float, ...] = trial.objectives
-    for epoch in range(trial.epochs + 1, epochs + 1):
+def _train(scheduler: Scheduler, trial: Trial, objectives: Objectives, epochs: int, *, leave: bool) -> None:
+    """Train a trial until it ends or fails. `leave`: stop after its first epoch, as if still running."""
+    number, values, progress = trial.number, trial.objectives, Progress(run_id=f"{trial.number:032x}")
+    for epoch in range(1, epochs + 1):
         try:
             values = objectives(trial.values, trial.seed, epoch)
         except CannotTrain as error:
             scheduler.fail(number, progress, str(error))
             return
         curve = (*progress.curve, (epoch, values[0]))
-        progress = Progress(curve, progress.steps + 100, progress.cpu + 3.0, progress.wall + 3.0, progress.run_id)
+        progress = replace(progress, curve=curve, steps=progress.steps + 100, cpu=progress.cpu + 3.0)
         decision = scheduler.report(number, progress)
         if leave:
             return
         if decision == "end":
             scheduler.end_early(number, progress)
-            return
-        if decision == "pause":
-            again = scheduler.pause(number, progress)
-            if again:
-                _train(scheduler, again.trial, again.until, objectives, epochs, leave=leave)
             return
     scheduler.finish(number, progress, values)

@@ -86,7 +86,7 @@ def test_failed_and_running_trials_are_left_out() -> None:
     study = many_trials(200)
     states = {trial.number: trial.state for trial in study.trials}
     failed, running = (
-        next(number for number, state in states.items() if state == each) for each in ("complete", "paused")
+        next(number for number, state in states.items() if state == each) for each in ("complete", "pruned")
     )
     trials = [
         replace(trial, state="failed" if trial.number == failed else "running", curve=trial.curve[:1], objectives=())

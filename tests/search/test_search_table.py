@@ -47,8 +47,8 @@ def ended() -> Study:
 
 def test_overview_shows_best_running_left_and_expected_end(running: Study) -> None:
     text = "\n".join(printed(overview(running, now=1_003_600.0)))
-    for part in ("digits, running", "validation/accuracy (larger is better)", "best", "1 running", "paused", "left",
-                 "of 4 CPU-hours", "in about", "learning_rate"):  # fmt: skip
+    for part in ("digits, running", "validation/accuracy (larger is better)", "best", "1 running", "ended early",
+                 "left", "of 4 CPU-hours", "in about", "learning_rate"):  # fmt: skip
         assert part in text
     assert "training.learning_rate" not in text
 
@@ -73,7 +73,6 @@ def test_table_has_a_row_for_each_trial(ended: Study) -> None:
     assert table.row_count == len(ended.trials)
     text = "\n".join(printed(table, 200))
     assert "ended early" in text
-    assert "paused" not in text
     assert ", seed 2" in text
 
 

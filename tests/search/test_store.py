@@ -5,95 +5,141 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from simulated_search import new_study
+from simulated_search import finish, new_study
 
 from ratchet.errors import StudyError, StudyUnavailable
-from ratchet.search.records import Trial
+from ratchet.search.scheduler import release
 from ratchet.search.store import StudyStore, patiently
 from ratchet.workspace import Workspace
 
 WRITER = """
 import sys
-from dataclasses import replace
-from ratchet.search.records import Trial
+from hashlib import sha256
+sys.path.insert(0, sys.argv[3])
+from simulated_search import Worker, new_study
 from ratchet.search.store import StudyStore
 
-uri, owner, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
-store = StudyStore(None, uri, "study")
-for place in range(count):
-    with store.change() as change:
-        number = len(change.study.trials)
-        trial = change.put(Trial(number, f"{owner} {place}", {"training.learning_rate": 0.1}, owner=owner))
-        change.put(replace(trial, state="complete", objectives=(float(place),)))
-        if number:
-            first = change.study.trials[0]
-            change.put(replace(first, steps=first.steps + 1))
-    store.beat(number, owner, lease=60.0)
-    assert len(store.require().trials) > number
-    print(number, flush=True)
+params, study = new_study(trials=12, pruner="none", sampler="random", epochs=1)
+store = StudyStore(None, sys.argv[1], "study")
+store.create(study)
+for act in Worker(store, params, sys.argv[2]).acts():
+    print(act, flush=True)
 """
 
 
-def write(uri: str, owner: str, count: int) -> "subprocess.Popen[str]":
-    """Start a process that adds trials."""
-    command = [sys.executable, "-c", WRITER, uri, owner, str(count)]
+def search(uri: str, owner: str) -> "subprocess.Popen[str]":
+    """Start a worker process, which begins the study if there is none."""
+    command = [sys.executable, "-c", WRITER, uri, owner, str(Path(__file__).parents[1])]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_writers_in_several_processes_lose_nothing(new_store) -> None:
-    _, study = new_study()
-    store = new_store(study)
-    writers = [write(store.uri, f"writer-{number}", 12) for number in range(3)]
-    killed = write(store.uri, "killed", 100_000)
-    seen, ends = [0], threading.Event()
-
-    def read() -> None:
-        reader = StudyStore(None, store.uri, "study")
-        while not ends.wait(0.005):
-            seen.append(len(reader.require().trials))
-
-    reading = threading.Thread(target=read)
-    reading.start()
+@pytest.mark.parametrize("scheme", ["sqlite", "journal"])
+def test_workers_in_several_processes_train_each_trial_once(scheme: str, tmp_path: Path) -> None:
+    """They begin at the same time, and one of them is killed with a trial."""
+    uri = f"{scheme}:///{tmp_path}/search"
+    workers = [search(uri, f"worker-{number}") for number in range(2)]
+    killed = search(uri, "killed")
     assert killed.stdout
-    for _ in range(3):
-        killed.stdout.readline()
+    assert killed.stdout.readline()
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
-    for writer in writers:
-        output, errors = writer.communicate()
-        assert writer.returncode == 0, errors
-        assert len(output.split()) == 12
-    ends.set()
-    reading.join()
-    trials = store.require().trials
-    assert seen == sorted(seen)
-    assert [trial.number for trial in trials] == list(range(len(trials)))
-    assert len(trials) >= 39
-    assert trials[0].steps == len(trials) - 1  # no update is lost
-    assert len({trial.key for trial in trials}) == len(trials)
+    store = StudyStore(None, uri, "study")
+    release(store, "killed")
+    took = []
+    for worker in workers:
+        output, errors = worker.communicate()
+        assert worker.returncode == 0, errors
+        took += [line for line in output.splitlines() if line.startswith("took ")]
+    study = store.require()
+    assert study.state == "ended"
+    assert [trial.number for trial in study.trials] == list(range(12))
+    assert {trial.state for trial in study.trials} == {"complete"}
+    assert len({trial.key for trial in study.trials}) == 12
+    assert len(took) == len({*took}) >= 11
 
 
-def test_an_exception_undoes_a_whole_change(new_store) -> None:
-    _, study = new_study()
+def test_optuna_itself_reads_the_study(new_store) -> None:
+    import optuna
+
+    params, study = new_study(trials=9)
     store = new_store(study)
+    ended = finish(store, params)
+    read = optuna.load_study(study_name="study", storage=store.uri)
+    assert read.best_trial.number == ended.winner
+    assert [trial.state.name for trial in read.trials] == [
+        {"complete": "COMPLETE", "pruned": "PRUNED"}[trial.state] for trial in ended.trials
+    ]
+    assert read.trials[1].intermediate_values == dict(ended.trials[1].curve)
+    assert read.trials[1].params == ended.trials[1].values
 
-    def fail() -> None:
-        with store.change() as change:
-            change.put(Trial(0, "a", {}))
-            change.save(stop=True)
-            raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    after = store.require()
-    assert (len(after.trials), after.stop) == (0, False)
-    with store.change() as change:
-        change.put(Trial(0, "b", {}))
-    assert [trial.key for trial in store.require().trials] == ["b"]
+def test_storage_holds_no_pickle(new_store) -> None:
+    params, study = new_study(trials=6)
+    store = new_store(study)
+    finish(store, params)
+    path = store.uri.removeprefix("sqlite:///")
+    with closing(sqlite3.connect(path)) as connection:
+        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        cells = [cell for name in tables for row in connection.execute(f"SELECT * FROM {name}") for cell in row]
+    assert not [cell for cell in cells if isinstance(cell, bytes)]
+
+
+def test_study_of_an_earlier_version_is_refused_and_stays(new_store, tmp_path: Path) -> None:
+    """Its tables are of ratchet's own. Other studies can be in the same file."""
+    with closing(sqlite3.connect(tmp_path / "search.db")) as connection:
+        connection.execute("CREATE TABLE ratchet_studies (name TEXT)")
+        connection.execute("INSERT INTO ratchet_studies VALUES ('old')")
+        connection.commit()
+    _, study = new_study()
+    new_store(study)
+    old = StudyStore(None, f"sqlite:///{tmp_path}/search.db", "old")
+    for act in (old.require, lambda: old.create(study)):
+        with pytest.raises(StudyError, match=r"old: an earlier version of ratchet wrote .* Fix: begin another"):
+            act()
+    with closing(sqlite3.connect(tmp_path / "search.db")) as connection:
+        assert connection.execute("SELECT name FROM ratchet_studies").fetchall() == [("old",)]
+
+
+def test_study_of_another_program_is_not_touched(tmp_path: Path) -> None:
+    import optuna
+
+    uri = f"sqlite:///{tmp_path}/search.db"
+    theirs = optuna.create_study(study_name="study", storage=uri)
+    theirs.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=1)
+    _, study = new_study()
+    with pytest.raises(StudyError, match="has a study of this name that ratchet did not write"):
+        StudyStore(None, uri, "study").create(study)
+    assert len(theirs.trials) == 1
+
+
+def test_trial_of_another_program_counts_as_failed(new_store) -> None:
+    import optuna
+
+    params, study = new_study(trials=4)
+    store = new_store(study)
+    read = optuna.load_study(study_name="study", storage=store.uri)
+    read.tell(read.ask(), 99.0)
+    ended = finish(store, params)
+    assert ended.trials[0].reason == "not a trial of ratchet: another program has added it"
+    assert ended.winner != 0
+
+
+def test_study_that_was_not_written_whole_is_written_again(new_store) -> None:
+    """The process that began it was killed."""
+    import optuna
+
+    _, study = new_study()
+    store = new_store(replace(study, name="other"))
+    optuna.create_study(study_name="study", storage=store.uri, direction="maximize").set_user_attr("name", "study")
+    begun = StudyStore(None, store.uri, "study")
+    assert begun.read() is None
+    assert begun.create(study)
+    assert begun.require().objectives == study.objectives
 
 
 def test_a_name_is_taken_once(new_store) -> None:
@@ -103,8 +149,8 @@ def test_a_name_is_taken_once(new_store) -> None:
     assert store.names() == ["study"]
     with pytest.raises(StudyError, match=r"other: no such study in .*Allowed: study"):
         StudyStore(None, store.uri, "other").require()
-    with pytest.raises(StudyError, match="no such study"), StudyStore(None, store.uri, "'; DROP TABLE x").change():
-        pass
+    with pytest.raises(StudyError, match="no such study"):
+        StudyStore(None, store.uri, "'; DROP TABLE x").require()
 
 
 def test_a_locked_database_is_waited_for(new_store) -> None:
@@ -115,22 +161,25 @@ def test_a_locked_database_is_waited_for(new_store) -> None:
     other.execute("BEGIN EXCLUSIVE")
     timer = threading.Timer(0.5, lambda: other.execute("COMMIT"))
     timer.start()
-    began = time.monotonic()
-    with store.change() as change:
-        change.save(stop=True)
+    store.save(stop=True)
     timer.join()
     other.close()
-    assert time.monotonic() - began > 0.4
     assert store.require().stop
 
 
-@pytest.mark.parametrize("content", ["no database", "", "a directory", "read-only"])
+@pytest.mark.parametrize("content", ["no database", "", "a directory", "read-only", "damaged"])
 def test_an_unusable_file_is_named(content: str, tmp_path: Path, new_store) -> None:
     path = tmp_path / "other.db"
     if content == "a directory":
         path.mkdir()
     elif content == "read-only":
         path = Path("/proc/search.db")
+    elif content == "damaged":
+        params, study = new_study(trials=3)
+        path = Path(new_store(study).uri.removeprefix("sqlite:///"))
+        finish(StudyStore(None, f"sqlite:///{path}", "study"), params)
+        whole = path.read_bytes()
+        path.write_bytes(whole[:4096] + b"x" * (len(whole) - 4096))
     else:
         path.write_text(content * 100)
     store = StudyStore(None, f"sqlite:///{path}", "study")
@@ -145,7 +194,7 @@ def test_an_unusable_file_is_named(content: str, tmp_path: Path, new_store) -> N
     "uri", ["nonsense", "mysql://host/db", "postgres://host/db", "sqlite", "postgresql+nonsense://host/db", "s3://x/y"]
 )
 def test_a_wrong_address_is_refused_with_examples(uri: str) -> None:
-    with pytest.raises(StudyError, match=r"search.storage: found .*Allowed: sqlite:///mlruns/search.db or postgresql"):
+    with pytest.raises(StudyError, match=r"search.storage: found .*Allowed: sqlite:///mlruns/search.db, postgresql"):
         StudyStore(None, uri, "study").read()
 
 

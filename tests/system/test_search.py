@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+from simulated_search import Worker, new_study
 from waiting import let_run, until, until_or_end
 
 from ratchet import settings
@@ -33,7 +34,7 @@ SETTINGS = {
     "training.precision": "fp32", "training.device": "cpu",
     "search.space": {RATE: {"float": [0.001, 0.1], "log": True}, BATCH: {"choice": [64, 128]}},
     "search.trials": 4, "search.workers": 1, "search.seeds": 1, "search.finalists": 1, "search.sampler": "random",
-    "search.reduction": 2, "search.study": "digits", "search.lease": 2.0,
+    "search.study": "digits", "search.lease": 2.0,
 }  # fmt: skip
 TIMEOUT = 240.0
 
@@ -144,8 +145,8 @@ def study_of(project) -> Study:
 def content(trial: Trial) -> tuple[Any, ...]:
     """Return the results of a trial, without times, workers and MLflow."""
     return (
-        trial.number, trial.key, trial.values, trial.state, trial.seed_of, trial.seed, trial.rung, trial.curve,
-        trial.objectives,
+        trial.number, trial.key, trial.values, trial.state, trial.seed_of, trial.seed, trial.curve,
+        trial.objectives, trial.marks,
     )  # fmt: skip
 
 
@@ -180,7 +181,7 @@ def assert_recorded_once(project) -> None:
 def test_a_search_ends_with_a_winner_in_the_settings(undisturbed) -> None:
     study = study_of(undisturbed)
     assert study.state == "ended"
-    assert {trial.state for trial in study.trials} == {"complete", "paused"}
+    assert {trial.state for trial in study.trials} == {"complete", "pruned"}
     best = study.trials[study.winner or 0]
     params = settings.load(undisturbed.workspace.params)
     assert params.search.winner.startswith(f"digits/{study.winner}:")
@@ -192,38 +193,38 @@ def test_a_search_ends_with_a_winner_in_the_settings(undisturbed) -> None:
     assert [content(trial) for trial in study_of(undisturbed).trials] == [content(trial) for trial in study.trials]
 
 
-PAUSED = """
+ENDED = """
 import os
 import signal
 from pathlib import Path
 
 import ratchet.search.scheduler as scheduler
 
-_pause = scheduler.Scheduler.pause
+_end_early = scheduler.Scheduler.end_early
 
 
-def pause(self, number, progress):
-    mark = Path("killed-before-pause")
+def end_early(self, number, progress):
+    mark = Path("killed-before-the-end")
     if not mark.exists():
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    return _pause(self, number, progress)
+    _end_early(self, number, progress)
 
 
-scheduler.Scheduler.pause = pause
+scheduler.Scheduler.end_early = end_early
 """
 
 
 def test_killed_workers_and_a_locked_database_change_nothing(undisturbed, twin, tmp_path) -> None:
-    """Workers are killed before a pause, in an epoch and in a write.
+    """Workers are killed before an early end, in an epoch and in a write.
 
-    The first has reported the rung, and not left the trial. What the second has done since its last checkpoint is done
+    The first has reported the epoch, and not the end. What the second has done since its last checkpoint is done
     again. The database is locked for longer than the lease.
     """
     project = twin("killed", changes={"search.max_losses": 9})
-    (project.root / "sitecustomize.py").write_text(PAUSED)
+    (project.root / "sitecustomize.py").write_text(ENDED)
     with searching(project, tmp_path / "log") as search:
-        assert search.when((project.root / "killed-before-pause").exists)
+        assert search.when((project.root / "killed-before-the-end").exists)
         assert search.goes_on()
         other = sqlite3.connect(project.workspace.mlruns / "search.db", isolation_level=None, timeout=60.0)
         other.execute("BEGIN EXCLUSIVE")
@@ -267,7 +268,7 @@ def test_stopped_or_killed_search_continues_with_the_same_command(undisturbed, t
         assert message.get(number, "continues") in output
         study = study_of(project)
         assert study.state == "running"
-        assert {trial.state for trial in study.trials} <= {"waiting", "paused", "complete"}
+        assert {trial.state for trial in study.trials} <= {"waiting", "pruned", "complete"}
     project.good("ratchet", "search")
     assert_same_search(project, undisturbed)
     assert sum(trial.losses for trial in study_of(project).trials) == 0
@@ -327,36 +328,33 @@ def test_a_server_that_is_restarted_costs_nothing(undisturbed, twin, tmp_path, p
     assert "Traceback" not in joined
 
 
-def test_signs_and_changes_do_not_block_each_other(postgres) -> None:
-    """Both write the rows of study and trial; in another order each would wait for the other."""
-    from simulated_search import Worker, new_study
-
-    params, study = new_study(trials=1, pruner="none")
+def test_workers_on_a_server_do_not_block_each_other(postgres) -> None:
+    """One gives signs and reports while others ask for trials."""
+    params, study = new_study(trials=9, pruner="none", seeds=2, epochs=2)
     uri = f"{postgres.uri}?application_name=blocks"
     stores = [StudyStore(None, uri, "blocks") for _ in range(3)]
     assert stores[0].create(dataclasses.replace(study, name="blocks"))
-    taken = Worker(stores[0], params, "worker").scheduler.next()
-    assert taken not in (None, "wait")
-    ends, errors = time.monotonic() + 1.0, []
+    workers = [Worker(store, params, f"worker-{number}") for number, store in enumerate(stores)]
+    errors: list[BaseException] = []
 
-    def act(store: StudyStore, kind: str) -> None:
+    def act(worker: Worker) -> None:
         try:
-            while time.monotonic() < ends:
-                if kind == "beat":
-                    assert store.beat(0, "worker", lease=60.0)
-                else:
-                    with store.change() as change:
-                        change.put(change.study.trials[0])
+            for act in worker.acts():
+                if act.startswith("took"):
+                    assert worker.scheduler.beat(int(act.split()[1]))
         except Exception as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=act, args=each) for each in zip(stores, ("beat", "beat", "change"), strict=True)]
+    threads = [threading.Thread(target=act, args=(worker,)) for worker in workers]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert errors == []
-    with stores[0]._engine.connect() as connection:  # a worker that hangs in a transaction
+    ended = stores[0].require()
+    assert (ended.state, len(ended.searched)) == ("ended", 9)
+    assert max(Counter(trial.key for trial in ended.trials).values()) == 1
+    with stores[0]._engine.connect() as connection:  # a worker that hangs with the lock
         assert connection.exec_driver_sql("SHOW idle_in_transaction_session_timeout").scalar() == "2min"
 
 
@@ -439,7 +437,7 @@ def test_one_search_at_a_time_in_a_folder(twin, tmp_path) -> None:
     assert "ratchet search resume digits" in search.log.read_text()
     stopped = study_of(project)
     assert (stopped.state, stopped.stop) == ("running", True)
-    assert {trial.state for trial in stopped.trials} <= {"waiting", "paused", "complete"}
+    assert {trial.state for trial in stopped.trials} <= {"waiting", "pruned", "complete"}
     settings.override(project.workspace.params, {"search.study": "auto", "registry.model": "elsewhere"})
     with searching(project, tmp_path / "log", "ratchet", "search", "resume", "digits") as search:
         assert search.when(lambda: any(trial.state == "running" for trial in study_of(project).trials))

@@ -151,7 +151,7 @@ def _row(study: Study, trial: Trial) -> Row:
     return Row(
         text.trial_name(trial),
         (
-            text.state_text(study, trial), f"{trial.epochs:,}",
+            text.state_text(trial), f"{trial.epochs:,}",
             *text.value_texts(study, trial), *(text.one_line(value, _SETTING) for value in given),
             f"{trial.steps:,}", f"{trial.cpu:,.1f}",
         ),

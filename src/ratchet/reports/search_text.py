@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 _SHARES = ("accuracy", "f1")
-_STATES = ("running", "waiting", "paused", "ended early", "complete", "failed")
+_STATES = ("running", "waiting", "ended early", "complete", "failed")
 
 
 def is_share(objective: str) -> bool:
@@ -77,10 +77,9 @@ def length_text(study: Study, count: int) -> str:
     return f"{count:,} {unit(study, count)}"
 
 
-def state_text(study: Study, trial: Trial) -> str:
-    """Return the state of a trial. A trial that is paused as the study ends has ended early."""
-    is_early = trial.state == "pruned" or (trial.state == "paused" and study.state == "ended")
-    return "ended early" if is_early else trial.state
+def state_text(trial: Trial) -> str:
+    """Return the state of a trial."""
+    return "ended early" if trial.state == "pruned" else trial.state
 
 
 def counts(study: Study) -> dict[str, int]:
@@ -88,7 +87,7 @@ def counts(study: Study) -> dict[str, int]:
 
     "left" is the number of trials that the budget still has.
     """
-    states = [state_text(study, trial) for trial in study.searched]
+    states = list(map(state_text, study.searched))
     numbers = {state: states.count(state) for state in _STATES}
     numbers["left"] = max(0, study.search.trials - len(states)) if study.state == "running" else 0
     return {state: number for state, number in numbers.items() if number}

@@ -1,12 +1,11 @@
 """Which settings decided how good a trial is: PED-ANOVA (Watanabe, Bansal and Hutter, 2023), by Optuna."""
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ratchet.search.optuna_view import quiet, view_of
 from ratchet.search.records import Study, Trial, best_so_far
-from ratchet.search.sampling import frozen
 from ratchet.settings.model import Params
 from ratchet.settings.search_space import Dimension, is_inside, parse_space
 
@@ -65,10 +64,9 @@ def comparison(study: Study) -> Comparison | None:
 
     A value after 3 epochs says little beside a value after 30. So trials are compared at the last epoch that twice as
     many trials have reached as count as the best ones: a tenth, and at least five. Complete trials count as having
-    reached it even if they stopped earlier by themselves. Trials that were paused or ended before it are not among the
-    best: their rung or pruner decided so, also by values after equal epochs. Without them only good trials would be
-    left, among which an important setting differs little. Trials that have failed, and running ones that are not yet
-    there, are left out, as is a first trial whose settings the space does not contain.
+    reached it even if they stopped earlier by themselves. Trials that the pruner ended before it are not among the
+    best. Without them only good trials would be left, among which an important setting differs little. Failed trials,
+    running ones that are not yet there, and a first trial whose settings the space does not contain are left out.
 
     With folds, and with several objectives, only complete trials have a value to compare. At most half of them count
     as the best ones.
@@ -79,7 +77,7 @@ def comparison(study: Study) -> Comparison | None:
     epochs = sorted({epoch for trial in trials for epoch, _ in trial.curve}, reverse=True)
     for epoch in (None,) if several or study.search.folds else epochs:
         values = {trial.number: value for trial in trials if (value := _value(trial, epoch)) is not None}
-        early = [] if several else [trial for trial in trials if trial.state in ("paused", "pruned")]
+        early = [] if several else [trial for trial in trials if trial.state == "pruned"]
         ended = [trial.number for trial in early if trial.number not in values]
         best = math.ceil(_SHARE * (len(values) + len(ended)))
         best = max(_FEWEST_BEST, best if epoch is not None else min(best, len(values) // 2))
@@ -105,21 +103,15 @@ def _value(trial: Trial, epoch: int | None) -> float | None:
 
 def _evaluated(study: Study, space: Sequence[Dimension], compared: Comparison) -> dict[str, float]:
     """Return the divergence of each setting, by Optuna."""
-    import optuna
     from optuna.importance import PedAnovaImportanceEvaluator
 
-    several = len(study.objectives) > 1
     worst = (min if study.maximize[0] else max)(compared.values.values())
     trials = {trial.number: trial for trial in study.searched}
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        directions = ["maximize" if larger else "minimize" for larger in study.maximize]
-        view = optuna.create_study(directions=directions)  # type: ignore[arg-type]
-        for number in sorted([*compared.values, *compared.ended]):
-            values = trials[number].objectives if several else (compared.values.get(number, worst),)
-            shown = replace(trials[number], state="complete", curve=(), objectives=values)
-            view.add_trial(frozen(shown, space, several=several))
-        count = len(compared.values) + len(compared.ended)
-        quantile = (compared.best - 0.5) / count  # Optuna rounds up
-        return PedAnovaImportanceEvaluator(target_quantile=quantile).evaluate(view)
+    shown: list[Trial] = []
+    for number in sorted([*compared.values, *compared.ended]):
+        several = len(study.objectives) > 1
+        values = trials[number].objectives if several else (compared.values.get(number, worst),)
+        shown.append(replace(trials[number], state="complete", curve=(), objectives=values))
+    with quiet():
+        quantile = (compared.best - 0.5) / len(shown)  # Optuna rounds up
+        return PedAnovaImportanceEvaluator(target_quantile=quantile).evaluate(view_of(study, space, shown))

@@ -9,13 +9,13 @@ from ratchet.settings.search_settings import SearchSettings
 
 __all__ = ["OPEN", "Curve", "State", "Study", "Trial", "best_so_far"]
 
-State = Literal["running", "waiting", "paused", "complete", "pruned", "failed"]
+State = Literal["running", "waiting", "complete", "pruned", "failed"]
 """State of a trial.
 
-running: a worker has it. waiting: its worker has left it or is lost, and the next one continues it. paused: at a rung,
-until it is among the best there. The others are ends: with all its epochs, with fewer, or with an error.
+running: a worker has it. waiting: its worker has left it or is lost, and the next one continues it. The others are
+ends: with all its epochs, with fewer, or with an error.
 """
-OPEN: tuple[State, ...] = ("running", "waiting", "paused")
+OPEN: tuple[State, ...] = ("running", "waiting")
 Curve = tuple[tuple[int, float], ...]
 """(epoch, value of the first objective so far) after each epoch; with folds, (fold from 1, value of the fold)."""
 
@@ -30,17 +30,18 @@ class Trial:
         values: settings of the space by dotted key; those whose `when` does not hold are absent.
         seed_of: number of the finalist that it repeats with another seed; None for a trial of the search itself.
         seed: that seed.
-        bracket, rung: of successive halving; `rung` is the number of rungs that it has passed.
+        marks: what Optuna's pruner has noted about it.
         curve: after each epoch, or after each fold.
         folds: number of folds, whose values the curve has; 0: it has the best value so far after each epoch.
         objectives: values at the end, in the order of the study's objectives.
         constant: the answer that it gives to nearly all validation samples; empty: it gives several.
         reason: why it failed, ended early or was lost.
         owner: the worker that has it.
-        expires: when the lease ends, seconds since 1970.
+        beat: latest sign of that worker, seconds since 1970 by the clock of its machine.
         losses: how often its worker was lost.
         steps: optimizer steps, those that were lost and repeated included.
-        cpu, wall: seconds over all attempts.
+        cpu: seconds over all attempts.
+        spans: begin and latest report of each attempt, seconds since 1970.
         run_id: MLflow run; empty until it is known.
     """
 
@@ -50,21 +51,18 @@ class Trial:
     state: State = "running"
     seed_of: int | None = None
     seed: int | None = None
-    bracket: int = 0
-    rung: int = 0
     folds: int = 0
+    marks: Mapping[str, Any] = field(default_factory=dict)
     curve: Curve = ()
     objectives: tuple[float, ...] = ()
     constant: str = ""
     reason: str = ""
     owner: str = ""
-    expires: float = 0.0
+    beat: float = 0.0
     losses: int = 0
     steps: int = 0
     cpu: float = 0.0
-    wall: float = 0.0
-    began: float = 0.0
-    ended: float = 0.0
+    spans: tuple[tuple[float, float], ...] = ()
     run_id: str = ""
 
     @property
@@ -95,7 +93,6 @@ class Study:
         parts: what decides every trial, by kind and name; a study is only continued if it is equal.
         epochs: of a whole training.
         state: running, or ended with the reason in `reason`.
-        active: seconds in which at least one worker searched.
         winner: number of the trial that won; None: there is none yet.
         run_id: MLflow run of the study.
     """
@@ -110,7 +107,6 @@ class Study:
     state: Literal["running", "ended"] = "running"
     reason: str = ""
     created: float = 0.0
-    active: float = 0.0
     stop: bool = False
     winner: int | None = None
     run_id: str = ""
@@ -132,6 +128,15 @@ class Study:
     def cpu_hours(self) -> float:
         """CPU time of all trials."""
         return sum(trial.cpu for trial in self.trials) / 3600
+
+    @property
+    def active(self) -> float:
+        """Seconds in which at least one worker searched: the union of all spans."""
+        seconds, until = 0.0, 0.0
+        for began, ended in sorted(span for trial in self.trials for span in trial.spans):
+            seconds += max(0.0, ended - max(began, until))
+            until = max(until, ended)
+        return seconds
 
     def ranked(self) -> list[Trial]:
         """Trials with a value, the best first: complete ones before those that ended early, by the first objective."""

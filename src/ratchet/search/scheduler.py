@@ -1,50 +1,36 @@
-"""The next act of a worker, and the end of a trial: transactions on the study."""
+"""The next act of a worker, and the end of a trial."""
 
-import itertools
+import math
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from ratchet.search.finalists import next_seeds, winner
-from ratchet.search.pruning import bracket_of, finish_next, is_pruned, promotable, target
+from ratchet.search.pruning import judge
 from ratchet.search.records import Curve, Study, Trial
-from ratchet.search.sampling import View
-from ratchet.search.store import Change, StudyStore
+from ratchet.search.sampling import suggest
+from ratchet.search.store import LeaseLost, StudyStore
+from ratchet.settings.model import Params
+from ratchet.settings.search_space import parse_space
 
-__all__ = ["Assignment", "Decision", "LeaseLost", "Progress", "Scheduler", "release"]
+__all__ = ["Decision", "Progress", "Scheduler", "release"]
 
-Decision = Literal["continue", "pause", "end", "leave"]
-"""Next act of a running trial: train on, pause at its rung, end early, or stop because the search stops."""
-
-
-class LeaseLost(Exception):
-    """Another worker has taken the trial."""
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """A trial for this worker, and the epoch at which it pauses or ends."""
-
-    trial: Trial
-    until: int
+Decision = Literal["continue", "end", "leave"]
+"""Next act of a running trial: train on, end early, or stop because the search stops."""
+_PRUNED = "pruned after"  # begin of the reason of a trial that has ended early
+_CLOCKS = 600.0  # seconds by which clocks of machines may differ
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a trial over all its attempts: curve, optimizer steps, seconds of CPU and of time, MLflow run."""
+    """Progress of a trial over all its attempts, as in `Trial`."""
 
     curve: Curve = ()
     steps: int = 0
     cpu: float = 0.0
-    wall: float = 0.0
-    run_id: str = ""  # MLflow run, as soon as it is known
-
-    def of(self, trial: Trial) -> Trial:
-        """Return the trial with this progress."""
-        return replace(
-            trial, curve=self.curve or trial.curve, steps=self.steps, cpu=self.cpu, wall=self.wall,
-            run_id=self.run_id or trial.run_id,
-        )  # fmt: skip
+    run_id: str = ""
+    spans: tuple[tuple[float, float], ...] = ()
 
 
 class Scheduler:
@@ -52,46 +38,51 @@ class Scheduler:
 
     Args:
         store: the study.
-        view: for the sampler and Optuna's pruners.
+        params: the settings outside the space.
         key_of: returns the key of the settings of a trial: (values, seed) -> key. It may raise TrainingError.
-        lease: seconds after which others take a trial of which this worker gives no sign.
         owner: name of this worker; two processes never have the same.
     """
 
     def __init__(
-        self, store: StudyStore, view: View, key_of: Callable[[Mapping[str, Any], int | None], str], *, lease: float,
-        owner: str,
-    ) -> None:  # fmt: skip
-        self.store, self.view, self._key_of, self.lease, self.owner = store, view, key_of, lease, owner
+        self, store: StudyStore, params: Params, key_of: Callable[[Mapping[str, Any], int | None], str], *, owner: str
+    ) -> None:
+        self.store, self.params, self.owner = store, params, owner
+        self.lease = params.search.lease
+        self._key_of, self._space = key_of, parse_space(params)
+        self._signs: dict[int, tuple[tuple[object, ...], float]] = {}  # by trial: its latest sign, and when it was new
 
-    def next(self) -> Assignment | Literal["wait"] | None:
+    def next(self) -> Trial | Literal["wait"] | None:
         """Take the next trial. "wait": other workers have what is left. None: the study has ended.
 
-        First comes a trial that has lost its worker, then one that has earned more epochs, then a new one, then other
-        seeds of the best trials.
+        First comes a trial that has lost its worker, then a new one, then other seeds of the best trials.
         """
-        with self.store.change() as change:
-            study = change.study
+        with self.store.lock():
+            study = self.store.require()
             if study.stop or study.state == "ended":
                 return None
-            _release_expired(change)
-            if spent := _spent(change.study):
-                self._end(change, spent)
+            for trial in study.trials:
+                if trial.state == "running" and self._is_silent(trial):
+                    _lose(self.store, study, trial)
+            study = self.store.require()
+            if spent := _spent(study):
+                self._end(study, spent)
                 return None
-            waiting = [trial for trial in change.study.trials if trial.state == "waiting"]
-            chosen = waiting[0] if waiting else _past_its_rung(promotable(change.study))
-            if chosen is None and len(change.study.searched) < study.search.trials and not study.reason:
-                chosen = self._new(change)
-            if chosen is None and any(trial.state == "running" for trial in change.study.searched):
+            chosen = next((trial for trial in study.trials if trial.state == "waiting"), None)
+            if chosen is None and len(study.searched) < study.search.trials and not study.reason:
+                chosen = self._new(study)
+                study = study if chosen else self.store.require()
+            if chosen is None and any(trial.state == "running" for trial in study.searched):
                 return "wait"  # the finalists are not known yet
-            if chosen is None:
-                chosen = _past_its_rung(finish_next(change.study)) or self._seed(change)
-            if chosen is None and any(trial.state == "running" for trial in change.study.trials):
+            chosen = chosen or self._seed(study)
+            if chosen is None and any(trial.state == "running" for trial in study.trials):
                 return "wait"
             if chosen is None:
-                self._end(change, "")
+                self._end(study, study.reason)
                 return None
-            return self._take(change, chosen)
+            # In this order a process that is killed here leaves a trial that others take sooner or later.
+            self.store.note(chosen.number, owner=self.owner, beat=time.time())
+            self.store.move(chosen.number, "running")
+            return replace(chosen, state="running", owner=self.owner)
 
     def report(self, number: int, progress: Progress) -> Decision:
         """Record how far a running trial is, and decide whether it goes on.
@@ -99,131 +90,126 @@ class Scheduler:
         Raises:
             LeaseLost: another worker has it.
         """
-        with self.store.change() as change:
-            trial = change.put(progress.of(self._own(change, number)))
-            study = change.study
-            until = target(study, trial)
-            if trial.epochs >= until < study.epochs:
-                return "pause"
-            if is_pruned(study, trial, self.view):
-                return "end"
-            return "leave" if study.stop or study.state == "ended" or _spent(study) else "continue"
-
-    def pause(self, number: int, progress: Progress) -> Assignment | None:
-        """Leave a trial at its rung. Return it again if it passes at once."""
-        with self.store.change() as change:
-            trial = progress.of(self._own(change, number))
-            change.put(replace(trial, state="paused", owner=""))
-            best = promotable(change.study)
-            if change.study.stop or _spent(change.study) or best is None or best.number != number:
-                return None
-            return self._take(change, replace(best, rung=best.rung + 1))
+        trial = self._own(number, progress)
+        study = self.store.require()
+        if trial.reason.startswith(_PRUNED):  # its worker was lost as it recorded the end
+            return "end"
+        is_bad, marks = judge(study, trial, self._space)
+        if is_bad:
+            return "end"
+        self.store.note(number, marks=marks)
+        return "leave" if study.stop or study.state == "ended" or _spent(study) else "continue"
 
     def finish(self, number: int, progress: Progress, objectives: tuple[float, ...], *, constant: str = "") -> None:
         """Record the end of a complete trial. `constant` is as in `Trial`."""
-        self._close(number, progress, "complete", objectives=objectives, constant=constant)
+        if not all(map(math.isfinite, objectives)):
+            self.fail(number, progress, f"its objectives are not finite: {', '.join(map(str, objectives))}")
+            return
+        with self.store.lock():
+            self._own(number, progress)
+            self.store.note(number, constant=constant)
+            self.store.move(number, "complete", objectives)
 
     def end_early(self, number: int, progress: Progress) -> None:
         """Record that the pruner has ended a trial."""
-        self._close(number, progress, "pruned", reason=f"pruned after {progress.curve[-1][0]}")
+        with self.store.lock():
+            trial = self._own(number, progress)
+            _, marks = judge(self.store.require(), trial, self._space)
+            epoch, value = trial.curve[-1]
+            self.store.note(number, reason=f"{_PRUNED} {epoch}", marks=marks)
+            self.store.move(number, "pruned", [value])
 
     def fail(self, number: int, progress: Progress, reason: str) -> None:
         """Record that a trial cannot be trained."""
-        self._close(number, progress, "failed", reason=reason)
+        with self.store.lock():
+            self._own(number, progress)
+            self.store.note(number, reason=reason)
+            self.store.move(number, "failed")
 
     def leave(self, number: int, progress: Progress) -> None:
         """Give a trial back, because this worker stops; another one continues it at its checkpoint."""
-        with self.store.change() as change:
-            change.put(replace(progress.of(self._own(change, number)), state="waiting", owner=""))
+        with self.store.lock():
+            self._own(number, progress)
+            self.store.note(number, owner="")
+            self.store.move(number, "waiting")
 
     def beat(self, number: int) -> bool:
-        """Extend the lease; return False if another worker has the trial."""
-        return self.store.beat(number, self.owner, lease=self.lease)
+        """Give a sign of this worker; return False if another one has the trial."""
+        try:
+            self._own(number)
+            self.store.note(number, beat=time.time())
+        except LeaseLost:
+            return False
+        return True
 
-    def _close(
-        self, number: int, progress: Progress, state: Literal["complete", "pruned", "failed"], *, reason: str = "",
-        objectives: tuple[float, ...] = (), constant: str = "",
-    ) -> None:  # fmt: skip
-        with self.store.change() as change:
-            trial = replace(progress.of(self._own(change, number)), state=state, owner="", ended=change.now)
-            change.put(replace(trial, reason=reason, objectives=objectives, constant=constant))
-
-    def _own(self, change: Change, number: int) -> Trial:
-        trial = next(each for each in change.study.trials if each.number == number)
+    def _own(self, number: int, progress: Progress | None = None) -> Trial:
+        """Return a trial of this worker, with this progress, which is recorded."""
+        trial = self.store.trial(number)
         if trial.owner != self.owner or trial.state != "running":
             raise LeaseLost
+        if progress is not None:
+            progress = replace(progress, run_id=progress.run_id or trial.run_id, curve=progress.curve or trial.curve)
+            content = asdict(progress)
+            new = tuple(point for point in content.pop("curve") if point not in trial.curve)
+            self.store.note(number, curve=new, progress=content)
+            trial = replace(trial, **asdict(progress))
         return trial
 
-    def _take(self, change: Change, trial: Trial) -> Assignment:
-        expires = change.now + change.study.search.lease
-        began = trial.began or change.now
-        taken = change.put(replace(trial, state="running", owner=self.owner, expires=expires, began=began))
-        return Assignment(taken, target(change.study, taken))
+    def _is_silent(self, trial: Trial) -> bool:
+        """Return whether a worker gives no sign any more. Clocks of machines differ, so it watches for changes."""
+        sign, now = (trial.owner, trial.beat, trial.epochs), time.monotonic()
+        if self._signs.get(trial.number, ((), 0.0))[0] != sign:
+            self._signs[trial.number] = sign, now
+        return now - self._signs[trial.number][1] > self.lease or time.time() - trial.beat > self.lease + _CLOCKS
 
-    def _new(self, change: Change) -> Trial | None:
-        """Choose settings that no trial has; None: there are none left."""
-        study = change.study
-        number = len(study.trials)
+    def _new(self, study: Study) -> Trial | None:
+        """Add a trial with settings that no trial has; None: there are none left."""
+        suggestion = suggest(study, self._space, self.params, self._key_of)
+        if suggestion is None:
+            self.store.save(reason="every choice of the space has been tried")
+            return None
+        values, key = suggestion
+        return self.store.add(Trial(len(study.trials), key, values, folds=study.search.folds), self._space)
+
+    def _seed(self, study: Study) -> Trial | None:
+        """Add the next repetition of a finalist with another seed."""
         keys = {trial.key for trial in study.trials}
-        for attempt in itertools.count():
-            values = self.view.suggest(study, number, attempt)
-            if values is None:
-                break
-            if any(dict(trial.values) == values for trial in study.searched):
-                continue
-            key = self._key_of(values, None)
-            if key not in keys:
-                return Trial(number, key, values, bracket=bracket_of(study, number), folds=study.search.folds)
-        change.save(reason="every choice of the space has been tried")
-        return None
-
-    def _seed(self, change: Change) -> Trial | None:
-        """Return the next repetition of a finalist with another seed."""
-        keys = {trial.key for trial in change.study.trials}
-        for finalist, seed in next_seeds(change.study):
+        for finalist, seed in next_seeds(study):
             key = self._key_of(finalist.values, seed)
             if key not in keys:
-                number = len(change.study.trials)
-                return Trial(
-                    number, key, finalist.values, seed_of=finalist.number, seed=seed, folds=change.study.search.folds
-                )
+                repetition = Trial(
+                    len(study.trials), key, finalist.values, seed_of=finalist.number, seed=seed,
+                    folds=study.search.folds,
+                )  # fmt: skip
+                return self.store.add(repetition, self._space)
         return None
 
-    def _end(self, change: Change, reason: str) -> None:
-        """End the study, and name its winner. Paused trials stay so: a larger budget may continue them."""
-        best = winner(change.study)
-        reason = reason or change.study.reason
-        change.save(state="ended", reason=reason, winner=None if best is None else best.trial.number)
+    def _end(self, study: Study, reason: str) -> None:
+        """End the study, and name its winner."""
+        best = winner(study)
+        self.store.save(winner=None if best is None else best.trial.number, reason=reason, state="ended")
 
 
 def release(store: StudyStore, owner: str) -> int:
     """Let others continue the trials of a worker that has ended. Return how many it had."""
-    with store.change() as change:
-        held = [trial for trial in change.study.trials if trial.state == "running" and trial.owner == owner]
+    with store.lock():
+        study = store.require()
+        held = [trial for trial in study.trials if trial.state == "running" and trial.owner == owner]
         for trial in held:
-            _lose(change, trial)
+            _lose(store, study, trial)
     return len(held)
 
 
-def _past_its_rung(trial: Trial | None) -> Trial | None:
-    return None if trial is None else replace(trial, rung=trial.rung + 1)
-
-
-def _release_expired(change: Change) -> None:
-    """Let others continue the trials of workers that give no sign any more."""
-    for trial in change.study.trials:
-        if trial.state == "running" and trial.expires < change.now:
-            _lose(change, trial)
-
-
-def _lose(change: Change, trial: Trial) -> None:
+def _lose(store: StudyStore, study: Study, trial: Trial) -> None:
     """Record that the worker of a trial is lost. After too many times the trial itself is the probable cause."""
     losses = trial.losses + 1
-    if losses < change.study.search.max_losses:
-        change.put(replace(trial, state="waiting", owner="", losses=losses))
+    if losses < study.search.max_losses:
+        store.note(trial.number, losses=losses, owner="")
+        store.move(trial.number, "waiting")
         return
     reason = f"its worker was lost {losses} times (search.max_losses); one cause is that its memory did not suffice"
-    change.put(replace(trial, state="failed", owner="", losses=losses, reason=reason, ended=change.now))
+    store.note(trial.number, losses=losses, owner="", reason=reason)
+    store.move(trial.number, "failed")
 
 
 def _spent(study: Study) -> str:

@@ -1,125 +1,101 @@
-"""The database of studies: SQLite on one machine, PostgreSQL for several.
+"""Studies in Optuna's own storage: SQLite on one machine, PostgreSQL for several, or a journal file.
 
-Every change is one transaction, which begins with a write to the row of the study. So transactions of one study follow
-each other, and a killed process leaves either all of a change or nothing. Trials are rows with a JSON document; columns
-repeat only what statements select by.
+A killed process leaves each trial as it was or as it is to be: a trial is added with all its settings at once, and its
+end is one change. What a worker does next is decided under the lock of its study, by one worker at a time.
 """
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ratchet import urls
 from ratchet.errors import StudyError, StudyUnavailable, first_line
-from ratchet.search.records import Study, Trial
+from ratchet.search.optuna_view import frozen, optuna_state, quiet, trial_of
+from ratchet.search.records import Curve, State, Study, Trial
+from ratchet.settings.search_settings import SearchSettings
+from ratchet.settings.search_space import Dimension
 from ratchet.typed_json import parse, to_plain
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, Engine, Table
+    from optuna.storages import BaseStorage
+    from sqlalchemy import Engine
 
-__all__ = ["Change", "StudyStore", "patiently"]
+__all__ = ["LeaseLost", "StudyStore", "patiently"]
 
 T = TypeVar("T")
-_BUSY_SECONDS = 60.0  # that SQLite waits for another writer
-_FIRST_WAIT, _LONGEST_WAIT = 0.5, 15.0  # seconds between two attempts to reach the database
-_LONGEST_SILENCE = 120.0  # seconds between two signs of workers that count as searched
-_COLUMNS = ("stop", "active", "beat", "changes")  # of a study, beside its document
+_BUSY_SECONDS = 60.0  # that a worker waits for another one
+_FIRST_WAIT, _LONGEST_WAIT = 0.5, 15.0  # seconds between two attempts to reach the storage
+_LONGEST_SILENCE = 120.0  # seconds that a hung process or a lost machine can hold the lock in PostgreSQL
+_ALLOWED = "sqlite:///mlruns/search.db, postgresql://HOST/DATABASE or journal:///mlruns/search.log"
 
 
-@dataclass
-class Change:
-    """A transaction on one study. `study` has its trials; `now` is the database's time, seconds since 1970."""
+_FIELDS = (*(field.name for field in fields(Study) if field.name not in ("trials", "created")), "created")
 
-    study: Study
-    now: float
-    _store: "StudyStore"
-    _connection: "Connection"
-    _number: int
 
-    def put(self, trial: Trial) -> Trial:
-        """Write a trial, new or changed, and return it."""
-        store = self._store
-        row = {
-            "state": trial.state, "owner": trial.owner, "expires": trial.expires, "changed": self._number,
-            "content": _text(trial),
-        }  # fmt: skip
-        known = any(each.number == trial.number for each in self.study.trials)
-        where = (store.table.c.study == self.study.name) & (store.table.c.number == trial.number)
-        statement = (
-            store.table.update().where(where).values(**row)
-            if known
-            else store.table.insert().values(study=self.study.name, number=trial.number, key=trial.key, **row)
-        )
-        self._connection.execute(statement)
-        trials = {**{each.number: each for each in self.study.trials}, trial.number: trial}
-        self.study = replace(self.study, trials=tuple(trials.values()))
-        return trial
-
-    def save(self, **changes: Any) -> None:
-        """Write fields of the study."""
-        self.study = replace(self.study, **changes)
-        flags = {name: value for name, value in changes.items() if name in _COLUMNS}
-        table = self._store.studies
-        row = {**flags, "content": _text(replace(self.study, trials=(), stop=False, active=0.0))}
-        self._connection.execute(table.update().where(table.c.name == self.study.name).values(**row))
+class LeaseLost(Exception):
+    """Another worker has taken the trial."""
 
 
 class StudyStore:
-    """One study in the database.
+    """One study in the storage.
 
     Raises (every method):
-        StudyUnavailable: the database does not answer.
+        StudyUnavailable: the storage does not answer.
     """
 
     def __init__(self, workspace: Workspace | None, uri: str, name: str) -> None:
-        """Open the study `name`. `workspace` is the project to which a relative SQLite path belongs."""
+        """Open the study `name`. `workspace` is the project to which a relative path belongs."""
         self.uri = workspace.database(uri) if workspace else uri
         self.name = name
-        self.trials: dict[int, Trial] = {}  # as last read or written
-        self._seen = -1  # number of the last change in `trials`
-        self._now = _Clock()
+        self._engine: Engine | None = None
 
     def create(self, study: Study) -> bool:
-        """Write a new study; return False if there is one with its name."""
-        from sqlalchemy.exc import IntegrityError
+        """Write a new study; return False if there is one with its name.
 
-        with self._errors():
-            try:
-                with self._engine.begin() as connection:
-                    now = self._now(connection)
-                    content = _text(replace(study, created=study.created or now))
-                    row = {
-                        "name": self.name,
-                        "content": content,
-                        "changes": 0,
-                        "active": 0.0,
-                        "beat": now,
-                        "stop": False,
-                    }
-                    connection.execute(self.studies.insert().values(**row))
-                return True
-            except IntegrityError:
+        Raises:
+            StudyError: another program or an earlier version of ratchet has written one with its name.
+        """
+        from optuna.study import StudyDirection
+
+        with self.lock():
+            if self.read() is not None:
                 return False
+            directions = [StudyDirection.MAXIMIZE if larger else StudyDirection.MINIMIZE for larger in study.maximize]
+            with self._errors():
+                if self.name not in self.names():
+                    self._storage.create_new_study(directions, self.name)
+                elif self._storage.get_all_trials(self._study):
+                    raise StudyError(
+                        f"{self.name}: {urls.redacted(self.uri)} has a study of this name that ratchet did not write. "
+                        "Fix: begin another study: `ratchet set search.study=NAME`"
+                    )
+            self.save(**_plain(replace(study, created=study.created or time.time())))
+        return True
 
     def names(self) -> list[str]:
         """Return the names of all studies, the oldest first."""
-        from sqlalchemy import select
-
-        with self._errors(), self._engine.connect() as connection:
-            return [
-                str(name) for (name,) in connection.execute(select(self.studies.c.name).order_by(self.studies.c.id))
-            ]
+        with self._errors():
+            return [study.study_name for study in self._storage.get_all_studies()]
 
     def read(self) -> Study | None:
         """Return the study with its trials; None: there is none."""
-        with self._errors(), self._engine.connect() as connection:
-            return self._read(connection)
+        with self._errors():
+            try:
+                attributes = self._storage.get_study_user_attrs(self._study)
+            except KeyError:
+                self._refuse_earlier_version()
+                return None
+            if "created" not in attributes:  # written last: a study of another program, or one that is not yet whole
+                return None
+            content = {name: attributes[name] for name in _FIELDS}
+            trials = [trial_of(stored) for stored in self._storage.get_all_trials(self._study, deepcopy=False)]
+        return replace(parse(Study, json.dumps(content)), trials=trials)
 
     def require(self) -> Study:
         """Return the study with its trials.
@@ -129,174 +105,174 @@ class StudyStore:
         """
         study = self.read()
         if study is None:
-            names = self.names()
             raise StudyError(
                 f"{self.name}: no such study in {urls.redacted(self.uri)}. Allowed: "
-                f"{', '.join(names) or 'there are none; `ratchet search` begins one'}"
+                f"{', '.join(self.names()) or 'there are none; `ratchet search` begins one'}"
             )
         return study
 
-    @contextmanager
-    def change(self) -> Iterator[Change]:
-        """Begin a transaction on the study. An exception undoes it.
+    def save(self, **changes: Any) -> None:
+        """Write fields of the study, in this order."""
+        with self._errors():
+            for name, value in changes.items():
+                plain = value.model_dump(mode="json") if isinstance(value, SearchSettings) else value
+                self._storage.set_study_user_attr(self._study, name, plain)
+
+    def add(self, trial: Trial, space: Sequence[Dimension]) -> Trial:
+        """Add a trial that waits for a worker, with the next number, and return it."""
+        with self._errors():
+            identity = self._storage.create_new_trial(self._study, frozen(trial, space, state="waiting"))
+            return trial_of(self._storage.get_trial(identity))
+
+    def trial(self, number: int) -> Trial:
+        """Return a trial."""
+        with self._errors():
+            return trial_of(self._storage.get_trial(self._identity(number)))
+
+    def note(
+        self, number: int, *, curve: Curve = (), marks: Mapping[str, Any] | None = None, **attributes: Any
+    ) -> None:
+        """Record something about an open trial: points of its curve, marks of the pruner, or attributes.
 
         Raises:
-            StudyError: there is no such study.
+            LeaseLost: it has ended.
         """
         with self._errors():
-            try:
-                with self._engine.begin() as connection:
-                    where = self.studies.c.name == self.name
-                    statement = self.studies.update().where(where).values(changes=self.studies.c.changes + 1)
-                    changes = connection.execute(statement.returning(self.studies.c.changes)).scalar()
-                    if changes is None:
-                        raise StudyError(f"{self.name}: no such study. Fix: `ratchet search` begins one")
-                    now = self._now(connection)
-                    self._count(connection, now)
-                    study = self._read(connection)
-                    assert study
-                    change = Change(study, now, self, connection, int(changes))
-                    yield change
-                self.trials, self._seen = {trial.number: trial for trial in change.study.trials}, int(changes)
-            except BaseException:
-                self._seen, self.trials = -1, {}  # what was undone must not stay
-                raise
+            identity = self._identity(number)
+            for step, value in curve:
+                self._storage.set_trial_intermediate_value(identity, step, value)
+            for name, value in attributes.items():
+                self._storage.set_trial_user_attr(identity, name, value)
+            for name, value in (marks or {}).items():
+                self._storage.set_trial_system_attr(identity, name, value)
 
-    def beat(self, number: int, owner: str, *, lease: float) -> bool:
-        """Extend the lease of a trial; return False if another worker has it. Also count the time that is searched."""
-        with self._errors(), self._engine.begin() as connection:
-            now, trials = self._now(connection), self.table
-            where = (trials.c.study == self.name) & (trials.c.number == number) & (trials.c.owner == owner)
-            self._count(connection, now)  # first the row of the study, as in `change`: no deadlock
-            return bool(connection.execute(trials.update().where(where).values(expires=now + lease)).rowcount)
+    def move(self, number: int, state: State, values: Sequence[float] | None = None) -> None:
+        """Change the state of an open trial.
 
-    def _count(self, connection: "Connection", now: float) -> None:
-        """Add the seconds since the last sign of any worker to the active time; a longer pause does not count."""
-        from sqlalchemy import case
+        Raises:
+            LeaseLost: it has ended.
+        """
+        with self._errors():
+            self._storage.set_trial_state_values(self._identity(number), optuna_state(state), values)
 
-        studies = self.studies
-        passed = now - studies.c.beat
-        counted = case((passed.between(0.0, _LONGEST_SILENCE), studies.c.active + passed), else_=studies.c.active)
-        latest = case((passed > 0.0, now), else_=studies.c.beat)
-        connection.execute(studies.update().where(studies.c.name == self.name).values(active=counted, beat=latest))
-
-    def _read(self, connection: "Connection") -> Study | None:
-        from sqlalchemy import select
-
-        columns = [self.studies.c[name] for name in ("content", "stop", "active")]
-        row = connection.execute(select(*columns).where(self.studies.c.name == self.name)).first()
-        if row is None:
-            return None
-        c = self.table.c
-        query = select(c.number, c.changed, c.expires, c.content).where(c.study == self.name, c.changed > self._seen)
-        for number, changed, expires, content in connection.execute(query.order_by(c.number)):
-            self.trials[number] = replace(parse(Trial, content), expires=expires)
-            self._seen = max(self._seen, changed)
-        leases = select(c.number, c.expires).where(c.study == self.name, c.state == "running")
-        for number, expires in connection.execute(leases):
-            if number in self.trials:  # not one that came after the statement before
-                self.trials[number] = replace(self.trials[number], expires=expires)
-        trials = tuple(self.trials[number] for number in sorted(self.trials))
-        return replace(parse(Study, row.content), stop=bool(row.stop), active=float(row.active), trials=trials)
+    def _identity(self, number: int) -> int:
+        return self._storage.get_trial_id_from_study_id_trial_number(self._study, number)
 
     @cached_property
-    def studies(self) -> "Table":
-        """Table of studies."""
-        return self._tables[0]
+    def _study(self) -> int:
+        """The storage's number of the study. KeyError: there is none."""
+        return self._storage.get_study_id_from_name(self.name)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Be the only worker that decides about studies of this storage. A killed process leaves it."""
+        from filelock import FileLock
+        from sqlalchemy import text
+
+        with ExitStack() as held:
+            with self._errors():
+                assert self._storage is not None  # now it is open
+                if self._file is not None:
+                    held.enter_context(FileLock(f"{self._file}.search-lock", timeout=_BUSY_SECONDS))
+                elif self._engine is not None:
+                    connection = held.enter_context(self._engine.connect())
+                    connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('ratchet.search'))"))
+            yield
+
+    @property
+    def _file(self) -> Path | None:
+        """File of the storage; None: it is a server."""
+        scheme, _, path = self.uri.partition(":///")
+        return Path(path) if scheme in ("sqlite", "journal") and path else None
 
     @cached_property
-    def table(self) -> "Table":
-        """Table of trials."""
-        return self._tables[1]
+    def _storage(self) -> "BaseStorage":
+        """The storage, with its tables."""
+        from optuna import logging, storages
+        from optuna.storages.journal import JournalFileBackend
 
-    @cached_property
-    def _tables(self) -> "tuple[Table, Table]":
-        from sqlalchemy import Boolean, Column, Float, Integer, MetaData, String, Table, Text, UniqueConstraint
-
-        about = MetaData()
-        studies = Table(
-            "ratchet_studies", about,
-            Column("id", Integer, primary_key=True), Column("name", String(64), unique=True, nullable=False),
-            Column("changes", Integer, nullable=False), Column("stop", Boolean, nullable=False),
-            Column("active", Float(53), nullable=False), Column("beat", Float(53), nullable=False),
-            Column("content", Text, nullable=False),
-        )  # fmt: skip
-        trials = Table(
-            "ratchet_trials", about,
-            Column("study", String(64), primary_key=True), Column("number", Integer, primary_key=True),
-            Column("key", String(64), nullable=False), Column("state", String(16), nullable=False),
-            Column("owner", String(200), nullable=False), Column("expires", Float(53), nullable=False),
-            Column("changed", Integer, nullable=False, index=True), Column("content", Text, nullable=False),
-            UniqueConstraint("study", "key"),
-        )  # fmt: skip
-        return studies, trials
-
-    @cached_property
-    def _engine(self) -> "Engine":
-        """The database, with its tables."""
-        from sqlalchemy import create_engine
-        from sqlalchemy.exc import ArgumentError, NoSuchModuleError
-        from sqlalchemy.pool import StaticPool
-
+        logging.set_verbosity(logging.WARNING)
+        if self.uri == "memory":
+            return storages.InMemoryStorage()
+        if self._file is None and not self.uri.startswith("postgresql"):
+            raise StudyError(f"search.storage: found {urls.redacted(self.uri)}. Allowed: {_ALLOWED}")
         try:
-            sqlite = self.uri.startswith("sqlite:")
-            if not sqlite and not self.uri.startswith("postgresql"):
-                raise ArgumentError("only SQLite and PostgreSQL are supported")
-            memory: dict[str, Any] = {"poolclass": StaticPool} if self.uri == "sqlite://" else {}
-            # A worker that hangs in a transaction, or whose machine is lost, would hold the study's row.
-            limit = f"-c idle_in_transaction_session_timeout={_LONGEST_SILENCE:.0f}s"
-            arguments: dict[str, Any] = {"timeout": _BUSY_SECONDS} if sqlite else {"options": limit}
-            engine = create_engine(self.uri, pool_pre_ping=not sqlite, connect_args=arguments, **memory)
+            if self._file is not None:
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StudyError(
+                f"search.storage: found {self.uri}, whose folder cannot be made ({error.strerror}). Fix: name a "
+                "file in a folder that this user can write"
+            ) from error
+        with quiet():
+            if self.uri.startswith("journal:"):
+                return storages.JournalStorage(JournalFileBackend(str(self._file)))
+            return self._database()
+
+    def _database(self) -> "BaseStorage":
+        from filelock import FileLock
+        from optuna import storages
+        from sqlalchemy import create_engine, text
+        from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+
+        # A worker that hangs in a transaction, or whose machine is lost, would hold the lock.
+        limit = f"-c idle_in_transaction_session_timeout={_LONGEST_SILENCE:.0f}s"
+        arguments: dict[str, Any] = {"timeout": _BUSY_SECONDS} if self._file else {"options": limit}
+        options = {"connect_args": arguments, "pool_pre_ping": not self._file}
+        try:
+            self._engine = create_engine(self.uri, **options)
         except (ArgumentError, ImportError, NoSuchModuleError) as error:
             raise StudyError(
-                f"search.storage: found {urls.redacted(self.uri)} ({first_line(error)}). Allowed: "
-                "sqlite:///mlruns/search.db or postgresql://HOST/DATABASE"
+                f"search.storage: found {urls.redacted(self.uri)} ({first_line(error)}). Allowed: {_ALLOWED}"
             ) from error
-        if sqlite and engine.url.database:
-            try:
-                Path(engine.url.database).parent.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise StudyError(
-                    f"search.storage: found {self.uri}, whose folder cannot be made ({error.strerror}). Fix: name a "
-                    "file in a folder that this user can write"
-                ) from error
-        self._make_tables(engine)
-        return engine
-
-    def _make_tables(self, engine: "Engine") -> None:
-        from sqlalchemy import inspect, text
-        from sqlalchemy.exc import ProgrammingError
-
-        with engine.begin() as connection:
-            if engine.dialect.name == "postgresql":  # two processes can create them at once
-                connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('ratchet.search'))"))
+        with ExitStack() as held:  # two processes can make the tables at once
+            if self._file:
+                held.enter_context(FileLock(f"{self._file}.tables-lock", timeout=_BUSY_SECONDS))
             else:
-                connection.execute(text("BEGIN IMMEDIATE"))
-            if not inspect(connection).has_table(self.table.name):
-                try:
-                    self.table.metadata.create_all(connection)
-                except ProgrammingError as error:
-                    raise StudyError(
-                        f"search.storage: {first_line(error)}. Fix: let this user create tables"
-                    ) from error
+                connection = held.enter_context(self._engine.connect())
+                connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('ratchet.search.tables'))"))
+            try:
+                return storages.get_storage(storages.RDBStorage(self.uri, options))
+            except RuntimeError as error:  # tables of another version of Optuna
+                raise StudyError(f"search.storage: found {urls.redacted(self.uri)}. {error}") from error
+
+    def _refuse_earlier_version(self) -> None:
+        """Check that an earlier version of ratchet has not begun this study, in tables of its own."""
+        if self._engine is None:
+            return
+        from sqlalchemy import inspect, text
+
+        with self._errors(), self._engine.connect() as connection:
+            if not inspect(connection).has_table("ratchet_studies"):
+                return
+            query = text("SELECT count(*) FROM ratchet_studies WHERE name = :name")
+            if connection.execute(query, {"name": self.name}).scalar():
+                raise StudyError(
+                    f"{self.name}: an earlier version of ratchet wrote this study, in tables of its own, and this "
+                    "version cannot continue it. They stay as they are, and so do its page and table in data/reports. "
+                    "Fix: begin another study: `ratchet set search.study=NAME`"
+                )
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        from sqlalchemy.exc import DBAPIError, IntegrityError
+        from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
+        from sqlalchemy.exc import DBAPIError
 
         try:
             yield
-        except IntegrityError:
-            raise
-        except DBAPIError as error:
+        except UpdateFinishedTrialError as error:
+            raise LeaseLost from error
+        except (StorageInternalError, DBAPIError, OSError) as error:
+            cause = error.__cause__ if isinstance(error, StorageInternalError) else error
+            reason = first_line(cause or error)[:200]
             raise StudyUnavailable(
-                f"search.storage: {urls.redacted(self.uri)} does not answer ({first_line(error)[:200]}). Fix: start "
-                "the database or free some disk space; a search waits for it"
+                f"search.storage: {urls.redacted(self.uri)} does not answer ({reason}). Fix: start the database or "
+                "free some disk space; a search waits for it"
             ) from error
 
 
 def patiently(call: Callable[[], T], *, stop: Callable[[], bool], say: Callable[[str], None]) -> T:
-    """Return the result of a call to the database, and wait as long as that does not answer.
+    """Return the result of a call to the storage, and wait as long as that does not answer.
 
     Raises:
         StudyUnavailable: `stop` returned True meanwhile.
@@ -317,16 +293,7 @@ def patiently(call: Callable[[], T], *, stop: Callable[[], bool], say: Callable[
         wait = min(2 * wait, _LONGEST_WAIT)
 
 
-class _Clock:
-    """The time of the database, because clocks of machines differ."""
-
-    def __call__(self, connection: "Connection") -> float:
-        from sqlalchemy import text
-
-        if connection.dialect.name == "sqlite":
-            return time.time()
-        return float(connection.execute(text("SELECT extract(epoch FROM clock_timestamp())")).scalar() or 0.0)
-
-
-def _text(value: Study | Trial) -> str:
-    return json.dumps(to_plain(value))
+def _plain(study: Study) -> dict[str, Any]:
+    """Return the fields of a new study, "created" last: with it the study is whole."""
+    plain = to_plain(replace(study, trials=()))
+    return {name: plain[name] for name in _FIELDS}

@@ -64,8 +64,6 @@ def _method_faults(params: Params) -> Iterator[str]:
             f"search.pruner: found {search.pruner}, and search.objective has {len(search.objective)} entries. Allowed "
             "with several objectives: none. Fix: `ratchet set search.pruner=none`"
         )
-    if several and search.sampler in ("cma-es",):
-        yield "search.sampler: found cma-es, which takes one objective. Fix: `ratchet set search.sampler=tpe`"
     if search.storage == "sqlite://":
         yield (
             "search.storage: found sqlite://, which is in the memory of one process. Allowed: "

@@ -43,17 +43,13 @@ class SearchSettings(Section):
     hours: Amount = setting(0.0, "hours in which at least one worker searches; 0: no limit")
     cpu_hours: Amount = setting(0.0, "hours of one core, of all trials; 0: no limit")
 
-    sampler: Literal["tpe", "random", "grid", "gp", "cma-es"] = setting(
-        "tpe", "how the next settings are chosen: tpe, random, grid, gp (Gaussian process) or cma-es"
+    sampler: Literal["tpe", "random", "grid", "gp"] = setting(
+        "tpe", "how Optuna chooses the next settings: tpe, random, grid or gp (Gaussian process)"
     )
     sampler_seed: Count = setting(0, "seed of the sampler")
     pruner: Literal["auto", "none", "median", "successive-halving", "hyperband", "wilcoxon"] = setting(
         "auto",
         "how bad trials end early; auto: successive-halving, or wilcoxon with folds, or none for several objectives",
-    )
-    min_epochs: Positive = setting(1, "epochs before a trial can end early")
-    reduction: Annotated[int, Field(ge=2, le=16)] = setting(
-        3, "successive-halving and hyperband: one of so many trials continues to so many times the epochs"
     )
     folds: Count = setting(
         0, "train every trial on so many folds and take the mean; 0: one training on the packed split"
@@ -64,7 +60,7 @@ class SearchSettings(Section):
 
     workers: Count = setting(0, "processes of this machine; 0: one per GPU, else one per core")
     storage: Text = setting(
-        "sqlite:///mlruns/search.db", "database of studies; postgresql://... if workers are on several machines"
+        "sqlite:///mlruns/search.db", "Optuna's storage; postgresql://... if workers are on several machines"
     )
     folder: Text = setting("data/search", "folder of the trials' checkpoints; workers of several machines share it")
     lease: Annotated[float, Field(ge=1.0)] = setting(

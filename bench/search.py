@@ -1,6 +1,6 @@
 """Searches: the best settings for a budget, kills, and the cost of searching.
 
-    python -m bench.search [--rounds 3] [--seeds 20] [--only quality kills overhead pace] [--quick]
+    python -m bench.search [--rounds 3] [--seeds 20] [--only quality kills overhead] [--quick]
 
 quality   On the recorded table (bench/search_table.py): loss of the chosen settings after a whole training, above the
           least of the table, at equal numbers of epochs. Our default, TPE with successive halving, is not worse than
@@ -9,17 +9,13 @@ kills     Every trial of a real search loses its worker once by SIGKILL. It need
           same search left alone, ends with the same values bit for bit and the same best trial, trains no setting twice
           and has one MLflow run for each trial. A kill repeats half of the steps between two checkpoints. So short
           trials need more of them: with successive halving, `training.checkpoint_steps` is 2, because the default
-          writes one after each epoch, which here has 20 or 40 steps. Beside it Optuna's retries after missing
-          heartbeats.
+          writes one after each epoch, which here has 20 or 40 steps.
 overhead  A search by two workers needs at most 5 % more processor time than its trainings in two bare processes. The
           start of the processes is counted by itself. Elapsed time is only shown: it depends on what else runs.
-pace      Seconds per trial of 1,000 trials without training, on an SQLite file; not more than bare Optuna's.
 """
 
-import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,16 +23,13 @@ from numpy.typing import NDArray
 from bench.project import scratch
 from bench.report import Row, alone, options, spread
 from bench.search_kills import compared
-from bench.search_kills_optuna import retried
 from bench.search_overhead import overhead
-from bench.search_pace import optuna_pace, our_pace
 from bench.search_replay import OPTUNA, optuna_played, played
-from bench.search_runs import digits
 from bench.search_table import Table
 
 __all__ = ["NAMES", "measure"]
 
-NAMES = ("quality", "kills", "overhead", "pace")
+NAMES = ("quality", "kills", "overhead")
 _TRAININGS = (5, 10, 20)  # budgets of the replay, in whole trainings
 _OURS = "ratchet TPE + successive halving"
 _REPEATED, _COST = 1.02, 1.05  # limits of the claims
@@ -53,7 +46,6 @@ def measure(rounds: int, *, seeds: int = 20, only: Sequence[str] = NAMES, quick:
         "quality": lambda: _quality(1 if quick else seeds, (1,) if quick else _TRAININGS),
         "kills": lambda: _kills(quick=quick),
         "overhead": lambda: _overhead(1 if quick else rounds, 1 if quick else 30),
-        "pace": lambda: _pace(1 if quick else rounds, 20 if quick else 1000),
     }
     rows = []
     for name in only:
@@ -122,19 +114,7 @@ def _kills(*, quick: bool) -> list[Row]:
                 f"{result.duplicates}; {result.runs[0]}, {result.runs[1]}", f"0; {result.trials}, 1",
                 result.duplicates == 0 and result.runs == (result.trials, 1)),
         ]  # fmt: skip
-    return rows + _optuna_kills(2 if quick else 3, 3 if quick else 30)
-
-
-def _optuna_kills(trials: int, epochs: int) -> list[Row]:
-    with scratch() as folder:
-        project = digits(folder / "project", {"training.best": "validation/loss", "training.epochs": epochs})
-        calm = retried(project, folder / "alone", trials=trials, kill=False)
-        killed = retried(project, folder / "killed", trials=trials, kill=True)
-    figure = (
-        f"{killed.steps:,} / {calm.steps:,} = {killed.steps / calm.steps:.4f}; {killed.trials} trials for "
-        f"{killed.complete} results, {killed.trained_twice} settings twice; same best value: {killed.best == calm.best}"
-    )
-    return [Row("Optuna's RetryHeartbeatStaleTrialCallback", f"whole trainings, {trials} trials", figure)]
+    return rows
 
 
 def _overhead(rounds: int, epochs: int) -> list[Row]:
@@ -155,20 +135,6 @@ def _overhead(rounds: int, epochs: int) -> list[Row]:
         Row("processor seconds of a start: search", condition, spread(starts, form=".1f")),
         Row("processor seconds of a start: two bare processes", condition, spread(plain_starts, form=".1f")),
     ]  # fmt: skip
-
-
-def _pace(rounds: int, trials: int) -> list[Row]:
-    ours, theirs = [], []
-    for _ in range(rounds):
-        with tempfile.TemporaryDirectory() as folder:
-            ours.append(1000 * our_pace(Path(folder) / "ours.db", trials))
-            theirs.append(1000 * optuna_pace(Path(folder) / "optuna.db", trials))
-    condition = f"{trials:,} trials, TPE, SQLite file, {rounds} rounds"
-    met = float(np.median(ours)) <= float(np.median(theirs))
-    return [
-        Row("milliseconds per trial: ratchet", condition, spread(ours, form=".1f"), "not more than Optuna", met),
-        Row("milliseconds per trial: Optuna", condition, spread(theirs, form=".1f")),
-    ]
 
 
 def _alone(arguments: Namespace) -> list[Row]:

@@ -93,7 +93,7 @@ def _kill_worker(parent: int) -> None:
 
 
 def _result(trial: Trial) -> tuple[object, ...]:
-    return trial.number, trial.key, dict(trial.values), trial.state, trial.rung, trial.curve, trial.objectives
+    return trial.number, trial.key, dict(trial.values), trial.state, trial.curve, trial.objectives
 
 
 def _winner(study: Study) -> object:

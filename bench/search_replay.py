@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bench.search_table import SPACE, Table
 from ratchet.search.finalists import winner
-from ratchet.search.records import Study
-from ratchet.search.sampling import View
-from ratchet.search.scheduler import Assignment, Progress, Scheduler
+from ratchet.search.records import Study, Trial
+from ratchet.search.scheduler import Progress, Scheduler
 from ratchet.search.store import StudyStore
 from ratchet.settings.model import Params
 from ratchet.settings.search_settings import SearchSettings
-from ratchet.settings.search_space import parse_space
 
 if TYPE_CHECKING:
     import optuna
@@ -58,7 +56,7 @@ def played(table: Table, budgets: Sequence[int], *, seed: int, **changes: object
     params = Params(search=search)
     store = StudyStore(None, "sqlite://", "replay")
     store.create(study_of(params, epochs=table.epochs))
-    scheduler = Scheduler(store, View(params, parse_space(params)), _key, lease=60.0, owner="replay")
+    scheduler = Scheduler(store, params, _key, owner="replay")
     winners: list[int] = []
     for epochs in _epochs(scheduler, table):
         if epochs in budgets:
@@ -68,15 +66,11 @@ def played(table: Table, budgets: Sequence[int], *, seed: int, **changes: object
 
 def _epochs(scheduler: Scheduler, table: Table) -> Iterator[int]:
     """Run trials until the study ends. Yield the number of epochs after each one."""
-    done, assignment = 0, None
-    while True:
-        following: Assignment | Literal["wait"] | None = assignment or scheduler.next()
-        if following is None or following == "wait":
-            return
-        trial, assignment = following.trial, None
+    done = 0
+    while isinstance(trial := scheduler.next(), Trial):
         curve = table.best_so_far[table.number(dict(trial.values))]
-        progress = Progress(trial.curve, cpu=trial.cpu)
-        for epoch in range(trial.epochs + 1, table.epochs + 1):
+        progress = Progress()
+        for epoch in range(1, table.epochs + 1):
             done += 1
             progress = replace(progress, curve=(*progress.curve, (epoch, float(curve[epoch - 1]))), cpu=epoch * _HOUR)
             if epoch == table.epochs:
@@ -85,9 +79,7 @@ def _epochs(scheduler: Scheduler, table: Table) -> Iterator[int]:
                 break
             decision = scheduler.report(trial.number, progress)
             yield done
-            if decision == "pause":
-                assignment = scheduler.pause(trial.number, progress)
-            elif decision == "end":
+            if decision == "end":
                 scheduler.end_early(trial.number, progress)
             elif decision == "leave":
                 scheduler.leave(trial.number, progress)
@@ -109,14 +101,8 @@ class _Spent(Exception):
     """The largest budget is used up."""
 
 
-def optuna_played(
-    table: Table, budgets: Sequence[int], *, seed: int, sampler: str, pruner: Pruner, known_cost_nothing: bool = False
-) -> list[int]:
-    """Search with Optuna; return the row of the best trial at each budget.
-
-    Args:
-        known_cost_nothing: settings that were trained before cost no epochs; Optuna itself trains them again.
-    """
+def optuna_played(table: Table, budgets: Sequence[int], *, seed: int, sampler: str, pruner: Pruner) -> list[int]:
+    """Search with Optuna; return the row of the best trial at each budget."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -133,7 +119,7 @@ def optuna_played(
         study_name=f"replay-{seed}", sampler=samplers[sampler](), pruner=pruners[pruner]()
     )  # Hyperband draws its brackets from the name
     winners: list[int] = []
-    done, trained = 0, dict[int, int]()
+    done = 0
 
     def objective(trial: "optuna.Trial") -> float:
         nonlocal done
@@ -141,13 +127,11 @@ def optuna_played(
         number = table.number(values)
         for epoch in range(1, table.epochs + 1):
             trial.report(float(table.best_so_far[number, epoch - 1]), epoch)
-            if not known_cost_nothing or epoch > trained.get(number, 0):
-                trained[number] = epoch
-                done += 1
-                if done in budgets and epoch < table.epochs:
-                    winners.append(_best(study, table))
-                if done >= max(budgets) and epoch < table.epochs:
-                    raise _Spent
+            done += 1
+            if done in budgets and epoch < table.epochs:
+                winners.append(_best(study, table))
+            if done >= max(budgets) and epoch < table.epochs:
+                raise _Spent
             if trial.should_prune():
                 raise optuna.TrialPruned
         return float(table.best_so_far[number, -1])

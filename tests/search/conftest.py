@@ -26,7 +26,7 @@ def in_memory() -> Callable[[Study], StudyStore]:
     """Make one in the memory of this process."""
 
     def make(study: Study) -> StudyStore:
-        store = StudyStore(None, "memory", study.name)
+        store = StudyStore(None, "sqlite://", study.name)
         assert store.create(study)
         return store
 

@@ -68,7 +68,7 @@ def made_study(
     params = Params(search=SearchSettings(space=dict(space), **search))
     content = params.model_dump(mode="json", exclude={"search"})
     maximize = tuple(name.endswith("accuracy") for name in names)
-    store = StudyStore(None, "memory", "digits")
+    store = StudyStore(None, "sqlite://", "digits")
     store.create(Study("digits", names, maximize, params.search, content, {}, epochs, created=1_000_000.0))
 
     def key_of(values: Values, seed: int | None) -> str:

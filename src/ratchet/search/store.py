@@ -50,7 +50,10 @@ class StudyStore:
     """
 
     def __init__(self, workspace: Workspace | None, uri: str, name: str) -> None:
-        """Open the study `name`. `workspace` is the project to which a relative path belongs."""
+        """Open the study `name`. `workspace` is the project to which a relative path belongs.
+
+        The address sqlite:// is in the memory of this process.
+        """
         self.uri = workspace.database(uri) if workspace else uri
         self.name = name
         self._engine: Engine | None = None
@@ -192,7 +195,7 @@ class StudyStore:
         from optuna.storages.journal import JournalFileBackend
 
         logging.set_verbosity(logging.WARNING)
-        if self.uri == "memory":
+        if self.uri == "sqlite://":
             return storages.InMemoryStorage()
         if self._file is None and not self.uri.startswith("postgresql"):
             raise StudyError(f"search.storage: found {urls.redacted(self.uri)}. Allowed: {_ALLOWED}")

@@ -44,7 +44,7 @@ class SearchSettings(Section):
     cpu_hours: Amount = setting(0.0, "hours of one core, of all trials; 0: no limit")
 
     sampler: Literal["tpe", "random", "grid", "gp"] = setting(
-        "tpe", "how Optuna chooses the next settings: tpe, random, grid or gp (Gaussian process)"
+        "tpe", "how Optuna chooses the next settings; gp is a Gaussian process"
     )
     sampler_seed: Count = setting(0, "seed of the sampler")
     pruner: Literal["auto", "none", "median", "successive-halving", "hyperband", "wilcoxon"] = setting(

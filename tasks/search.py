@@ -54,7 +54,7 @@ def search(
         SettingsError: the space is empty or wrong.
         StudyError: the study cannot be continued here, or every trial has failed.
     """
-    store, study, has_work = begin(params, workspace, watch=watch)
+    store, study, has_work = begin(params, workspace)
     if has_work:
         run_workers(params, workspace, store, see=see)
         study = store.require()

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ratchet import settings as settings_file
@@ -18,10 +17,9 @@ from ratchet.settings.model import Params
 from ratchet.settings.search_settings import SearchSettings
 from ratchet.training.plan import NEUTRAL
 from ratchet.workspace import Workspace
-from tasks.progress import Watch
 from tasks.training_job import TrainingJob, make_plan
 
-__all__ = ["begin", "data_of", "require_same", "settings_of", "study_name", "study_of"]
+__all__ = ["begin", "require_same", "settings_of", "study_name", "study_of"]
 
 _DECIDES = ("seed", "data", "model", "training")  # sections that a study remembers
 _MAY_CHANGE = frozenset(
@@ -43,7 +41,7 @@ def study_name(params: Params, workspace: Workspace) -> str:
     )
 
 
-def begin(params: Params, workspace: Workspace, *, watch: Watch) -> tuple[StudyStore, Study, bool]:
+def begin(params: Params, workspace: Workspace) -> tuple[StudyStore, Study, bool]:
     """Begin the study of these settings, or continue it. The third value is False if there is nothing to do.
 
     Raises:
@@ -57,7 +55,7 @@ def begin(params: Params, workspace: Workspace, *, watch: Watch) -> tuple[StudyS
             "    training.batch_size: {choice: [32, 64, 128]}\nor begin with `ratchet use digits-search`"
         )
     store = StudyStore(workspace, params.search.storage, study_name(params, workspace))
-    wanted = study_of(params, workspace, store.name, data_of(params, workspace, watch=watch))
+    wanted = study_of(params, workspace, store.name)
     if store.create(wanted):
         return store, _recorded(store, params, workspace), True
     before = store.require()
@@ -82,31 +80,6 @@ def settings_of(study: Study, local: Params) -> Params:
             "storage": local.search.storage,
         },
     }))  # fmt: skip
-
-
-def data_of(params: Params, workspace: Workspace, *, watch: Watch) -> list[Path]:
-    """Return the packed data of the trials: one folder, or one for each fold, which is packed if it does not exist."""
-    if not params.search.folds:
-        return [workspace.packed]
-    from filelock import FileLock
-
-    from ratchet.data.ingest import IngestTask, ingest
-
-    digest = Manifest.read(workspace.packed).digest[:16]
-    base = workspace.project.root / params.search.folder / f"folds-{digest}-{params.search.folds}"
-    base.mkdir(parents=True, exist_ok=True)
-    folders = [base / str(fold) for fold in range(params.search.folds)]
-    with FileLock(base / "lock"):
-        for fold, folder in enumerate(folders):
-            if (folder / "packed").exists():
-                continue
-            watch.say(f"packing the data of fold {fold + 1} of {params.search.folds}")
-            settings = params.data.model_copy(update={"folds": params.search.folds, "fold": fold})
-            ingest(IngestTask(
-                settings, packed=folder / "packed", quarantine=folder / "quarantine.parquet", root=workspace.root,
-                report=watch.progress, releases=workspace.releases, sample_timeout=params.training.sample_timeout,
-            ))  # fmt: skip
-    return [folder / "packed" for folder in folders]
 
 
 def require_same(study: Study, wanted: Study) -> None:
@@ -138,20 +111,20 @@ def _differences(before: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapp
                 yield f"{name} was {spell(old.get(name))}, is now {spell(new.get(name))}"
 
 
-def study_of(params: Params, workspace: Workspace, name: str, data: list[Path]) -> Study:
+def study_of(params: Params, workspace: Workspace, name: str) -> Study:
     """Return the study of these settings, data and code, without trials.
 
     Raises:
         SettingsError: the model cannot be searched, or the data have no such objective.
     """
     objectives = _objectives(params, workspace)
-    jobs = [TrainingJob.of(params, workspace, Manifest.read(packed), packed=packed) for packed in data]
-    if jobs[0].variant != "network":
+    job = TrainingJob.of(params, workspace, Manifest.read(workspace.packed))
+    if job.variant != "network":
         raise SettingsError(
-            f"model.name: found {jobs[0].variant}, which has no settings to search. Allowed: a network. Fix: "
+            f"model.name: found {job.variant}, which has no settings to search. Allowed: a network. Fix: "
             "`ratchet set model.name=auto`"
         )
-    parts, content = jobs[0].parts, params.model_dump(mode="json")
+    parts, content = job.parts, params.model_dump(mode="json")
     decide = {name: value for name, value in content["training"].items() if name not in NEUTRAL}
     settings = settings_file.dotted({"seed": params.seed, "training": decide, "model": content["model"]})
     search = params.search.model_dump(mode="json", exclude=set(_MAY_CHANGE))
@@ -164,7 +137,7 @@ def study_of(params: Params, workspace: Workspace, name: str, data: list[Path]) 
         parts=_plain({
             "settings": {key: value for key, value in settings.items() if key not in params.search.space},
             "search": {f"search.{key}": value for key, value in search.items()},
-            "packed": {"data/packed": ", ".join(job.identity["data"] for job in jobs)},
+            "packed": {"data/packed": job.identity["data"]},
             "files": {**parts["pretrained"], **parts["teacher"]},
             "code": parts["code"],
         }),

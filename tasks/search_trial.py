@@ -34,17 +34,16 @@ Reason = Decision | Literal["lost"]
 _BUSY_SECONDS = 5.0  # until this worker asks for a trial again
 
 
-def key_of(params: Params, workspace: Workspace, data: list[Path], values: Mapping[str, Any], seed: int | None) -> str:
-    """Return the key of a trial: that of its training, or of all of them with folds.
+def key_of(params: Params, workspace: Workspace, values: Mapping[str, Any], seed: int | None) -> str:
+    """Return the key of a trial: that of its training.
 
     Settings that cannot be trained have the key of their values; the trial fails with the reason.
     """
     chosen = _chosen(params, values, seed)
     try:
-        keys = [TrainingJob.of(chosen, workspace, Manifest.read(packed), packed=packed).key for packed in data]
+        return TrainingJob.of(chosen, workspace, Manifest.read(workspace.packed)).key
     except TrainingError:
         return files.digest_json({"values": dict(values), "seed": seed})[:16]
-    return keys[0] if len(keys) == 1 else files.digest_json(keys)[:16]
 
 
 def _chosen(params: Params, values: Mapping[str, Any], seed: int | None) -> Params:
@@ -60,7 +59,6 @@ class TrialTraining:
     Args:
         study: as the worker read it.
         params: settings of the study, with the places of this machine.
-        data: the packed data, one folder for each fold.
         stop: returns whether the worker has been asked to stop.
         say: takes messages.
     """
@@ -68,7 +66,6 @@ class TrialTraining:
     study: Study
     params: Params
     workspace: Workspace
-    data: list[Path]
     scheduler: Scheduler
     trial: Trial
     stop: Callable[[], bool]
@@ -155,63 +152,28 @@ class TrialTraining:
             self._patiently(lambda: scheduler.leave(number, progress))
 
     def _train(self) -> tuple[float, ...] | None:
-        """Train on each fold; return the objectives, or None if training stopped before its end."""
-        values: list[tuple[float, ...]] = []
+        """Train; return the objectives, or None if training stopped before its end."""
+        from ratchet import training
+
+        packed = self.workspace.packed
         with (
             self._counter,
             Run(self.workspace, trial_records(self.chosen), self.trial.key, folder=self.folder / JOURNAL) as run,
+            contextlib.ExitStack() as stack,
         ):
             self._journal = run.journal
             self._begin(run)
-            for fold, packed in enumerate(self.data, start=1):
-                if self._is_done(fold):
-                    self._add_to_curve(fold, self._objectives_of(fold)[0])
-                    continue
-                objectives = self._train_fold(run, packed, fold)
-                if objectives is None:
-                    if self.reason != "lost":  # then the run is that of another worker
-                        run.status("KILLED" if self.reason == "leave" else "FINISHED")
-                    return None
-                values.append(objectives)
-                if len(self.data) > 1:
-                    self._add_to_curve(fold, objectives[0])
-                    result = {"objectives": objectives, "constant": self.constant}
-                    files.write_json(self.folder / f"fold-{fold}.json", result)
-                    if fold < len(self.data) and self._decide() != "continue":
-                        run.status("FINISHED")
-                        return None
-            run.status("FINISHED")
-        if len(self.data) > 1:
-            folds = range(1, len(self.data) + 1)
-            values = [self._objectives_of(fold) for fold in folds]
-            answers = [str(self._result_of(fold).get("constant", "")) for fold in folds]
-            self.constant = answers[0] if all(answers) else ""
-        return tuple(sum(column) / len(column) for column in zip(*values, strict=True))
-
-    def _is_done(self, fold: int) -> bool:
-        return len(self.data) > 1 and (self.folder / f"fold-{fold}.json").exists()
-
-    def _objectives_of(self, fold: int) -> tuple[float, ...]:
-        return tuple(map(float, self._result_of(fold)["objectives"]))
-
-    def _result_of(self, fold: int) -> dict[str, Any]:
-        result: dict[str, Any] = files.read_json(self.folder / f"fold-{fold}.json")
-        return result
-
-    def _train_fold(self, run: Run, packed: Path, fold: int) -> tuple[float, ...] | None:
-        from ratchet import training
-
-        job = TrainingJob.of(self.chosen, self.workspace, Manifest.read(packed), packed=packed)
-        if job.variant != "network":
-            raise TrainingError(f"model.name: found {job.variant}. Allowed in a search: a network")
-        if len(self.data) == 1 and job.key != self.trial.key:
-            raise StudyError(
-                f"{self.study.name}: data, code or files of this folder have changed since trial {self.trial.number} "
-                "was chosen. Fix: restore them, or begin another study: `ratchet set search.study=NAME`"
-            )
-        store = training.CheckpointStore(self.folder / f"checkpoints-{fold}", keep_last=1, keep_best=1)
-        store.before_write = run.journal.sync
-        with contextlib.ExitStack() as stack:
+            job = TrainingJob.of(self.chosen, self.workspace, Manifest.read(packed))
+            if job.variant != "network":
+                raise TrainingError(f"model.name: found {job.variant}. Allowed in a search: a network")
+            if job.key != self.trial.key:
+                raise StudyError(
+                    f"{self.study.name}: data, code or files of this folder have changed since trial "
+                    f"{self.trial.number} was chosen. Fix: restore them, or begin another study: `ratchet set "
+                    "search.study=NAME`"
+                )
+            store = training.CheckpointStore(self.folder / "checkpoints", keep_last=1, keep_best=1)
+            store.before_write = run.journal.sync
             splits = [
                 stack.enter_context(contextlib.closing(training.open_split(packed, name, job.spec.input)))
                 for name in ("train", "validation")
@@ -220,12 +182,12 @@ class TrialTraining:
                 splits[0], splits[1], job.spec, job.plan, pretrained=job.pretrained, teacher=job.teacher,
                 identity=job.identity,
             )  # fmt: skip
-            events = training.fit(inputs, store=store, stop=self._must_stop)
-            return self._follow(run, events, job, fold, packed)
+            objectives = self._follow(run, training.fit(inputs, store=store, stop=self._must_stop), job)
+            if objectives is not None or self.reason != "lost":  # else the run is that of another worker
+                run.status("KILLED" if objectives is None and self.reason == "leave" else "FINISHED")
+        return objectives
 
-    def _follow(
-        self, run: Run, events: "Iterator[training.Event]", job: TrainingJob, fold: int, packed: Path
-    ) -> tuple[float, ...] | None:
+    def _follow(self, run: Run, events: "Iterator[training.Event]", job: TrainingJob) -> tuple[float, ...] | None:
         from ratchet import training
 
         parameters, first = 0, self.study.objectives[0]
@@ -237,16 +199,16 @@ class TrialTraining:
                     parameters = event.parameters
                     best = best_so_far(self.progress.curve, event.step // event.steps_per_epoch)
                     for row in event.history:  # the worker before may have been killed before it recorded the last
-                        self._record_epoch(run, row, fold)
-                    if 0 < self.trial.epochs <= event.step // event.steps_per_epoch and len(self.data) == 1:
+                        self._record_epoch(run, row)
+                    if 0 < self.trial.epochs <= event.step // event.steps_per_epoch:
                         self._decide()  # that worker may have been killed before it recorded the end: no step is made
                 case training.Epoch():
                     if event.best or best is None:
                         best = _objective(first, event.values, parameters)
-                    if len(self.data) == 1:
-                        self._add_to_curve(event.epoch, best)
-                        self._decide()
-                    self._record_epoch(run, {"epoch": event.epoch, **event.values}, fold)
+                    before = tuple(point for point in self.progress.curve if point[0] < event.epoch)
+                    self.progress = replace(self.progress, curve=(*before, (event.epoch, best)))
+                    self._decide()
+                    self._record_epoch(run, {"epoch": event.epoch, **event.values})
                 case training.Trouble():
                     run.trouble(event.step, event.kind, event.text)
                     self.say(event.text)
@@ -256,18 +218,17 @@ class TrialTraining:
                     return None
                 case training.Finished():
                     row = next(row for row in event.history if row["epoch"] == event.best_epoch)
-                    self.constant = constant_answer(job, packed, event.weights)
+                    self.constant = constant_answer(job, self.workspace.packed, event.weights)
                     return tuple(_objective(name, row, parameters) for name in self.study.objectives)
                 case _:
                     pass
         raise AssertionError("training ended without Finished or Stopped")
 
-    def _record_epoch(self, run: Run, row: Mapping[str, float], fold: int) -> None:
+    def _record_epoch(self, run: Run, row: Mapping[str, float]) -> None:
         """Record the metrics of an epoch, unless another worker has the trial. A repetition is dropped."""
         if self.reason == "lost":
             return
-        prefix = "" if len(self.data) == 1 else f"fold-{fold}/"
-        values = {prefix + name: value for name, value in row.items() if name not in ("epoch", "step")}
+        values = {name: value for name, value in row.items() if name not in ("epoch", "step")}
         run.metrics(values, step=int(row["epoch"]))
 
     def _begin(self, run: Run) -> None:
@@ -285,13 +246,9 @@ class TrialTraining:
         })  # fmt: skip
         run.status("RUNNING")
 
-    def _add_to_curve(self, place: int, value: float) -> None:
-        kept = tuple(point for point in self.progress.curve if point[0] < place)
-        self.progress = replace(self.progress, curve=(*kept, (place, value)))
-
     def _decide(self) -> Reason:
         """Report the progress, and note whether training goes on. If the database does not answer, it does."""
-        if self.progress.curve[-1][0] >= (self.study.epochs if len(self.data) == 1 else len(self.data)):
+        if self.progress.curve[-1][0] >= self.study.epochs:
             return self.reason  # its end is reported with its objectives
         try:
             self.reason = self.scheduler.report(self.trial.number, self._spent())
@@ -329,7 +286,7 @@ class TrialTraining:
 
     def _discard(self) -> None:
         """Delete the checkpoints of a trial that has ended. What MLflow may not have yet stays."""
-        for folder in self._base.glob(f"{self.trial.key}*/checkpoints-*"):
+        for folder in self._base.glob(f"{self.trial.key}*/checkpoints"):
             shutil.rmtree(folder, ignore_errors=True)
 
 

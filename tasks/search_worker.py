@@ -16,7 +16,7 @@ from ratchet.search.records import Study
 from ratchet.search.scheduler import Scheduler, release
 from ratchet.search.store import LeaseLost, StudyStore, patiently
 from ratchet.workspace import Workspace, disk_errors
-from tasks.search_study import data_of, require_same, settings_of, study_of
+from tasks.search_study import require_same, settings_of, study_of
 from tasks.search_trial import TrialTraining, key_of
 from tasks.stopping import on_request
 
@@ -59,12 +59,11 @@ def search_trials(
     patiently(lambda: release(store, owner), stop=stop, say=say)
     study = patiently(store.require, stop=stop, say=say)
     params = settings_of(study, local)
-    data = data_of(params, workspace, watch=_Say(say))
-    require_same(study, study_of(params, workspace, name, data))
-    rows = Manifest.read(data[0]).splits["train"].rows
+    require_same(study, study_of(params, workspace, name))
+    rows = Manifest.read(workspace.packed).splits["train"].rows
     say(f"{owner}: {name}, {rows:,} training samples")
-    scheduler = Scheduler(store, params, partial(key_of, params, workspace, data), owner=owner)
-    return _search(scheduler, study, partial(TrialTraining, params=params, workspace=workspace, data=data), stop, say)
+    scheduler = Scheduler(store, params, partial(key_of, params, workspace), owner=owner)
+    return _search(scheduler, study, partial(TrialTraining, params=params, workspace=workspace), stop, say)
 
 
 def _search(
@@ -88,13 +87,3 @@ def _search(
         except StudyUnavailable:  # it was asked to stop meanwhile; the lease runs out
             break
     return trials
-
-
-class _Say:
-    """A `Watch` that passes messages on and shows no progress."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self.say = say
-
-    def progress(self, done: int, total: int, note: str = "") -> None:
-        """Do nothing."""

@@ -99,16 +99,6 @@ def test_failed_and_running_trials_are_left_out() -> None:
     assert not {failed, running} & {*compared.values, *compared.ended}
 
 
-def test_trials_with_folds_are_compared_by_their_mean() -> None:
-    """A value in the curve is that of one fold, so it may not be compared with the mean over all of them."""
-    study = many_trials(300)
-    compared = comparison(replace(study, search=study.search.model_copy(update={"folds": 5})))
-    assert compared
-    assert compared.epoch is None
-    ends = {trial.number: trial.objectives[0] for trial in study.trials if trial.state == "complete"}
-    assert compared.values == ends
-
-
 def test_several_objectives_are_compared_by_their_front() -> None:
     study = made_study(
         trials=60, objectives=accuracy_and_size, names=("validation/accuracy", "parameters"), **RANDOM

@@ -100,7 +100,7 @@ class Searching:
         return until_or_end(condition, self.process, log=self.log, seconds=TIMEOUT, pause=pause)
 
     def checkpoints(self) -> set[Path]:
-        return set(self.project.root.glob("data/search/*/*/checkpoints-*/step-*"))
+        return set(self.project.root.glob("data/search/*/*/checkpoints/step-*"))
 
     def goes_on(self) -> bool:
         """Wait for a checkpoint that is not there yet; False when the process ended before."""
@@ -114,7 +114,7 @@ class Searching:
         assert self.when(lambda: worker not in self.workers() and self.workers())
 
     def is_writing(self) -> bool:
-        return any(self.project.root.glob("data/search/*/*/checkpoints-*/.draft-*"))
+        return any(self.project.root.glob("data/search/*/*/checkpoints/.draft-*"))
 
     def good(self) -> str:
         """Wait for an end that must be good; what it printed."""

@@ -98,7 +98,7 @@ def search(packed, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReque
 
 def run_search(project: Any, *, log: list[str] | None = None) -> Study:
     params, workspace = settings.load(project.workspace.params), project.workspace
-    store, study, has_work = begin(params, workspace, watch=Watching())
+    store, study, has_work = begin(params, workspace)
     if has_work:
         say = (log if log is not None else []).append
         search_trials(workspace, store.name, owner=new_owner("test"), stop=lambda: False, say=say)
@@ -131,10 +131,10 @@ def test_a_worker_lost_at_a_rung_leaves_no_gap(search, packed, monkeypatch: pyte
 
     record = TrialTraining._record_epoch
 
-    def lose(self, run, row, fold) -> None:
+    def lose(self, run, row) -> None:
         if self.reason == "end":
             raise Lost
-        record(self, run, row, fold)
+        record(self, run, row)
 
     path, name, owner = packed.workspace.params, "lost-at-a-rung", new_owner("test")
     settings.override(path, {
@@ -143,7 +143,7 @@ def test_a_worker_lost_at_a_rung_leaves_no_gap(search, packed, monkeypatch: pyte
         "search.space": {RATE: {"choice": [0.01, 0.02, 0.03, 0.04]}}, "search.trials": 4,
     })  # fmt: skip
     params, workspace = settings.load(path), packed.workspace
-    store, _, _ = begin(params, workspace, watch=Watching())
+    store, _, _ = begin(params, workspace)
     monkeypatch.setattr(TrialTraining, "_record_epoch", lose)
     with pytest.raises(Lost):
         search_trials(workspace, name, owner=owner, stop=lambda: False, say=print)
@@ -287,44 +287,6 @@ def test_data_that_change_during_a_search_fail_no_trial(search, packed) -> None:
     study = search()
     assert {trial.state for trial in study.trials} == {"complete"}
     assert len(study.trials) == 4
-
-
-def test_folds_are_compared_by_wilcoxon(search, packed) -> None:
-    study = search({
-        "search.folds": 3, "search.pruner": "auto", "search.trials": 3, "training.epochs": 3,
-        "search.space": {RATE: {"choice": [0.01, 0.02, 1.0e-6]}},
-    })  # fmt: skip
-    assert study.pruner == "wilcoxon"
-    for trial in study.trials:
-        assert trial.state in ("complete", "pruned")
-        assert [fold for fold, _ in trial.curve] == [1, 2, 3][: trial.epochs]
-        if trial.state == "complete":
-            assert trial.objectives[0] == pytest.approx(sum(value for _, value in trial.curve) / 3)
-    folders = sorted(packed.root.glob("data/*/folds-*/*/packed/manifest.json"))
-    assert len(folders) == 3
-
-
-def test_a_fold_that_was_not_reported_is_in_the_curve(search, packed) -> None:
-    """The worker is killed after it has written the result of a fold, and before it reports that."""
-    name = "test_a_fold_that_was_not_reported_is_in_the_curve"
-    first = list((packed.root / "data").glob(f"{name}/*/*/fold-1.json"))
-    assert not first
-    changes = {
-        "search.study": name, "search.storage": f"sqlite:///mlruns/{name}.db", "search.folder": f"data/{name}",
-        "search.folds": 3, "search.trials": 1, "training.epochs": 1, "search.pruner": "auto",
-    }  # fmt: skip
-    settings.override(packed.workspace.params, changes)
-    store, _, _ = begin(settings.load(packed.workspace.params), packed.workspace, watch=Watching())
-
-    def stop() -> bool:
-        return any((packed.root / "data").glob(f"{name}/*/*/fold-1.json"))
-
-    search_trials(packed.workspace, name, owner="stopped", stop=stop, say=print)
-    (trial,) = store.require().trials
-    assert (trial.state, trial.epochs) == ("waiting", 1)
-    (trial,) = search(changes).trials
-    assert trial.state == "complete"
-    assert [fold for fold, _ in trial.curve] == [1, 2, 3]
 
 
 def test_several_objectives_are_recorded(search) -> None:

@@ -83,7 +83,7 @@ def curves(study: Study) -> Chart | None:
         Scale(min(epoch for epoch, _ in points), last, kind, whole=True).apply(drawn.axes, "x")
         drawn.axes.set_xlabel(text.unit(study, 1))
     note = f"{len(pale):,} of the {len(others):,} other trials are drawn." if len(pale) < len(others) else ""
-    title = "Value of each fold" if study.search.folds else "Learning curves"
+    title = "Learning curves"
     return Chart(title, drawn.svg, lines, f"{note} {_note(values, scale)}".strip())
 
 

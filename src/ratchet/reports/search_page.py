@@ -162,11 +162,10 @@ def _row(study: Study, trial: Trial) -> Row:
 def _method(study: Study) -> dict[str, object]:
     search = study.search
     seeds = f"{search.seeds} seeds of the best {search.finalists}" if search.seeds > 1 else "one seed"
-    length = f"{search.folds} folds" if search.folds else f"{study.epochs} epochs"
     goals = [f"{name} ({'larger' if larger else 'smaller'} is better)" for name, larger in zip(
         study.objectives, study.maximize, strict=True)]  # fmt: skip
     return {
         "objective": ", ".join(goals), "sampler": f"{search.sampler}, seed {search.sampler_seed}",
         "pruner": study.pruner,
-        "training": length, "finalists": seeds, "MLflow run": study.run_id or None,
+        "training": f"{study.epochs} epochs", "finalists": seeds, "MLflow run": study.run_id or None,
     }  # fmt: skip

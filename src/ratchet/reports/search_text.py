@@ -69,11 +69,11 @@ def interval_text(study: Study, finalist: Finalist) -> str:
 
 def unit(study: Study, count: int = 2) -> str:
     """Return the unit in which the length of a training is counted."""
-    return ("fold" if study.search.folds else "epoch") + ("" if count == 1 else "s")
+    return "epoch" if count == 1 else "epochs"
 
 
 def length_text(study: Study, count: int) -> str:
-    """Return a number of epochs, or of folds."""
+    """Return a number of epochs."""
     return f"{count:,} {unit(study, count)}"
 
 
@@ -95,8 +95,7 @@ def counts(study: Study) -> dict[str, int]:
 
 def progress_text(study: Study, trial: Trial) -> str:
     """Return how far a trial is: "9 of 27"."""
-    length = study.search.folds or study.epochs
-    return f"{trial.epochs}" if trial.epochs > length else f"{trial.epochs} of {length}"
+    return f"{trial.epochs}" if trial.epochs > study.epochs else f"{trial.epochs} of {study.epochs}"
 
 
 def short_names(keys: Iterable[str]) -> dict[str, str]:

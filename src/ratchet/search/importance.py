@@ -68,14 +68,14 @@ def comparison(study: Study) -> Comparison | None:
     best. Without them only good trials would be left, among which an important setting differs little. Failed trials,
     running ones that are not yet there, and a first trial whose settings the space does not contain are left out.
 
-    With folds, and with several objectives, only complete trials have a value to compare. At most half of them count
+    With several objectives only complete trials have a value to compare. At most half of them count
     as the best ones.
     """
     space = dimensions(study)
     trials = [trial for trial in study.searched if trial.state != "failed" and is_inside(space, trial.values)]
     several = len(study.objectives) > 1
     epochs = sorted({epoch for trial in trials for epoch, _ in trial.curve}, reverse=True)
-    for epoch in (None,) if several or study.search.folds else epochs:
+    for epoch in (None,) if several else epochs:
         values = {trial.number: value for trial in trials if (value := _value(trial, epoch)) is not None}
         early = [] if several else [trial for trial in trials if trial.state == "pruned"]
         ended = [trial.number for trial in early if trial.number not in values]

@@ -47,7 +47,7 @@ def frozen(trial: Trial, space: Sequence[Dimension], *, state: State | None = No
             intermediate_values=dict(trial.curve),
             system_attrs=dict(trial.marks),
             user_attrs={
-                "key": trial.key, "values": dict(trial.values), "folds": trial.folds, "seed_of": trial.seed_of,
+                "key": trial.key, "values": dict(trial.values), "seed_of": trial.seed_of,
                 "seed": trial.seed,
             },
         )  # fmt: skip

@@ -6,7 +6,7 @@ __all__ = ["epochs_trained", "seconds_left"]
 
 
 def epochs_trained(study: Study) -> int:
-    """Return the epochs of all trials, or the folds."""
+    """Return the epochs of all trials."""
     return sum(trial.epochs for trial in study.trials)
 
 
@@ -28,10 +28,10 @@ def seconds_left(study: Study, *, now: float) -> float | None:
 
 def _expected_epochs(study: Study) -> float:
     """Return the epochs of the whole search: trials that are missing are as long as those that have ended."""
-    length, search = study.search.folds or study.epochs, study.search
+    search = study.search
     ended = [trial.epochs for trial in study.searched if trial.state in ("complete", "pruned", "failed")]
-    usual = sum(ended) / len(ended) if ended else float(length)
+    usual = sum(ended) / len(ended) if ended else float(study.epochs)
     begun = [max(trial.epochs, usual) if trial.state == "running" else trial.epochs for trial in study.searched]
     missing = 0 if study.reason else max(0, search.trials - len(begun))
     repeated = min(search.finalists, len(begun) + missing) if len(study.objectives) == 1 else 0
-    return sum(begun) + missing * usual + (search.seeds - 1) * repeated * length
+    return sum(begun) + missing * usual + (search.seeds - 1) * repeated * study.epochs

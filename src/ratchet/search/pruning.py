@@ -2,7 +2,7 @@
 
 Successive halving (Li et al., A System for Massively Parallel Hyperparameter Tuning, 2020) ends a trial at a rung if it
 is not among the best third of those that have reached it. Hyperband (Li et al., 2018) runs several of these, which
-begin at different rungs. The median and the Wilcoxon pruner decide after each epoch, or after each fold.
+begin at different rungs. The median pruner decides after each epoch.
 """
 
 from collections.abc import Sequence
@@ -40,8 +40,8 @@ def judge(study: Study, trial: Trial, space: Sequence[Dimension]) -> tuple[bool,
     The same question has the same answer: what is noted must be recorded after it. The first trial has the present
     settings. With several seeds it is a finalist whatever it reaches, so it never ends early.
     """
-    pruner, length = _pruner(study), study.search.folds or study.epochs
-    if pruner is None or trial.seed_of is not None or not 0 < trial.epochs < length:
+    pruner = _pruner(study)
+    if pruner is None or trial.seed_of is not None or not 0 < trial.epochs < study.epochs:
         return False, {}
     with quiet():
         view = view_of(study, space, [trial if each.number == trial.number else each for each in study.trials])
@@ -55,7 +55,7 @@ def _pruner(study: Study) -> "optuna.pruners.BasePruner | None":
     from optuna import pruners
 
     first = next(iter(rungs(study)), None)
-    with quiet():  # the Wilcoxon pruner is experimental in Optuna
+    with quiet():
         match study.pruner:
             case "successive-halving" if first:
                 return pruners.SuccessiveHalvingPruner(first, reduction_factor=_REDUCTION)
@@ -63,6 +63,4 @@ def _pruner(study: Study) -> "optuna.pruners.BasePruner | None":
                 return pruners.HyperbandPruner(first, max_resource=study.epochs, reduction_factor=_REDUCTION)
             case "median":
                 return pruners.MedianPruner(n_startup_trials=_STARTUP)
-            case "wilcoxon":
-                return pruners.WilcoxonPruner()
     return None

@@ -17,7 +17,7 @@ ends: with all its epochs, with fewer, or with an error.
 """
 OPEN: tuple[State, ...] = ("running", "waiting")
 Curve = tuple[tuple[int, float], ...]
-"""(epoch, value of the first objective so far) after each epoch; with folds, (fold from 1, value of the fold)."""
+"""(epoch, best value of the first objective so far) after each epoch."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,7 @@ class Trial:
         seed_of: number of the finalist that it repeats with another seed; None for a trial of the search itself.
         seed: that seed.
         marks: what Optuna's pruner has noted about it.
-        curve: after each epoch, or after each fold.
-        folds: number of folds, whose values the curve has; 0: it has the best value so far after each epoch.
+        curve: after each epoch.
         objectives: values at the end, in the order of the study's objectives.
         constant: the answer that it gives to nearly all validation samples; empty: it gives several.
         reason: why it failed, ended early or was lost.
@@ -51,7 +50,6 @@ class Trial:
     state: State = "running"
     seed_of: int | None = None
     seed: int | None = None
-    folds: int = 0
     marks: Mapping[str, Any] = field(default_factory=dict)
     curve: Curve = ()
     objectives: tuple[float, ...] = ()
@@ -67,7 +65,7 @@ class Trial:
 
     @property
     def epochs(self) -> int:
-        """Number of epochs, or folds, that it has completed."""
+        """Number of epochs that it has completed."""
         return self.curve[-1][0] if self.curve else 0
 
     @property
@@ -77,8 +75,6 @@ class Trial:
             return None
         if self.objectives:
             return self.objectives[0]
-        if self.folds and self.curve:
-            return sum(value for _, value in self.curve) / len(self.curve)
         return self.curve[-1][1] if self.curve else None
 
 
@@ -122,7 +118,7 @@ class Study:
         """Pruner, after `auto` is decided."""
         if self.search.pruner != "auto":
             return self.search.pruner
-        return "none" if len(self.objectives) > 1 else "wilcoxon" if self.search.folds else "successive-halving"
+        return "none" if len(self.objectives) > 1 else "successive-halving"
 
     @property
     def cpu_hours(self) -> float:

@@ -169,7 +169,7 @@ class Scheduler:
             self.store.save(reason="every choice of the space has been tried")
             return None
         values, key = suggestion
-        return self.store.add(Trial(len(study.trials), key, values, folds=study.search.folds), self._space)
+        return self.store.add(Trial(len(study.trials), key, values), self._space)
 
     def _seed(self, study: Study) -> Trial | None:
         """Add the next repetition of a finalist with another seed."""
@@ -177,10 +177,7 @@ class Scheduler:
         for finalist, seed in next_seeds(study):
             key = self._key_of(finalist.values, seed)
             if key not in keys:
-                repetition = Trial(
-                    len(study.trials), key, finalist.values, seed_of=finalist.number, seed=seed,
-                    folds=study.search.folds,
-                )  # fmt: skip
+                repetition = Trial(len(study.trials), key, finalist.values, seed_of=finalist.number, seed=seed)
                 return self.store.add(repetition, self._space)
         return None
 

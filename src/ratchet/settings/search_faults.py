@@ -69,27 +69,8 @@ def _method_faults(params: Params) -> Iterator[str]:
             "search.storage: found sqlite://, which is in the memory of one process. Allowed: "
             "sqlite:///mlruns/search.db or postgresql://HOST/DATABASE"
         )
-    if search.folds == 1:
-        yield "search.folds: found 1. Allowed: 0 (none), or 2 and more"
-    if search.folds and search.pruner in ("successive-halving", "hyperband"):
-        yield (
-            f"search.pruner: found {search.pruner}, which compares trials by epochs, and search.folds is "
-            f"{search.folds}. Allowed with folds: auto, none, median or wilcoxon. Fix: `ratchet set search.pruner=auto`"
-        )
-    if search.pruner == "wilcoxon" and not search.folds:
-        yield (
-            "search.pruner: found wilcoxon, which compares trials by folds, and search.folds is 0. Fix: "
-            "`ratchet set search.folds=5`, or search.pruner=auto"
-        )
-    if search.folds and params.data.folds:
-        yield (
-            f"search.folds: found {search.folds}, and data.folds is {params.data.folds}. Allowed: one of them. Fix: "
-            "`ratchet set data.folds=0 data.fold=0`, because every trial is trained on all folds"
-        )
-    if search.folds and params.data.kind == "tokens":
-        yield "search.folds: found a value, and plain text has no folds. Fix: `ratchet set search.folds=0`"
     lengths = {"training.epochs", "training.max_steps"} & {*search.space}
-    if lengths and not search.folds and not several and search.pruner in _HALVING:
+    if lengths and not several and search.pruner in _HALVING:
         yield (
             f"search.space: {', '.join(sorted(lengths))}: differs between trials, and search.pruner "
             f"{search.pruner} compares them after equal epochs. Allowed: with search.pruner none or median. Fix: "

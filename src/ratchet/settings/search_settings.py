@@ -47,12 +47,9 @@ class SearchSettings(Section):
         "tpe", "how Optuna chooses the next settings; gp is a Gaussian process"
     )
     sampler_seed: Count = setting(0, "seed of the sampler")
-    pruner: Literal["auto", "none", "median", "successive-halving", "hyperband", "wilcoxon"] = setting(
+    pruner: Literal["auto", "none", "median", "successive-halving", "hyperband"] = setting(
         "auto",
-        "how bad trials end early; auto: successive-halving, or wilcoxon with folds, or none for several objectives",
-    )
-    folds: Count = setting(
-        0, "train every trial on so many folds and take the mean; 0: one training on the packed split"
+        "how bad trials end early; auto: successive-halving, or none for several objectives",
     )
 
     finalists: Positive = setting(3, "best trials that are trained with other seeds at the end")

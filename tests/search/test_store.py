@@ -40,14 +40,14 @@ def search(uri: str, owner: str) -> "subprocess.Popen[str]":
 
 @pytest.mark.parametrize("scheme", ["sqlite", "journal"])
 def test_workers_in_several_processes_train_each_trial_once(scheme: str, tmp_path: Path) -> None:
-    """They begin at the same time, and one of them is killed with a trial."""
+    """One that has begun the study is killed with a trial. Two others go on at the same time."""
     uri = f"{scheme}:///{tmp_path}/search"
-    workers = [search(uri, f"worker-{number}") for number in range(2)]
     killed = search(uri, "killed")
     assert killed.stdout
     assert killed.stdout.readline()
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
+    workers = [search(uri, f"worker-{number}") for number in range(2)]
     store = StudyStore(None, uri, "study")
     release(store, "killed")
     took = []
@@ -60,7 +60,7 @@ def test_workers_in_several_processes_train_each_trial_once(scheme: str, tmp_pat
     assert [trial.number for trial in study.trials] == list(range(12))
     assert {trial.state for trial in study.trials} == {"complete"}
     assert len({trial.key for trial in study.trials}) == 12
-    assert len(took) == len({*took}) >= 11
+    assert len(took) == len({*took})
 
 
 def test_optuna_itself_reads_the_study(new_store) -> None:

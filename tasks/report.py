@@ -13,13 +13,12 @@ from ratchet.workspace import Workspace
 from tasks.trained_model import TrainedModel
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from ratchet.evaluation.explanations import Explanations
+    from ratchet.evaluation.predictions import Predictions
     from ratchet.gate.verdict import Verdict
     from ratchet.registry.provenance_record import Provenance
     from ratchet.reports.distributions import Distribution
-    from ratchet.training import Split
+    from ratchet.reports.images import Example
 
 __all__ = ["write_report"]
 
@@ -32,48 +31,25 @@ def write_report(verdict: "Verdict", record: "Provenance", params: Params, works
     from ratchet.evaluation.explanations import read_explanations
     from ratchet.evaluation.predictions import read_predictions
     from ratchet.exports import variants
-    from ratchet.reports.distributions import feature_distributions
-    from ratchet.reports.run_report import Example, ReportContent, render
-    from ratchet.training import ImageSplit, open_split
+    from ratchet.reports.run_report import ReportContent, render
 
     manifest = Manifest.read(workspace.packed)
     predictions = read_predictions(workspace.reports / "predictions.parquet")
-    worst = predictions.worst_errors()
-    images: list[NDArray[np.uint8]] = []
-    distributions: Sequence[Distribution] = ()
-    if isinstance(manifest.input, ImageInput):
-        test = open_split(workspace.packed, "test", sample_timeout=params.training.sample_timeout)
-        assert isinstance(test, ImageSplit), "the input is an image"
-        images = list(test.images(worst))
-    elif isinstance(manifest.input, TableInput):
-        arrays = (_arrays(open_split(workspace.packed, split)) for split in ("train", "test"))
-        distributions = feature_distributions(manifest.input, *arrays)
-    worst = worst[: len(images)]  # other samples are shown as texts, from the predictions
     details = read_details(workspace.reports)
     explanations = read_explanations(workspace.reports / "explanations.safetensors")
-    examples = [
-        Example(
-            image=image,
-            id=predictions.ids[row],
-            truth=predictions.truth(row),
-            answer=predictions.answer(row),
-            confidence=predictions.sureness(row),
-            contributions=explanations.of(row),
-        )
-        for row, image in zip(worst, images, strict=True)
-    ]
+    is_image = isinstance(manifest.input, ImageInput)
     page = render(
         ReportContent(
             title=f"{manifest.name}, {TrainedModel.load(workspace).name}",
             verdict=verdict,
             metrics=read_metrics(workspace.reports),
             history=files.read_json(workspace.model / "history.json"),
-            examples=examples,
+            examples=_examples(predictions, explanations, params, workspace) if is_image else (),
             predictions=predictions,
             kind=manifest.input.kind,
             unexplained=explanations.reason,
             importance=details.importance,
-            distributions=distributions,
+            distributions=_distributions(manifest, workspace),
             texts=details.texts,
             generated=details.generated,
             variants=variants.read(workspace.variants),
@@ -86,13 +62,36 @@ def write_report(verdict: "Verdict", record: "Provenance", params: Params, works
     files.write_json(workspace.reports / "provenance.json", to_plain(record))
 
 
-def _arrays(split: "Split") -> "tuple[NDArray[Any], ...]":
-    """Return some samples of a split, evenly spaced: enough for a distribution."""
-    import numpy as np
+def _examples(
+    predictions: "Predictions", explanations: "Explanations", params: Params, workspace: Workspace
+) -> "list[Example]":
+    """Return the images with the most confident wrong predictions. Other samples are shown as texts."""
+    from ratchet.reports.images import Example
+    from ratchet.training import ImageSplit, open_split
 
+    worst = predictions.worst_errors()
+    test = open_split(workspace.packed, "test", sample_timeout=params.training.sample_timeout)
+    assert isinstance(test, ImageSplit), "the input is an image"
+    return [
+        Example(
+            image, predictions.ids[row], predictions.truth(row), predictions.answer(row), predictions.sureness(row),
+            explanations.of(row),
+        )
+        for row, image in zip(worst, test.images(worst), strict=True)
+    ]  # fmt: skip
+
+
+def _distributions(manifest: Manifest, workspace: Workspace) -> "Sequence[Distribution]":
+    """Return the distribution of each column of a table, from some samples of each split, evenly spaced."""
     from ratchet.evaluation.robustness import evenly_spaced
+    from ratchet.reports.distributions import feature_distributions
+    from ratchet.training import open_split
 
-    return split.gather(evenly_spaced(len(split), _DISTRIBUTION_ROWS).astype(np.int64))
+    if not isinstance(manifest.input, TableInput):
+        return ()
+    splits = [open_split(workspace.packed, split) for split in ("train", "test")]
+    arrays = [split.gather(evenly_spaced(len(split), _DISTRIBUTION_ROWS).astype("int64")) for split in splits]
+    return feature_distributions(manifest.input, *arrays)
 
 
 def _data_facts(manifest: Manifest, workspace: Workspace) -> dict[str, Any]:

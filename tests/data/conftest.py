@@ -4,7 +4,7 @@ import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import polars as pl
@@ -122,7 +122,10 @@ def shared() -> Callable[[str], Path]:
 
 
 class TablePlace:
-    """A project folder with a table, and the outputs of its ingest."""
+    """A project folder with a table, and the outputs of its ingest. Other kinds of data have subclasses."""
+
+    kind = "table"
+    changes: ClassVar[dict[str, object]] = {}
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -131,12 +134,13 @@ class TablePlace:
 
     def write(self, content: str | bytes, name: str = "rows.csv") -> Path:
         path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content.encode() if isinstance(content, str) else content)
         return path
 
     def ingest(self, path: object = "rows.csv", *, sample: bool = False, **changes: object) -> Manifest:
-        """Ingest a table with the shipped settings and these `changes`."""
-        settings = DataSettings(**{**DEFAULTS, "kind": "table", "path": str(path), **changes})
+        """Ingest the source with the shipped settings and these `changes`."""
+        settings = DataSettings(**{**DEFAULTS, "kind": self.kind, "path": str(path), **self.changes, **changes})
         task = IngestTask(settings, packed=self.packed, quarantine=self.quarantine, root=self.root, sample=sample)
         return ingest(task)
 

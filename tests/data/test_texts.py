@@ -4,11 +4,9 @@ Expected values are written out, or come from Python's own codecs and string fun
 """
 
 import hashlib
-import json
 import random
 import shutil
 import unicodedata
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,48 +15,29 @@ import polars as pl
 import pytest
 
 from ratchet.data import split
-from ratchet.data.ingest import IngestTask, ingest
 from ratchet.data.manifest import Manifest
 from ratchet.errors import DataError, RatchetError, SettingsError
-from ratchet.settings.model import DataSettings
 from ratchet.tokens.tokenizers import encode, fit_tokenizer
+from tests.data.conftest import TablePlace
 
 GOOD, BAD = "a wonderful film, number {}", "a dreadful film, number {}"
 TABLE = "text,label\n" + "".join(f'"{GOOD.format(n)}",good\n"{BAD.format(n)}",bad\n' for n in range(40))
 
 
-@dataclass
-class Place:
-    """A folder with a source, and the packed set made of it."""
+class Place(TablePlace):
+    """A folder with a source of texts, and the packed set made of it."""
 
-    root: Path
-
-    @property
-    def packed(self) -> Path:
-        return self.root / "packed"
+    kind, changes = "text", {"max_bad_fraction": 1.0}
 
     def write(self, name: str, content: str | bytes) -> str:
-        path = self.root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        super().write(content, name)
         return name
-
-    def ingest(self, path: str, **changes: object) -> Manifest:
-        settings = DataSettings.model_validate({"kind": "text", "path": path, "max_bad_fraction": 1.0, **changes})
-        table = self.root / "quarantine.parquet"
-        return ingest(IngestTask(settings, packed=self.packed, quarantine=table, root=self.root))
 
     def quarantined(self) -> dict[str, list[str]]:
         """Return the values of each broken rule."""
-        table = pl.read_parquet(self.root / "quarantine.parquet").sort("row")
+        table = pl.read_parquet(self.quarantine).sort("row")
         assert table["hint"].null_count() == 0
         return {rule: table.filter(pl.col("rule") == rule)["value"].to_list() for rule in table["rule"].unique()}
-
-    def index(self) -> pl.DataFrame:
-        return pl.read_parquet(self.packed / "index.parquet")
-
-    def profile(self) -> dict:
-        return json.loads((self.packed / "profile.json").read_text())
 
     def texts(self, name: str) -> list[str]:
         """Return the packed texts of a split."""

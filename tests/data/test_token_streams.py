@@ -5,48 +5,35 @@ import os
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 import pytest
 
-from ratchet.data.ingest import IngestTask, ingest
 from ratchet.data.manifest import Manifest
 from ratchet.errors import DataError
 from ratchet.kinds import TokensInput
 from ratchet.problems import NextToken
-from ratchet.settings.model import DataSettings
+from tests.data.conftest import TablePlace
 
 SPLITS = ("train", "validation", "test")
 LINES = "".join(f"line {number}: ärgerlich, 日本語, 🎭\n" for number in range(400))
 
 
-class Place:
+class Place(TablePlace):
     """A project folder with a source of text."""
 
-    def __init__(self, root: Path) -> None:
-        self.root, self.packed, self.table = root, root / "packed", root / "quarantine.parquet"
+    kind = "tokens"
 
     def write(self, name: str, content: str | bytes) -> None:
-        path = self.root / "text" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        super().write(content, f"text/{name}")
 
-    def ingest(self, path: str = "text", *, sample: bool = False, **changes: object) -> Manifest:
+    def ingest(self, path: str = "text", **changes: object) -> Manifest:
         self.packed = self.root / f"packed {len(list(self.root.iterdir()))}"
-        settings = DataSettings(**{"kind": "tokens", "path": path, **changes})
-        task = IngestTask(settings, packed=self.packed, quarantine=self.table, root=self.root, sample=sample)
-        return ingest(task)
+        return super().ingest(path, **changes)
 
     def text(self, split: str) -> str:
         manifest = Manifest.read(self.packed)
         shards = [np.load(self.packed / shard.file, mmap_mode="r") for shard in manifest.splits[split].arrays["text"]]
         assert all(shard.dtype == np.uint8 for shard in shards)
         return np.concatenate(shards).tobytes().decode()
-
-    def profile(self) -> dict[str, object]:
-        return json.loads((self.packed / "profile.json").read_text())
-
-    def refused(self) -> list[tuple[str, str, str]]:
-        return pl.read_parquet(self.table).select("source", "rule", "value").rows()
 
 
 @pytest.fixture
@@ -116,7 +103,7 @@ def test_text_of_the_test_split_is_not_in_train(place: Place) -> None:
     place.write("train/copy.txt", "test 7\n")
     place.ingest()
     assert "test 7" not in place.text("train")
-    assert [(source, rule) for source, rule, _ in place.refused()] == [("train/copy.txt", "duplicate-across-splits")]
+    assert [(source, rule) for source, rule, _ in place.bad()] == [("train/copy.txt", "duplicate-across-splits")]
 
 
 BROKEN = {
@@ -146,7 +133,7 @@ def test_a_bad_file_is_named_with_its_fault(place: Place, content: bytes | None,
     else:
         place.write("broken.txt", content)
     place.ingest()
-    assert place.refused() == [("broken.txt", rule, value)]
+    assert place.bad() == [("broken.txt", rule, value)]
     assert place.profile()["quarantined_by_rule"] == {rule: 1}
 
 
@@ -236,7 +223,7 @@ def test_json_lines_train_on_their_texts(place: Place) -> None:
     )
     place.write("part3.jsonl", '{"body": "no text"}\n')
     place.ingest(max_bad_fraction=0.5)
-    assert place.refused() == [("part3.jsonl", "not-text", "line 1 is no JSON object with a text 'text'")]
+    assert place.bad() == [("part3.jsonl", "not-text", "line 1 is no JSON object with a text 'text'")]
 
 
 @pytest.mark.parametrize("name", ["a.csv", "part/b.JSON", "c.tsv", "d.parquet"])

@@ -79,20 +79,8 @@ class ImageManifest:
             self.classes, meant = self._classes(table["known"])
         else:
             targets = read_labels(frame, settings, f"data.manifest: {self._where}")
-        splits = table["split"].str.to_lowercase().replace_strict(SPLIT_FOLDERS, default=None, return_dtype=pl.String)
-        given = {split for split in splits.unique() if split is not None}
-        self.given: frozenset[SplitName] = frozenset(given)
-        stamps = self._stamps(storage)
-        rows = table.with_columns(
-            normal=table["path"].map_elements(_normal, return_dtype=pl.String, skip_nulls=True),
-            means=table["known"].replace_strict(meant, default=None, return_dtype=pl.String),
-            assigned=splits,
-        )
-        if stamps is not None:
-            rows = rows.with_columns(normal=_as_stored(rows["normal"], stamps["id"]))
-            rows = rows.join(stamps, left_on="normal", right_on="id", how="left", maintain_order="left")
-        else:
-            rows = rows.with_columns(there=pl.lit(True), stamp=pl.lit(None, pl.String))
+        rows = self._with_meanings(table, meant, self._stamps(storage))
+        self.given: frozenset[SplitName] = frozenset(rows["assigned"].drop_nulls())
         extra = [name for name in table.columns if name not in ("row", "path", "label", "known", "split", "group")]
         classes = self.classes if targets is None else None
         refused, typed = check_table(rows, settings, extra=extra, classes=classes, header=header)
@@ -114,6 +102,22 @@ class ImageManifest:
         columns = {"row": kept["row"], "id": kept["normal"], "label": labels, "split": kept["assigned"]}
         listed = listing(columns | {"group": kept["group"], "stamp": kept["stamp"]})
         self.listing = listed.join(kept.select("row", *extra), on="row", how="left", maintain_order="left")
+
+    def _with_meanings(
+        self, table: pl.DataFrame, meant: Mapping[str, str], stamps: pl.DataFrame | None
+    ) -> pl.DataFrame:
+        """Add what path, label and split mean, whether the file is there, and its stamp; see `check_table`."""
+        rows = table.with_columns(
+            normal=table["path"].map_elements(_normal, return_dtype=pl.String, skip_nulls=True),
+            means=table["known"].replace_strict(meant, default=None, return_dtype=pl.String),
+            assigned=pl.col("split").str.to_lowercase().replace_strict(
+                SPLIT_FOLDERS, default=None, return_dtype=pl.String
+            ),
+        )  # fmt: skip
+        if stamps is None:
+            return rows.with_columns(there=pl.lit(True), stamp=pl.lit(None, pl.String))
+        rows = rows.with_columns(normal=_as_stored(rows["normal"], stamps["id"]))
+        return rows.join(stamps, left_on="normal", right_on="id", how="left", maintain_order="left")
 
     def _is_header(self, table: pl.DataFrame) -> pl.Series:
         """Return whether each row is the header again."""

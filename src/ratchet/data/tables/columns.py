@@ -160,8 +160,9 @@ def _inferred(values: pl.Series, wanted: Type | None, missing: tuple[str, ...], 
         plain = numbers(texts, PLAIN)
         if plain.null_count() > texts.null_count() or missing or plain.is_nan().any():  # else there is nothing to clean
             texts = cleaned(texts, missing)
-            texts = known_texts(texts, numbers(texts, PLAIN), missing)
-            plain = numbers(texts, PLAIN).fill_nan(None)
+            plain = numbers(texts, PLAIN)
+            texts = known_texts(texts, plain, missing)
+            plain = pl.select(pl.when(texts.is_not_null()).then(plain)).to_series().fill_nan(None)
     else:
         plain = pl.Series(values.name, [None], dtype=pl.Float64).new_from_index(0, len(values))
     if wanted in ("categorical", "text", "id", "ignored"):

@@ -1,0 +1,30 @@
+"""One form of packed sets, whatever the kind of data."""
+
+import numpy as np
+import pytest
+
+from ratchet import files
+from ratchet.data.manifest import Manifest
+
+PARTS = {"rows", "classes", "copies_within_splits", "label_conflicts", "telling", "contract", "quarantined_by_rule"}
+ROWS = "text,size,label\n" + "".join(f"a film {number},{number / 7},{'xy'[number % 2]}\n" for number in range(200))
+
+
+@pytest.mark.parametrize("kind", ["image", "table", "text", "tokens"])
+def test_every_kind_writes_the_same_files(kind: str, two_classes, table) -> None:
+    """Targets and keys have a row for each sample; a token stream, whose target is itself, has none."""
+    table.write(ROWS)
+    table.write(ROWS, "lines.txt")
+    if kind == "image":
+        two_classes.ingest()
+    else:
+        table.ingest("lines.txt" if kind == "tokens" else "rows.csv", kind=kind)
+    packed = two_classes.packed if kind == "image" else table.packed
+    manifest, profile = Manifest.read(packed), files.read_json(packed / "profile.json")
+    assert set(profile) >= PARTS
+    assert (next(iter(profile)), list(profile)[-1]) == ("rows", "quarantined_by_rule")
+    assert profile["rows"] == {name: split.rows for name, split in manifest.splits.items()}
+    for split in manifest.splits.values():
+        targets, keys = (np.load(packed / file.file) for file in (split.targets, split.keys))
+        assert len(targets) == len(keys) == (0 if kind == "tokens" else split.rows)
+        assert all((packed / shard.file).is_file() for shards in split.arrays.values() for shard in shards)

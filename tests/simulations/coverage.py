@@ -7,7 +7,6 @@ contain the population's value is counted. The same is done for the difference o
 from dataclasses import dataclass
 
 import numpy as np
-from measured import class_answers
 from numpy.typing import NDArray
 
 from ratchet.evaluation.calibration import calibration_error, reliability
@@ -15,6 +14,7 @@ from ratchet.evaluation.classification import ClassAnswers
 from ratchet.evaluation.headline import intervals
 from ratchet.evaluation.intervals import paired_difference
 from ratchet.settings.model import EvaluationSettings
+from tests.measured import class_answers
 from tests.simulations.gate import Pair
 
 __all__ = ["POPULATIONS", "Population", "headline_metrics", "metric_coverage", "paired_coverage"]

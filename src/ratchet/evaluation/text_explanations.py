@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.kinds import TextInput
 from ratchet.problems import Classes, Numbers
 
 if TYPE_CHECKING:
@@ -38,8 +37,7 @@ def word_contributions(model: "Model", spec: "ModelSpec", text: str, output: int
     """
     from ratchet.tokens.tokenizers import words_of
 
-    assert isinstance(spec.input, TextInput), "callers check the kind first"
-    split = words_of(text)[: min(spec.input.longest or _MOST, _MOST)]
+    split = words_of(text)[: min(spec.text.longest or _MOST, _MOST)]
     shortened = [" ".join(split[:at] + split[at + 1 :]) for at in range(len(split))]
     outputs = _outputs(model, spec, [" ".join(split), *shortened])
     if isinstance(spec.target, Classes):
@@ -56,8 +54,7 @@ def _outputs(model: "Model", spec: "ModelSpec", texts: list[str]) -> NDArray[np.
 
     from ratchet.tokens.tokenizers import encode
 
-    assert isinstance(spec.input, TextInput)
-    rows = encode(texts, spec.input)
+    rows = encode(texts, spec.text)
     device = model.temperature.device
     parts = []
     with torch.no_grad():

@@ -8,7 +8,7 @@ import math
 import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,15 @@ class InputSpec:
     def numbered(self) -> bool:
         """Whether a table's columns have numbers for names, because its file has no header."""
         return False
+
+    @property
+    def user_code(self) -> tuple[str, str] | None:
+        """Folder and place in it of the user's own code of the kind."""
+        return None
+
+    def with_code_in(self, folder: str) -> Self:
+        """Return the input with the user's own code in another folder."""
+        return self
 
     @cached_property
     def prepared(self) -> Any:
@@ -265,6 +274,13 @@ class ArraysInput(InputSpec):
     root: str = field(default=".", compare=False, metadata={"stored": False})  # folder of `code` on this machine
     kind: Literal["arrays"] = "arrays"
     explanation: ClassVar[str] = ""
+
+    @property
+    def user_code(self) -> tuple[str, str]:
+        return self.root, self.code
+
+    def with_code_in(self, folder: str) -> "ArraysInput":
+        return replace(self, root=folder)
 
     @property
     def unscaled(self) -> "ArraysInput":

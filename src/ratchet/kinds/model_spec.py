@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ratchet.kinds.inputs import ImageInput, Input, TableInput, TokensInput
+from ratchet.kinds.inputs import ArraysInput, ImageInput, Input, TableInput, TextInput, TokensInput
 from ratchet.kinds.spec_json import input_from_json, to_json, without_facts
 from ratchet.problems import Classes, Target, target_from_json
 
@@ -46,6 +46,18 @@ class ModelSpec:
     def table(self) -> TableInput:
         """The input, for code that handles tables only."""
         assert isinstance(self.input, TableInput), "callers check the kind first"
+        return self.input
+
+    @property
+    def text(self) -> TextInput:
+        """The input, for code that handles texts only."""
+        assert isinstance(self.input, TextInput), "callers check the kind first"
+        return self.input
+
+    @property
+    def arrays(self) -> ArraysInput:
+        """The input, for code that handles arrays of a user's own kind only."""
+        assert isinstance(self.input, ArraysInput), "callers check the kind first"
         return self.input
 
     @property

@@ -4,15 +4,19 @@ Each kind is one object. `registry.kind_of` returns that of a model's input; not
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ratchet.errors import TrainingError
+
 if TYPE_CHECKING:
     import torch
 
     from ratchet.kinds.inputs import Input
+    from ratchet.problems import Target
 
 __all__ = [
     "Arrays", "InputError", "Json", "Kind", "RawValue", "Tensor", "TooManyRows", "Unencoded", "Unusual", "far_values",
@@ -97,6 +101,10 @@ class Kind(Generic[S]):
     has_user_code: ClassVar[bool] = False  # only a user's module knows which values are allowed
     varies: ClassVar[bool] = False  # the second axis of an array varies
     variants: ClassVar[tuple[str, ...]] = ()  # that export.variants: auto makes
+    has_torchvision: ClassVar[bool] = False  # model.name may be a classifier of torchvision
+    mirrors: ClassVar[bool] = False  # a sample may be mirrored
+    size_fix: ClassVar[str] = ""  # fix of samples that are too small for a network
+    noun: ClassVar[tuple[str, str]] = ("sample", "samples")
     # batch scoring
     file_suffixes: ClassVar[tuple[str, ...]] = ()  # of files that are one sample each
     in_tables: ClassVar[bool] = False  # samples are also rows of CSV, Parquet and JSON files
@@ -212,6 +220,35 @@ class Kind(Generic[S]):
     def adapt(self, arrays: Arrays, have: S, want: S) -> Arrays:
         """Return packed arrays for another model, to which there is no `obstacle`."""
         return arrays
+
+    # Training
+
+    def open_split(self, packed: Path, name: str, manifest: Mapping[str, Any], spec: S) -> Any:
+        """Open a split of a packed set; a missing or damaged file is an OSError, ValueError or KeyError."""
+        raise NotImplementedError
+
+    def model_input(
+        self, packed: Path, manifest: Mapping[str, Any], spec: S, *, model: str, tokenizer: str, context: int, root: str
+    ) -> S:
+        """Return a model's input for that of a packed set. Arguments are those of `ratchet.training.model_input`.
+
+        Raises:
+            TrainingError: the kind has no such tokenizer, or the user's code changed since ingest.
+        """
+        if tokenizer != "auto":
+            raise TrainingError(
+                f"model.tokenizer: found {tokenizer}, and the data are of kind {self.name}. Allowed: auto. "
+                "Fix: `ratchet set model.tokenizer=auto`"
+            )
+        return spec
+
+    def model_target(self, spec: S, target: "Target") -> "Target":
+        """Return a model's target for that of a packed set."""
+        return target
+
+    def network_arguments(self, spec: S, target: "Target") -> dict[str, Any]:
+        """Return the arguments of a network's constructor."""
+        return {"input": spec, "target": target}
 
     # Descriptions
 

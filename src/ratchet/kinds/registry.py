@@ -6,7 +6,7 @@ from typing import Any
 
 from ratchet.kinds.protocol import Kind
 
-__all__ = ["KINDS", "kind_named", "kind_of"]
+__all__ = ["KINDS", "kind_named", "kind_of", "takes_equal"]
 
 KINDS = {
     "image": "ratchet.kinds.image.kind:Images",
@@ -29,3 +29,8 @@ def kind_named(name: str) -> Kind[Any]:
 def kind_of(spec: Any) -> Kind[Any]:
     """Return the kind of a model's input or of a packed set's."""
     return kind_named(spec.kind)
+
+
+def takes_equal(first: Any, second: Any) -> bool:
+    """Return whether two models take the same arrays for a raw value."""
+    return first.kind == second.kind and kind_of(first).is_equal(first, second)

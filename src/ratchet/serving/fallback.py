@@ -1,7 +1,7 @@
 """A smaller version that answers while the served one is overloaded."""
 
+from ratchet.kinds.registry import takes_equal
 from ratchet.serving.versions.batching import Batcher
-from ratchet.serving.versions.exchange import takes_equal
 from ratchet.serving.versions.following import Follower
 from ratchet.serving.versions.loaded import LoadedVersion
 

@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ratchet.kinds.registry import takes_equal
 from ratchet.serving.answered import Answered
-from ratchet.serving.versions.exchange import can_replace, takes_equal
+from ratchet.serving.versions.exchange import can_replace
 from ratchet.serving.versions.following import Follower
 from ratchet.serving.versions.loaded import LoadedVersion
 from ratchet.traffic.schema import SHADOW, Logged, is_sampled, target_id

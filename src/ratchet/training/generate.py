@@ -12,6 +12,7 @@ that the cache is rebuilt once in context / 2 tokens.
 import codecs
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from ratchet.errors import TrainingError
 from ratchet.kinds import TokensInput
+from ratchet.kinds.registry import kind_of
 from ratchet.tokens.token_ids import decode, encode, tokens, unknown
 from ratchet.training.duplicate import duplicate
 from ratchet.training.models import Model
@@ -100,13 +102,13 @@ class Generator:
         TrainingError: the model is not a language model.
     """
 
-    def __init__(self, model: Model, described: object) -> None:
-        if not isinstance(described, TokensInput):
+    def __init__(self, model: Model, described: Any) -> None:
+        if not kind_of(described).generates:
             raise TrainingError(
                 "the model is not a language model, so it generates no text. Fix: name a model that was trained with "
                 "data.kind: tokens"
             )
-        self.described = described
+        self.described: TokensInput = described
         self._model = duplicate(model).cpu().double().eval()
 
     def __call__(self, prompt: str, sampling: Sampling, *, cached: bool = True) -> Iterator[str]:

@@ -12,20 +12,16 @@ import torch
 
 from ratchet import files
 from ratchet.errors import TrainingError
-from ratchet.kinds import ArraysInput, ImageInput, Input, ModelSpec, TableInput, TextInput, TokensInput, input_from_json
-from ratchet.problems import NextToken, Target
-from ratchet.tokens.token_ids import tokens
+from ratchet.kinds import Input, ModelSpec, input_from_json
+from ratchet.kinds.registry import kind_of
+from ratchet.problems import Target
 from ratchet.training.augment import epoch_order
-from ratchet.training.batches import ImageSplit, Split, TableSplit
+from ratchet.training.batches import Split
 from ratchet.training.custom_dataset import DatasetSplit
 from ratchet.training.models import Model, build, load_pretrained
 from ratchet.training.models.text import VECTOR_FILES, Bag, Transformer, load_vectors
-from ratchet.training.named_arrays import ArraysSplit
-from ratchet.training.own_kind import OwnKind
 from ratchet.training.plan import Plan
 from ratchet.training.pruning import pruned
-from ratchet.training.streams import StreamSplit
-from ratchet.training.texts import TextSplit, fitted_input
 
 __all__ = ["TrainingInputs", "initial_model", "model_input", "model_target", "open_split"]
 
@@ -82,17 +78,9 @@ def open_split(
     with _readable(packed, name) as manifest:
         if manifest.get("factory"):
             return DatasetSplit.open_rows(packed, name, manifest, workers=workers, sample_timeout=sample_timeout)
-        match described or input_from_json(manifest["input"]):
-            case ImageInput():
-                return ImageSplit.open(packed, name, manifest)
-            case TableInput():
-                return TableSplit.open(packed, name, manifest)
-            case TextInput() as texts:
-                return TextSplit.read(packed, name, manifest, texts)
-            case TokensInput() as stream:
-                return StreamSplit.read(packed, name, manifest, stream)
-            case ArraysInput() as arrays:
-                return ArraysSplit.read(packed, name, manifest, arrays)
+        spec = described or input_from_json(manifest["input"])
+        split: Split = kind_of(spec).open_split(packed, name, manifest, spec)
+        return split
 
 
 def model_input(packed: Path, described: Input, *, model: str, tokenizer: str, context: int, root: str = ".") -> Input:
@@ -109,27 +97,17 @@ def model_input(packed: Path, described: Input, *, model: str, tokenizer: str, c
     Raises:
         TrainingError: the packed set cannot be read, the kind has no such tokenizer, or the code changed since ingest.
     """
-    if isinstance(described, TextInput | TokensInput):
-        with _readable(packed, "train") as manifest:
-            return fitted_input(packed, manifest, described, model=model, tokenizer=tokenizer, context=context)
-    if tokenizer != "auto":
-        raise TrainingError(
-            f"model.tokenizer: found {tokenizer}, and the data are of kind {described.kind}. Allowed: auto. "
-            "Fix: `ratchet set model.tokenizer=auto`"
+    with _readable(packed, "train") as manifest:
+        spec: Input = kind_of(described).model_input(
+            packed, manifest, described, model=model, tokenizer=tokenizer, context=context, root=root
         )
-    if isinstance(described, ArraysInput):
-        described = replace(described, root=root)
-        if OwnKind.of(described).digest() != described.code_digest:
-            raise TrainingError(
-                f"data.code: {described.code} changed since the data were ingested with it. Fix: run `ratchet train`, "
-                "which ingests them again"
-            )
-    return described
+        return spec
 
 
 def model_target(described: Input, target: Target) -> Target:
     """Return a model's target: that of the packed set, with the number of tokens of the model's tokenizer."""
-    return NextToken(tokens(described)) if isinstance(described, TokensInput) else target
+    learned: Target = kind_of(described).model_target(described, target)
+    return learned
 
 
 @contextmanager
@@ -190,7 +168,7 @@ def _is_pruned(path: Path, spec: ModelSpec) -> bool:
 
 def _load(model: Model, inputs: TrainingInputs, path: Path) -> str:
     """Load pretrained weights, or word vectors, and return a summary."""
-    network, described = model.network, inputs.spec.input
-    if path.suffix in VECTOR_FILES and isinstance(described, TextInput) and isinstance(network, Bag | Transformer):
-        return load_vectors(network, described, path).summary
+    network = model.network
+    if path.suffix in VECTOR_FILES and isinstance(network, Bag | Transformer):
+        return load_vectors(network, inputs.spec.text, path).summary
     return load_pretrained(model, path).summary

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from ratchet.errors import TrainingError
-from ratchet.kinds import ImageInput, Input, ModelSpec
+from ratchet.kinds import ModelSpec
+from ratchet.kinds.registry import takes_equal
 from ratchet.problems import Target
 from ratchet.training.losses import Objective
 from ratchet.training.models import load_model
@@ -95,24 +96,17 @@ class Teacher:
 
 def _check(name: str, teacher: ModelSpec, student: ModelSpec) -> None:
     """Refuse a teacher that does not take the student's samples, or predicts something else."""
-    for what, theirs, mine in (
-        ("input", _comparable(teacher.input), _comparable(student.input)),
-        ("target", _target(teacher.target), _target(student.target)),
+    for what, is_same in (
+        ("input", takes_equal(teacher.input, student.input)),
+        ("target", _target(teacher.target) == _target(student.target)),
     ):
-        if theirs != mine:
+        if not is_same:
             taught, learned = (getattr(spec, what).described for spec in (teacher, student))
             raise TrainingError(
                 f"training.teacher: {name} has another {what} ({taught}) than this training ({learned}). Allowed: a "
                 "model of the same kind of samples, with the same columns, tokens and classes. Fix: name another one, "
                 "or `ratchet set training.teacher=none`"
             )
-
-
-def _comparable(described: Input) -> object:
-    """Return what both models must have. Each one scales images by itself."""
-    if isinstance(described, ImageInput):
-        return described.shape, described.dtype, described.depth
-    return described
 
 
 def _target(target: Target) -> object:

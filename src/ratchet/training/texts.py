@@ -11,20 +11,17 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from ratchet.errors import TrainingError
-from ratchet.kinds import Input, TextInput, TokensInput
-from ratchet.tokens.token_ids import fit
-from ratchet.tokens.tokenizers import PADDING, encode, fit_tokenizer, stored_texts
+from ratchet.kinds import TextInput
+from ratchet.tokens.tokenizers import PADDING, encode, stored_texts
 from ratchet.training.batches import Inputs, Rows, Split
 from ratchet.training.plan import Plan
 from ratchet.training.streams import read_text
 
-__all__ = ["TextSplit", "fitted_input"]
+__all__ = ["TextSplit", "read_texts"]
 
 CHOSEN_BY = {"kind": ("text", "tokens")}
 
-_TOKENIZERS = {"bag": "hashed", "transformer": "words"}  # of `model.tokenizer: auto`, by model
 _NARROWEST = 16  # tokens of a batch for a compiled model
-_CONTEXT = 64  # tokens of a language model where model.context is 0
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class TextSplit(Split):
             OSError, ValueError, KeyError: a file is missing or damaged.
             TrainingError: the files do not match each other.
         """
-        content, starts = _stored(packed, name, manifest)
+        content, starts = read_texts(packed, name, manifest)
         targets, keys = (np.load(packed / name / f"{part}.npy", mmap_mode="r") for part in ("targets", "keys"))
         if not len(starts) - 1 == len(targets) == len(keys):
             raise TrainingError(
@@ -80,24 +77,7 @@ class TextSplit(Split):
         return [self.content[self.starts[place] : self.starts[place + 1]].tobytes().decode() for place in places]
 
 
-def fitted_input(
-    packed: Path,
-    manifest: Mapping[str, Any],
-    described: TextInput | TokensInput,
-    *,
-    model: str,
-    tokenizer: str,
-    context: int,
-) -> Input:
-    """Return the input with a tokenizer learned from the training texts; see `ratchet.training.inputs.model_input`."""
-    if isinstance(described, TextInput):
-        kind = _TOKENIZERS.get(model, "hashed") if tokenizer == "auto" else tokenizer
-        return fit_tokenizer(stored_texts(*_stored(packed, "train", manifest)), kind, longest=context)
-    kind = "characters" if tokenizer == "auto" else tokenizer
-    return fit(read_text(packed, "train", manifest), kind, context=context or _CONTEXT)
-
-
-def _stored(packed: Path, name: str, manifest: Mapping[str, Any]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def read_texts(packed: Path, name: str, manifest: Mapping[str, Any]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return the UTF-8 of all texts of a split, and where each begins."""
     (shard,) = manifest["splits"][name]["arrays"]["starts"]
     return read_text(packed, name, manifest), np.load(packed / shard["file"], mmap_mode="r")

@@ -1,17 +1,19 @@
 """Samples of a user's own kind: raw values of which the user's code makes named arrays, or these arrays."""
 
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.errors import RatchetError
+from ratchet.errors import RatchetError, TrainingError
 from ratchet.kinds.inputs import ArraysInput
 from ratchet.kinds.protocol import Arrays, InputError, Json, Kind, RawValue, Tensor, Unusual, far_values, go_on
 from ratchet.kinds.raw_values import as_type, json_type, only_column
 
 if TYPE_CHECKING:
+    from ratchet.training import Split
     from ratchet.training.own_kind import OwnKind
 
 __all__ = ["OwnArrays"]
@@ -76,6 +78,25 @@ class OwnArrays(Kind[ArraysInput]):
         if have.layout != want.layout:
             return f"it takes {want.described}, and these data have {have.described}"
         return ""
+
+    def open_split(self, packed: Path, name: str, manifest: Mapping[str, Any], spec: ArraysInput) -> "Split":
+        from ratchet.training.named_arrays import ArraysSplit
+
+        return ArraysSplit.read(packed, name, manifest, spec)
+
+    def model_input(
+        self, packed: Path, manifest: Mapping[str, Any], spec: ArraysInput, *, root: str, **settings: Any
+    ) -> ArraysInput:
+        """Return the input with the user's code in the project folder."""
+        from ratchet.training.own_kind import OwnKind
+
+        spec = super().model_input(packed, manifest, spec, root=root, **settings).with_code_in(root)
+        if OwnKind.of(spec).digest() != spec.code_digest:
+            raise TrainingError(
+                f"data.code: {spec.code} changed since the data were ingested with it. Fix: run `ratchet train`, "
+                "which ingests them again"
+            )
+        return spec
 
     def tensors(self, spec: ArraysInput) -> tuple[Tensor, ...]:
         return tuple(Tensor(array.name, array.dtype, array.shape) for array in spec.arrays)

@@ -2,8 +2,9 @@
 
 import base64
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     import torch
     from mlflow.types import Schema
 
+    from ratchet.problems import Target
+    from ratchet.training import Split
+
 __all__ = ["Images"]
 
 _LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R 601, as in Pillow's conversion to greyscale
@@ -33,6 +37,10 @@ class Images(Kind[ImageInput]):
     file_suffixes = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
     files_word = "images"
     variants = ("int8-static",)
+    has_torchvision = True
+    mirrors = True
+    size_fix = "set a larger data.image_size, or "
+    noun = ("image", "images")
 
     def example(self, spec: ImageInput, rows: int, seed: int) -> Arrays:
         random, shape = np.random.default_rng(seed), (rows, *spec.shape)
@@ -119,6 +127,15 @@ class Images(Kind[ImageInput]):
         if tuple(images.shape[2:]) != (want.height, want.width):
             images = functional.interpolate(images, (want.height, want.width), mode="bilinear", antialias=True)
         return self.from_tensors((images.round().clamp(0, 255).to(torch.uint8) if have.dtype == "uint8" else images,))
+
+    def open_split(self, packed: Path, name: str, manifest: Mapping[str, Any], spec: ImageInput) -> "Split":
+        from ratchet.training.batches import ImageSplit
+
+        return ImageSplit.open(packed, name, manifest)
+
+    def network_arguments(self, spec: ImageInput, target: "Target") -> dict[str, Any]:
+        """Return the arguments; `classes` is the number of outputs, also for other problems."""
+        return {"classes": target.outputs, "channels": spec.channels, "height": spec.height, "width": spec.width}
 
     def tensors(self, spec: ImageInput) -> tuple[Tensor, ...]:
         return (Tensor("pixels", spec.raw_dtype, spec.shape),)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from mlflow.types import Schema
 
     from ratchet.data.tables.encode import PlainRows
+    from ratchet.training import Split
 
 __all__ = ["Tables"]
 
@@ -33,6 +35,7 @@ class Tables(Kind[TableInput]):
     packages = ("polars",)
     in_tables = True
     batch_rows = 4096
+    noun = ("row", "rows")
 
     def prepare(self, spec: TableInput) -> "PlainRows":
         from ratchet.data.tables.encode import PlainRows
@@ -127,6 +130,11 @@ class Tables(Kind[TableInput]):
 
     def adapt(self, arrays: Arrays, have: TableInput, want: TableInput) -> Arrays:
         return self.decode(self.values(arrays, have), want)
+
+    def open_split(self, packed: Path, name: str, manifest: Mapping[str, Any], spec: TableInput) -> "Split":
+        from ratchet.training.batches import TableSplit
+
+        return TableSplit.open(packed, name, manifest)
 
     def tensors(self, spec: TableInput) -> tuple[Tensor, ...]:
         return tuple(Tensor(each.name, "float64" if each.type == "numeric" else "text") for each in spec.columns)

@@ -1,8 +1,9 @@
 """Texts in requests and files, and their token ids."""
 
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,9 +16,12 @@ from ratchet.kinds.raw_values import texts_in
 if TYPE_CHECKING:
     from mlflow.types import Schema
 
+    from ratchet.training import Split
+
 __all__ = ["Texts"]
 
 _TOKENS = 8  # of each example
+_TOKENIZERS = {"bag": "hashed", "transformer": "words"}  # of `model.tokenizer: auto`, by model
 _UNKNOWN = 1  # id of a word outside the vocabulary
 _JUDGED = 1 << 16  # characters of a text; Unicode's form of a longer one takes seconds, and hundreds of MiB
 
@@ -32,6 +36,7 @@ class Texts(Kind[TextInput]):
     file_suffixes = (".txt",)
     in_tables = True
     files_word = "texts"
+    noun = ("text", "texts")
 
     def example(self, spec: TextInput, rows: int, seed: int) -> Arrays:
         known = spec.buckets or len(spec.vocabulary) + 2
@@ -69,6 +74,22 @@ class Texts(Kind[TextInput]):
                 letters = [character for character in text if character.isalnum()]
                 if 2 * sum(letter not in known for letter in letters) > len(letters):
                     yield Unusual(row, "", "text", raw_value(row, ""), "mostly characters that no training text has")
+
+    def open_split(self, packed: Path, name: str, manifest: Mapping[str, Any], spec: TextInput) -> "Split":
+        from ratchet.training.texts import TextSplit
+
+        return TextSplit.read(packed, name, manifest, spec)
+
+    def model_input(
+        self, packed: Path, manifest: Mapping[str, Any], spec: TextInput, *, model: str, tokenizer: str, context: int,
+        root: str,
+    ) -> TextInput:  # fmt: skip
+        """Return the input with a tokenizer learned from the training texts."""
+        from ratchet.tokens.tokenizers import fit_tokenizer, stored_texts
+        from ratchet.training.texts import read_texts
+
+        name = _TOKENIZERS.get(model, "hashed") if tokenizer == "auto" else tokenizer
+        return fit_tokenizer(stored_texts(*read_texts(packed, "train", manifest)), name, longest=context)
 
     def example_values(self, spec: TextInput) -> list[str]:
         return [" ".join(spec.vocabulary[:5]) or "a text"]

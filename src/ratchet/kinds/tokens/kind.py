@@ -1,6 +1,7 @@
 """Token streams, which language models learn, and the prompts that these continue."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,13 @@ from ratchet.kinds.protocol import Arrays, InputError, Kind, Unencoded, go_on
 if TYPE_CHECKING:
     from mlflow.types import Schema
 
+    from ratchet.problems import Target
+    from ratchet.training import Split
+
 __all__ = ["TokenStreams"]
+
+
+_CONTEXT = 64  # tokens of a language model where model.context is 0
 
 
 class TokenStreams(Kind[TokensInput]):
@@ -20,6 +27,7 @@ class TokenStreams(Kind[TokensInput]):
     name = "tokens"
     program_inputs = ("ids",)
     unit = "bytes"
+    noun = ("piece", "pieces")
     generates = True
     tokenizes = True
 
@@ -28,6 +36,29 @@ class TokenStreams(Kind[TokensInput]):
 
     def read(self, values: Any, spec: TokensInput, field: str, check: Callable[[], None] = go_on) -> Arrays | Unencoded:
         raise InputError(f"{field}: the model writes texts; send prompts")
+
+    def open_split(self, packed: Path, name: str, manifest: Mapping[str, Any], spec: TokensInput) -> "Split":
+        from ratchet.training.streams import StreamSplit
+
+        return StreamSplit.read(packed, name, manifest, spec)
+
+    def model_input(
+        self, packed: Path, manifest: Mapping[str, Any], spec: TokensInput, *, model: str, tokenizer: str, context: int,
+        root: str,
+    ) -> TokensInput:  # fmt: skip
+        """Return the input with a tokenizer learned from the training text."""
+        from ratchet.tokens.token_ids import fit
+        from ratchet.training.streams import read_text
+
+        name = "characters" if tokenizer == "auto" else tokenizer
+        return fit(read_text(packed, "train", manifest), name, context=context or _CONTEXT)
+
+    def model_target(self, spec: TokensInput, target: "Target") -> "Target":
+        """Return the target with the number of tokens of the model's tokenizer."""
+        from ratchet.problems import NextToken
+        from ratchet.tokens.token_ids import tokens
+
+        return NextToken(tokens(spec))
 
     def example_values(self, spec: TokensInput) -> list[str]:
         """Return one token as a prompt: a letter or word if there is one."""

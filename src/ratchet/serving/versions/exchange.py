@@ -2,17 +2,10 @@
 
 from typing import Any
 
-from ratchet.kinds import Input
-from ratchet.kinds.registry import kind_of
 from ratchet.problems import Classes, Labels, Numbers, Target
 from ratchet.serving.versions.loaded import LoadedVersion
 
-__all__ = ["can_replace", "takes_equal"]
-
-
-def takes_equal(first: Input, second: Input) -> bool:
-    """Return whether two models take the same arrays."""
-    return first.kind == second.kind and kind_of(first).is_equal(first, second)
+__all__ = ["can_replace"]
 
 
 def can_replace(served: LoadedVersion, other: LoadedVersion) -> bool:

@@ -4,7 +4,6 @@ import difflib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -14,14 +13,15 @@ from torch import nn
 from ratchet import files
 from ratchet.checksums import verify
 from ratchet.errors import TrainingError
-from ratchet.kinds import ArraysInput, ImageInput, ModelSpec
+from ratchet.kinds import ModelSpec
+from ratchet.kinds.registry import kind_named, kind_of
 from ratchet.training.models.arrays import ArraysMLP
 from ratchet.training.models.baseline_nets import BASELINES, blended
 from ratchet.training.models.convnet import ConvNet
 from ratchet.training.models.decoder import Decoder
 from ratchet.training.models.factory import OwnCode
 from ratchet.training.models.fastnet import FastNet
-from ratchet.training.models.model import FrontModel, ImageModel, Model, example_inputs
+from ratchet.training.models.model import ArraysModel, ImageModel, Model, TableModel, example_inputs
 from ratchet.training.models.narrow import narrow
 from ratchet.training.models.pretrained import LoadReport, find_pretrained, load_pretrained
 from ratchet.training.models.resnet import ResidualNet
@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 _MODELS: dict[str, type[Model]] = {
-    "image": ImageModel, "table": FrontModel, "text": Model, "tokens": Model, "arrays": FrontModel,
+    "image": ImageModel, "table": TableModel, "text": Model, "tokens": Model, "arrays": ArraysModel,
 }  # fmt: skip
 _NETWORKS: dict[str, dict[str, Callable[..., nn.Module]]] = {  # by kind; the first is that of `model.name: auto`
     "image": {"convnet": ConvNet, "resnet": ResidualNet, "fastnet": FastNet},
@@ -87,21 +87,21 @@ def require(name: str, *, kind: str = "image", factory: str = "none", code: str 
         OwnCode(Path(root), code).load(factory)
         return
     own = _NETWORKS[kind]
-    if name in own or (kind == "image" and name in torchvision_names()):
+    others = torchvision_names() if kind_named(kind).has_torchvision else []
+    if name in own or name in others:
         return
-    others = " and every classifier of torchvision.models" if kind == "image" else ""
-    near = difflib.get_close_matches(name, [*own, *(torchvision_names() if kind == "image" else [])], n=3, cutoff=0.4)
+    near = difflib.get_close_matches(name, [*own, *others], n=3, cutoff=0.4)
     raise TrainingError(
         f"model.name: no model for the data's kind, {kind}, is called {name!r}. Allowed: auto, {', '.join(own)}"
-        f"{others}. Nearest: {', '.join(near or own)}"
+        f"{' and every classifier of torchvision.models' if others else ''}. Nearest: {', '.join(near or own)}"
     )
 
 
 def code_files(spec: ModelSpec) -> dict[Path, Path]:
     """Return the files of the user's own model and own kind of data, by their paths from the project folder."""
     codes = [OwnCode(Path(spec.root), spec.code)] if spec.factory != "none" else []
-    if isinstance(spec.input, ArraysInput):
-        codes.append(OwnCode(Path(spec.input.root), spec.input.code, "data.kind"))
+    if place := spec.input.user_code:
+        codes.append(OwnCode(Path(place[0]), place[1], "data.kind"))
     return {path: code.root / path for code in codes for path in code.files()}
 
 
@@ -120,11 +120,11 @@ def keep_code(spec: ModelSpec, folder: Path) -> ModelSpec:
 def _with_code_in(spec: ModelSpec, folder: Path) -> ModelSpec:
     root = str(folder)
     spec = spec if spec.factory == "none" else replace(spec, root=root)
-    return replace(spec, input=replace(spec.input, root=root)) if isinstance(spec.input, ArraysInput) else spec
+    return replace(spec, input=spec.input.with_code_in(root))
 
 
 def _network(spec: ModelSpec) -> nn.Module:
-    arguments = _network_arguments(spec)
+    arguments = kind_of(spec.input).network_arguments(spec.input, spec.target)
     if spec.factory != "none":
         make = OwnCode(Path(spec.root), spec.code).load(spec.factory)
         try:
@@ -142,14 +142,6 @@ def _network(spec: ModelSpec) -> nn.Module:
         return network(**arguments)
     require(spec.name, kind=spec.input.kind)
     return torchvision_model(spec.name, classes=spec.target.outputs, channels=spec.image.channels)
-
-
-def _network_arguments(spec: ModelSpec) -> dict[str, Any]:
-    """Return the arguments of a network's constructor; `classes` is the number of outputs, also for other problems."""
-    if isinstance(spec.input, ImageInput):
-        shape = {"channels": spec.input.channels, "height": spec.input.height, "width": spec.input.width}
-        return {"classes": spec.target.outputs, **shape}
-    return {"input": spec.input, "target": spec.target}
 
 
 def _check_forward(model: Model, spec: ModelSpec) -> None:
@@ -171,7 +163,7 @@ def _check_forward(model: Model, spec: ModelSpec) -> None:
     except Exception as error:
         if built_in and not isinstance(error, RuntimeError):
             raise
-        fix = f"set a larger data.image_size, or {other_fix}" if spec.input.kind == "image" else other_fix
+        fix = kind_of(spec.input).size_fix + other_fix
         raise TrainingError(f"{key}: {spec.called} cannot take {spec.input.described} ({error}). Fix: {fix}") from error
     finally:
         model.train(training)

@@ -3,12 +3,12 @@
 import torch
 from torch import nn
 
-from ratchet.kinds import ArraysInput, Input, ModelSpec, TableInput
+from ratchet.kinds import Input, ModelSpec
 from ratchet.kinds.registry import kind_of
 from ratchet.training.models.arrays import ArraysFront
 from ratchet.training.models.tabular import TableFront
 
-__all__ = ["FrontModel", "ImageModel", "Model", "example_inputs"]
+__all__ = ["ArraysModel", "ImageModel", "Model", "TableModel", "example_inputs"]
 
 
 class Model(nn.Module):
@@ -84,17 +84,30 @@ class ImageModel(Model):
         return (images - self._mean_map).div_(self._std_map)
 
 
-class FrontModel(Model):
-    """A network for rows of a table, or for arrays of a user's own kind, with the scaling of their numbers."""
+class _FrontModel(Model):
+    """A network with the scaling of its numbers in front."""
 
-    def __init__(self, network: nn.Module, spec: ModelSpec) -> None:
-        super().__init__(network, spec)
-        assert isinstance(spec.input, TableInput | ArraysInput), "`build` chooses the class by the kind"
-        self.front = TableFront(spec.input) if isinstance(spec.input, TableInput) else ArraysFront(spec.input)
+    front: nn.Module
 
     def prepared(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         prepared: tuple[torch.Tensor, ...] = self.front(*inputs)
         return prepared
+
+
+class TableModel(_FrontModel):
+    """A network for rows of a table."""
+
+    def __init__(self, network: nn.Module, spec: ModelSpec) -> None:
+        super().__init__(network, spec)
+        self.front = TableFront(spec.table)
+
+
+class ArraysModel(_FrontModel):
+    """A network for arrays of a user's own kind."""
+
+    def __init__(self, network: nn.Module, spec: ModelSpec) -> None:
+        super().__init__(network, spec)
+        self.front = ArraysFront(spec.arrays)
 
 
 def example_inputs(described: Input, rows: int = 1) -> tuple[torch.Tensor, ...]:

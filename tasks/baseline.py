@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratchet import files
-from ratchet.kinds import ArraysInput, Input, ModelSpec, TextInput
+from ratchet.kinds import Input, ModelSpec, TextInput
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -145,8 +145,7 @@ def _samples(
     described = job.spec.input
     match train:
         case TextSplit() if job.variant == "blend":
-            assert isinstance(described, TextInput), "a split of texts has this input"
-            ids = encode(train.texts(rows), described)
+            ids = encode(train.texts(rows), job.spec.text)
             return {"ids": ids.values, "starts": ids.starts}, described
         case TextSplit():
             texts = [text.encode() for text in train.texts(rows)]
@@ -158,8 +157,7 @@ def _samples(
             arrays = dict(zip(train.array_names, train.gather(rows), strict=True))
             return arrays, described if job.variant == "blend" else job.spec.table.unscaled
         case ArraysSplit():
-            assert isinstance(described, ArraysInput), "a split of arrays has this input"
             arrays = dict(zip(train.described.names, train.gather(rows), strict=True))
-            return arrays, described if job.variant == "blend" else described.unscaled
+            return arrays, described if job.variant == "blend" else job.spec.arrays.unscaled
         case _:
             return {}, described

@@ -9,6 +9,7 @@ from ratchet.evaluation.classification import ClassificationMetrics
 from ratchet.evaluation.metrics import Metrics
 from ratchet.evaluation.problems import read_metrics
 from ratchet.kinds import ImageInput
+from ratchet.kinds.registry import kind_of
 from ratchet.settings.model import EvaluationSettings, Params
 from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
@@ -70,7 +71,7 @@ def evaluate(params: Params, workspace: Workspace, *, watch: Watch) -> Evaluatio
     remove_recorded(workspace)  # the training that DVC recorded before this stage
     files.clear_drafts(workspace.reports)
     model, spec = load_model(workspace.model)
-    model.flip_average = params.evaluation.flip_average and isinstance(spec.input, ImageInput)
+    model.flip_average = params.evaluation.flip_average and kind_of(spec.input).mirrors
     workers, timeout = params.training.workers, params.training.sample_timeout
     test = open_split(workspace.packed, "test", spec.input, workers=workers, sample_timeout=timeout)
     outputs, targets = answers(model, test, report=lambda done: watch.progress(done, len(test)))

@@ -1,15 +1,13 @@
 """Metrics and samples as text for people: the same on pages, in the gate's table and in the terminal."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.metrics import BaselineResult, ConstantResult, NamedMetric
+from ratchet.kinds.registry import noun_of
 
 __all__ = [
-    "SAMPLES",
     "baseline_sentence",
     "baseline_text",
     "ci_text",
@@ -24,11 +22,6 @@ __all__ = [
     "trivial_text",
     "value_text",
 ]
-
-SAMPLES: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {"image": ("image", "images"), "table": ("row", "rows"), "text": ("text", "texts"), "tokens": ("piece", "pieces")}
-)
-"""One sample and several samples of each kind of input; other kinds are called samples."""
 
 _MINUS = "\N{MINUS SIGN}"
 
@@ -118,7 +111,7 @@ def _gain(difference: Interval, *, factor: float = 1.0, share: bool = False, ci:
 
 def counted(rows: int, kind: str) -> str:
     """Return a number of samples: "34 images"."""
-    singular, plural = SAMPLES.get(kind, ("sample", "samples"))
+    singular, plural = noun_of(kind)
     return f"{rows:,} {singular if rows == 1 else plural}"
 
 

@@ -4,10 +4,10 @@ import textwrap
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from ratchet.evaluation.wording import SAMPLES
 from ratchet.gate.result_text import RuleText
 from ratchet.gate.rules import RuleResult
 from ratchet.gate.verdict import RuleOutcome, Verdict, outcome
+from ratchet.kinds.registry import noun_of
 
 __all__ = ["message", "rule_text", "verdict_table"]
 
@@ -42,7 +42,7 @@ def message(verdict: Verdict) -> str:
 
 def rule_text(rule: RuleResult, kind: str = "image") -> RuleText:
     """Return the result of one rule as text; `kind` is that of the samples (`Verdict.kind`)."""
-    return rule.text(SAMPLES.get(kind, ("sample", "samples")), kind)
+    return rule.text(noun_of(kind), kind)
 
 
 def _wrapped(text: str, first: str, columns: int) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ratchet.kinds.protocol import Kind
 
-__all__ = ["KINDS", "kind_named", "kind_of", "takes_equal"]
+__all__ = ["KINDS", "kind_named", "kind_of", "noun_of", "takes_equal"]
 
 KINDS = {
     "image": "ratchet.kinds.image.kind:Images",
@@ -29,6 +29,11 @@ def kind_named(name: str) -> Kind[Any]:
 def kind_of(spec: Any) -> Kind[Any]:
     """Return the kind of a model's input or of a packed set's."""
     return kind_named(spec.kind)
+
+
+def noun_of(name: str) -> tuple[str, str]:
+    """Return the words for one sample and for several of a kind; of an unknown one, "sample" and "samples"."""
+    return kind_named(name).noun if name in KINDS else Kind.noun
 
 
 def takes_equal(first: Any, second: Any) -> bool:

@@ -14,7 +14,6 @@ from ratchet.evaluation.intervals import share_interval
 from ratchet.evaluation.metrics import Metrics, NamedMetric
 from ratchet.evaluation.robustness import Robustness
 from ratchet.evaluation.wording import (
-    SAMPLES,
     baseline_sentence,
     constant_sentence,
     range_text,
@@ -25,7 +24,7 @@ from ratchet.exports.variants import Variant
 from ratchet.gate.text import message, rule_text
 from ratchet.gate.verdict import RuleOutcome, Verdict, outcome
 from ratchet.kinds import Input
-from ratchet.kinds.registry import kind_of
+from ratchet.kinds.registry import kind_of, noun_of
 from ratchet.reports import templating, variant_table
 from ratchet.reports.numbers import percent, setting
 from ratchet.reports.problem_pages import pages_of
@@ -79,7 +78,7 @@ def description(content: CardContent) -> str:
 
 def _values(content: CardContent) -> dict[str, object]:
     metrics, unused = content.metrics, content.verdict.unused
-    pages, samples = pages_of(metrics), SAMPLES.get(content.verdict.kind, ("sample", "samples"))[1]
+    pages, samples = pages_of(metrics), noun_of(content.verdict.kind)[1]
     measured = pages.robustness
     rules = [(rule, rule_text(rule, content.verdict.kind)) for rule in content.verdict.rules]
     unit = kind_of(content.input).unit

@@ -2,19 +2,18 @@
 
 import asyncio
 import logging
-import math
 import time
 from dataclasses import asdict
 from functools import partial
-from typing import Any
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from ratchet.problems import Classes, Numbers
+from ratchet.problems import Target
 from ratchet.serving.answering import Answering, Call
 from ratchet.serving.lifetime import Lifetime
+from ratchet.serving.named_answers import named_answers
 from ratchet.serving.requests import Refused, error_response, json_response
 from ratchet.serving.versions.batching import Overloaded
 from ratchet.serving.worker import Worker
@@ -26,7 +25,6 @@ __all__ = ["Labelling"]
 _LOG = logging.getLogger(__name__)
 _FORM = '{"labels": [{"id": ID of the answer, "row": 0, "label": true value}, ...]}'
 _RETRY = {"Retry-After": "1"}
-_LARGEST = 3.4e38  # of float32
 
 
 class Labelling:
@@ -43,7 +41,7 @@ class Labelling:
             if self._store is None:
                 raise Refused(404, "the request log is off, so labels have no answers. Fix: `serving.log: true`")
             target = self._answering.version_for(request.path_params).spec.target
-            if not isinstance(target, Classes | Numbers):
+            if not named_answers(target).takes_labels:
                 raise Refused(400, f"found a model of {target.problem}; labels are allowed for classes and numbers")
             call = Call.of("labels", request.scope, request.receive)
             deadline = call.began + self._answering.settings.deadline
@@ -67,7 +65,7 @@ class Labelling:
             return error_response(Refused(500, "the model server failed; its log has the cause"))
         return json_response(asdict(stored))
 
-    def _add(self, store: LabelStore, body: bytes, target: Classes | Numbers) -> Stored:
+    def _add(self, store: LabelStore, body: bytes, target: Target) -> Stored:
         labels = _read(body, target)
         try:
             logged = store.logged({answer for answer, _ in labels})
@@ -90,7 +88,7 @@ class Labelling:
         return store.add(labels, problem=target.problem, days=self._answering.settings.log_days)
 
 
-def _read(body: bytes, target: Classes | Numbers) -> dict[tuple[str, int], list[float]]:
+def _read(body: bytes, target: Target) -> dict[tuple[str, int], list[float]]:
     """Return the labels of a body, by (answer, row).
 
     Raises:
@@ -104,6 +102,7 @@ def _read(body: bytes, target: Classes | Numbers) -> dict[tuple[str, int], list[
     if not isinstance(entries, list) or not entries:
         raise Refused(400, f"found no list of labels; allowed: {_FORM}")
     labels: dict[tuple[str, int], list[float]] = {}
+    named = named_answers(target)
     for number, entry in enumerate(entries):
         name = f"labels[{number}]"
         if not isinstance(entry, dict) or not {"id", "label"} <= set(entry) <= {"id", "row", "label"}:
@@ -113,23 +112,8 @@ def _read(body: bytes, target: Classes | Numbers) -> dict[tuple[str, int], list[
             raise Refused(400, f"{name}: found id {answer!r}, row {row!r}; allowed: a text and an integer from 0")
         if (answer, row) in labels:
             raise Refused(400, f"{name}: id {answer}, row {row} has two labels in one request; allowed: one")
-        labels[answer, row] = _value(entry["label"], target, name)
+        try:
+            labels[answer, row] = named.label(entry["label"])
+        except ValueError as error:
+            raise Refused(400, f"{name}.label: found {entry['label']!r}; allowed: {error}") from None
     return labels
-
-
-def _value(label: Any, target: Classes | Numbers, name: str) -> list[float]:
-    """Return the index of a class, or the numbers in the order of the target."""
-    if isinstance(target, Classes):
-        if label not in target.names:
-            listed = ", ".join(target.names[:20]) + (", ..." if len(target.names) > 20 else "")
-            raise Refused(400, f"{name}.label: found {label!r}; allowed: {listed}")
-        return [float(target.names.index(label))]
-    values = label if isinstance(label, dict) else {target.names[0]: label}
-    if set(values) != set(target.names) or not all(_is_number(value) for value in values.values()):
-        allowed = "a finite number" if len(target.names) == 1 else f"an object with numbers: {', '.join(target.names)}"
-        raise Refused(400, f"{name}.label: found {label!r}; allowed: {allowed}")
-    return [float(values[each]) for each in target.names]
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and abs(value) <= _LARGEST

@@ -3,11 +3,10 @@
 import math
 from typing import Any
 
-from ratchet.kinds import ModelSpec
 from ratchet.kinds.protocol import Kind
-from ratchet.problems import Classes, Labels, Numbers, Target
 from ratchet.serving.formats.open_inference import metadata
 from ratchet.serving.formats.uploads import UPLOADS
+from ratchet.serving.named_answers import named_answers, object_schema
 from ratchet.serving.versions.loaded import LoadedVersion
 
 __all__ = ["document"]
@@ -22,6 +21,7 @@ def document(loaded: LoadedVersion) -> dict[str, Any]:
     example = kind.example_values(spec.input)
     options = {"max_tokens": 8} if kind.generates else {"top_k": 2}
     own: Schema = {"input": example, "options": options}
+    named = named_answers(spec.target)
     mlflow: Schema = {"inputs": example} | ({"params": options} if kind.generates else {})
     infer = f"/v2/models/{identity.model}/infer"
     paths = {
@@ -33,34 +33,35 @@ def document(loaded: LoadedVersion) -> dict[str, Any]:
     }
     if spec.input.explanation:
         paths["/v1/explain"] = _post("Predict and explain one row", "Request", own, "Answer")
-    if isinstance(spec.target, Classes | Numbers):
+    if named.takes_labels:
         paths["/v1/labels"] = _post("Store the true values of answers", "Labels", None, "Stored")
         paths["/v1/labels"]["post"]["responses"]["404"] = {"description": "An answer is not in the log"}
     if kind.takes_files(spec.input):
         content = paths["/v1/predict"]["post"]["requestBody"]["content"]
         content |= {media: {"schema": _file(media)} for media in sorted(UPLOADS)}
+    label = {"id": {"type": "string"}, "row": {"type": "integer"}, "label": named.label_schema}
     schemas: Schema = {
         "Input": kind.schema(spec.input),
-        "Request": _object({
+        "Request": object_schema({
             "model": {"const": identity.model}, "input": _ref("Input"), "options": _options(kind),
         }, "input"),
-        "Invocation": _object({"inputs": _ref("Input"), "params": {"type": "object"}}, "inputs"),
-        "Tensors": _object({"parameters": _object({
+        "Invocation": object_schema({"inputs": _ref("Input"), "params": {"type": "object"}}, "inputs"),
+        "Tensors": object_schema({"parameters": object_schema({
             "warnings": {"type": "string", "description": "Of an answer: Warnings, as JSON in a text"},
         })}),
-        "Labels": _object({"labels": _list(_label(spec.target))}, "labels"),
-        "Stored": _object({name: {"type": "integer"} for name in ("new", "corrected", "known")}),
-        "Prediction": _prediction(spec),
-        "Answer": _object({
+        "Labels": object_schema({"labels": _list(object_schema(label, "id", "label"))}, "labels"),
+        "Stored": object_schema({name: {"type": "integer"} for name in ("new", "corrected", "known")}),
+        "Prediction": named.schema,
+        "Answer": object_schema({
             "id": {"type": "string"}, "model": {"type": "string"}, "version": {"type": "string"},
             "provenance": {"type": ["string", "null"]}, "variant": {"type": "string"},
             "predictions": _list(_ref("Prediction")), "warnings": _ref("Warnings"),
         }),
-        "Predictions": _object({"predictions": {"type": "array"}, "warnings": _ref("Warnings")}),
+        "Predictions": object_schema({"predictions": {"type": "array"}, "warnings": _ref("Warnings")}),
         "Warnings": _list(_list({"type": "string"})) | {
             "description": "About each row: values unlike those of the training samples. Left out if there are none"
         },
-        "Error": _object({"error": {"type": "string"}}, "error"),
+        "Error": object_schema({"error": {"type": "string"}}, "error"),
     }  # fmt: skip
     return {
         "openapi": "3.1.0",
@@ -85,30 +86,12 @@ def _tensors(loaded: LoadedVersion) -> Schema | None:
     return {"inputs": inputs} | ({"parameters": {"max_tokens": 8}} if loaded.kind.generates else {})
 
 
-def _prediction(spec: ModelSpec) -> Schema:
-    share: Schema = {"type": "number", "minimum": 0, "maximum": 1.000001}
-    match spec.target:
-        case Classes(names=names):
-            chosen: Schema = {"class": {"enum": list(names)}, "probability": share}
-            return _object(chosen | {"top": _list(_object(chosen))}, "class", "probability")
-        case Labels(names=names):
-            return _object({"probabilities": _object(dict.fromkeys(names, share))})
-        case Numbers(names=names, mean=mean, std=std):
-            texts = [
-                f"training values: mean {m:.6g}, standard deviation {s:.6g}" for m, s in zip(mean, std, strict=True)
-            ]
-            numbers = [{"type": "number", "description": text} for text in texts]
-            return _object({"values": _object(dict(zip(names, numbers, strict=True)))})
-        case _:
-            return _object({"text": {"type": "string"}}, "text")
-
-
 def _options(kind: Kind[Any]) -> Schema:
     whole: Schema = {"type": "integer", "minimum": 1}
     if not kind.generates:
-        return _object({"top_k": whole})
+        return object_schema({"top_k": whole})
     number: Schema = {"type": "number", "minimum": 0}
-    return _object({
+    return object_schema({
         "max_tokens": whole | {"description": "tokens to generate at most"},
         "temperature": number | {"description": "0: always the most probable token; default: 0.8"},
         "top_k": {"type": "integer", "minimum": 0, "description": "only so many of the most probable tokens; 0: all"},
@@ -118,21 +101,13 @@ def _options(kind: Kind[Any]) -> Schema:
     })  # fmt: skip
 
 
-def _label(target: Target) -> Schema:
-    """Return the schema of one label of /v1/labels."""
-    number: Schema = {"type": "number"}
-    value: Schema = {"enum": list(target.names)} if isinstance(target, Classes) else number
-    if isinstance(target, Numbers):
-        values = _object(dict.fromkeys(target.names, number), *target.names)
-        value = {"anyOf": [number, values]} if len(target.names) == 1 else values
-    return _object({"id": {"type": "string"}, "row": {"type": "integer"}, "label": value}, "id", "label")
-
-
 def _file(kind: str) -> Schema:
     if kind.startswith("image/"):
         return {"contentMediaType": kind}
     file: Schema = {"type": "string", "contentMediaType": "application/octet-stream"}
-    return _object({"file": file, "files": _list(file), "model": {"type": "string"}, "top_k": {"type": "integer"}})
+    return object_schema(
+        {"file": file, "files": _list(file), "model": {"type": "string"}, "top_k": {"type": "integer"}}
+    )
 
 
 def _post(summary: str, request: str, example: Schema | None, answer: str) -> Schema:
@@ -151,10 +126,6 @@ def _post(summary: str, request: str, example: Schema | None, answer: str) -> Sc
 
 def _get(summary: str) -> Schema:
     return {"get": {"summary": summary, "responses": {"200": {"description": summary}}}}
-
-
-def _object(properties: Schema, *required: str) -> Schema:
-    return {"type": "object", "properties": properties} | ({"required": list(required)} if required else {})
 
 
 def _list(items: Schema) -> Schema:

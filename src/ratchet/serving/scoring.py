@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from ratchet.kinds.input_warnings import by_row, input_warnings
 from ratchet.kinds.protocol import Arrays, InputError
-from ratchet.problems import Classes, Labels, Numbers
 from ratchet.serving.batch.row_reader import Batch
+from ratchet.serving.named_answers import named_answers
 from ratchet.serving.versions.loaded import LoadedVersion
 
 if TYPE_CHECKING:
@@ -87,12 +87,5 @@ def _chosen(values: Any, rows: list[int]) -> Any:
 def _answers(loaded: LoadedVersion, predictions: NDArray[np.float32]) -> "list[polars.Series]":
     import polars
 
-    match loaded.spec.target:
-        case Classes(names=names):
-            classes = polars.Series("class", names, polars.String)[predictions.argmax(axis=1)]
-            return [classes, polars.Series("probability", predictions.max(axis=1))]
-        case Labels(names=names) | Numbers(names=names):
-            columns = [f"predicted {name}" if name in _OWN else name for name in names]
-            return [polars.Series(name, predictions[:, place].copy()) for place, name in enumerate(columns)]
-        case _:
-            raise AssertionError("files are not scored by language models")
+    columns = named_answers(loaded.spec.target).columns(predictions)
+    return [polars.Series(f"predicted {name}" if name in _OWN else name, values) for name, values in columns.items()]

@@ -23,9 +23,9 @@ from ratchet.kinds.input_warnings import InputWarning, by_row, input_warnings
 from ratchet.kinds.protocol import Arrays, Unencoded, go_on
 from ratchet.kinds.raw_values import check_rows, texts_in
 from ratchet.kinds.registry import kind_of
-from ratchet.problems import Classes, Labels, Numbers
 from ratchet.serving.formats.refusals import BadRequest
 from ratchet.serving.formats.uploads import is_upload, read_upload
+from ratchet.serving.named_answers import named_answers
 from ratchet.serving.requests import Header
 from ratchet.serving.versions.loaded import Identity, LoadedVersion
 
@@ -232,26 +232,10 @@ class Invocations(Envelope):
 
 def _named(answer: Answer, top: int) -> list[dict[str, Any]]:
     """Return the predictions with the names of classes, labels or numbers."""
-    target, predictions = answer.spec.target, answer.predictions
+    predictions = answer.predictions
     if isinstance(predictions, list):
         return [{"text": text} for text in predictions]
-    match target:
-        case Classes(names=names):
-            order = np.argsort(-predictions, axis=1, kind="stable")[:, :top]
-            return [
-                {
-                    "class": names[best[0]],
-                    "probability": row[best[0]],
-                    **({"top": [{"class": names[at], "probability": row[at]} for at in best]} if top > 1 else {}),
-                }
-                for row, best in zip(predictions, order, strict=True)
-            ]
-        case Labels(names=names):
-            return [{"probabilities": dict(zip(names, row, strict=True))} for row in predictions]
-        case Numbers(names=names):
-            return [{"values": dict(zip(names, row, strict=True))} for row in predictions]
-        case _:
-            raise AssertionError("tokens are answered as texts")
+    return named_answers(answer.spec.target).rows(predictions, top)
 
 
 def prompts_of(values: Any, options: Any, field: str, options_field: str, *, most: int) -> Question:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ratchet.problems import Classes, Labels, Numbers, Target
+from ratchet.problems import Target
 from ratchet.serving.versions.loaded import LoadedVersion
 
 __all__ = ["can_replace"]
@@ -16,4 +16,4 @@ def can_replace(served: LoadedVersion, other: LoadedVersion) -> bool:
 
 
 def _outputs(target: Target) -> Any:
-    return (target.problem, target.names) if isinstance(target, Classes | Labels | Numbers) else target
+    return target.problem, target.outputs, target.names

@@ -1,0 +1,172 @@
+"""Answers as a client reads them, with the names of classes, labels or numbers. Each problem has a class.
+
+It also reads the labels that come later. This is no part of `ratchet.problems`, whose code decides weights.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratchet.problems import Classes, Labels, NextToken, Numbers, Target
+
+__all__ = ["NamedAnswers", "named_answers", "object_schema"]
+
+Schema = dict[str, Any]
+Predictions = NDArray[np.float32]
+
+_SHARE: Mapping[str, Any] = MappingProxyType({"type": "number", "minimum": 0, "maximum": 1.000001})
+_NUMBER: Mapping[str, Any] = MappingProxyType({"type": "number"})
+_LARGEST = 3.4e38  # of float32
+_LISTED = 20  # classes that a message lists
+
+
+@dataclass(frozen=True)
+class NamedAnswers(ABC):
+    """Form of the answers of one model."""
+
+    target: Any
+
+    takes_labels: ClassVar[bool] = False
+
+    @abstractmethod
+    def rows(self, predictions: Predictions, top: int) -> list[dict[str, Any]]:
+        """Return the answer to each row; of classes the `top` most probable ones."""
+
+    @property
+    @abstractmethod
+    def schema(self) -> Schema:
+        """JSON schema of the answer to a row."""
+
+    def columns(self, predictions: Predictions) -> dict[str, NDArray[Any]]:
+        """Return the answers as columns of a file of scores."""
+        return {name: predictions[:, place].copy() for place, name in enumerate(self.target.names)}
+
+    @property
+    def label_schema(self) -> Schema:
+        """JSON schema of the true value of a row."""
+        return dict(_NUMBER)
+
+    def label(self, value: Any) -> list[float]:
+        """Return the true value of a row as numbers.
+
+        Raises:
+            ValueError: it is not possible; the message says what is allowed.
+        """
+        raise NotImplementedError("only classes and numbers take labels")
+
+
+class _Classes(NamedAnswers):
+    target: Classes
+
+    takes_labels: ClassVar[bool] = True
+
+    def rows(self, predictions: Predictions, top: int) -> list[dict[str, Any]]:
+        names, order = self.target.names, np.argsort(-predictions, axis=1, kind="stable")[:, :top]
+        return [
+            {
+                "class": names[best[0]],
+                "probability": row[best[0]],
+                **({"top": [{"class": names[at], "probability": row[at]} for at in best]} if top > 1 else {}),
+            }
+            for row, best in zip(predictions, order, strict=True)
+        ]
+
+    @property
+    def schema(self) -> Schema:
+        chosen: Schema = {"class": {"enum": list(self.target.names)}, "probability": dict(_SHARE)}
+        several = {"type": "array", "items": object_schema(chosen)}
+        return object_schema(chosen | {"top": several}, "class", "probability")
+
+    def columns(self, predictions: Predictions) -> dict[str, NDArray[Any]]:
+        names = np.array(self.target.names, dtype=str)
+        return {"class": names[predictions.argmax(axis=1)], "probability": predictions.max(axis=1)}
+
+    @property
+    def label_schema(self) -> Schema:
+        return {"enum": list(self.target.names)}
+
+    def label(self, value: Any) -> list[float]:
+        names = self.target.names
+        if value not in names:
+            raise ValueError(", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else ""))
+        return [float(names.index(value))]
+
+
+class _Labels(NamedAnswers):
+    target: Labels
+
+    def rows(self, predictions: Predictions, top: int) -> list[dict[str, Any]]:
+        return [{"probabilities": dict(zip(self.target.names, row, strict=True))} for row in predictions]
+
+    @property
+    def schema(self) -> Schema:
+        return object_schema({"probabilities": object_schema({key: dict(_SHARE) for key in self.target.names})})
+
+
+class _Numbers(NamedAnswers):
+    target: Numbers
+
+    takes_labels: ClassVar[bool] = True
+
+    def rows(self, predictions: Predictions, top: int) -> list[dict[str, Any]]:
+        return [{"values": dict(zip(self.target.names, row, strict=True))} for row in predictions]
+
+    @property
+    def schema(self) -> Schema:
+        target = self.target
+        numbers = {
+            name: {**_NUMBER, "description": f"training values: mean {mean:.6g}, standard deviation {std:.6g}"}
+            for name, mean, std in zip(target.names, target.mean, target.std, strict=True)
+        }
+        return object_schema({"values": object_schema(numbers)})
+
+    @property
+    def label_schema(self) -> Schema:
+        values = object_schema({key: dict(_NUMBER) for key in self.target.names}, *self.target.names)
+        return {"anyOf": [dict(_NUMBER), values]} if len(self.target.names) == 1 else values
+
+    def label(self, value: Any) -> list[float]:
+        names = self.target.names
+        values = value if isinstance(value, dict) else {names[0]: value}
+        if set(values) != set(names) or not all(_is_number(each) for each in values.values()):
+            raise ValueError("a finite number" if len(names) == 1 else f"an object with numbers: {', '.join(names)}")
+        return [float(values[name]) for name in names]
+
+
+class _Texts(NamedAnswers):
+    target: NextToken
+
+    def rows(self, predictions: Predictions, top: int) -> list[dict[str, Any]]:
+        raise NotImplementedError("a language model answers with texts")
+
+    @property
+    def schema(self) -> Schema:
+        return object_schema({"text": {"type": "string"}}, "text")
+
+
+_NAMED: Mapping[str, type[NamedAnswers]] = MappingProxyType(
+    {
+        target.problem: named
+        for target, named in ((Classes, _Classes), (Labels, _Labels), (Numbers, _Numbers), (NextToken, _Texts))
+    }
+)
+
+
+def named_answers(target: Target) -> NamedAnswers:
+    """Return the form of the answers of a model with this target."""
+    return _NAMED[target.problem](target)
+
+
+def object_schema(properties: Schema, *required: str) -> Schema:
+    """Return the JSON schema of an object."""
+    return {"type": "object", "properties": properties} | ({"required": list(required)} if required else {})
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and abs(value) <= _LARGEST

@@ -74,7 +74,7 @@ def draw_scatter(predictions: Predictions, metrics: Metrics) -> bytes:
         truth, predicted = answers.truth[:, 0], answers.predicted[:, 0]
         axes.plot(truth, predicted, ".", markersize=2, color="#116b5c")
         axes.axline((truth[0], truth[0]), slope=1, color="grey", linewidth=1)
-        axes.set(xlabel="true", ylabel="predicted")
+        axes.set(xlabel="true", ylabel="predicted", aspect="equal", adjustable="datalim")
 
     return _png(title, draw)
 

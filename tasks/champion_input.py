@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ratchet.kinds import Input
 from ratchet.kinds.registry import kind_of
-from ratchet.problems import Classes, Target
+from ratchet.problems import Target
 
 if TYPE_CHECKING:
     from ratchet.evaluation.predictions import Predictions
@@ -70,9 +70,9 @@ def comparable(ours: Target, theirs: Target) -> bool:
     """Return whether answers to one target say something about the other: a shared class, or the same targets."""
     if ours.problem != theirs.problem:
         return False
-    if isinstance(ours, Classes) and isinstance(theirs, Classes):
-        return bool(set(ours.names) & set(theirs.names))
-    return set(getattr(ours, "names", ())) == set(getattr(theirs, "names", ()))
+    if ours.classes:
+        return bool(set(ours.classes) & set(theirs.classes))
+    return set(ours.names) == set(theirs.names)
 
 
 def score_as(predictions: "Predictions", outputs: NDArray[np.float32], known: Target) -> NDArray[np.float64]:
@@ -86,7 +86,7 @@ def score_as(predictions: "Predictions", outputs: NDArray[np.float32], known: Ta
     from ratchet.evaluation.problems import answers_to, in_terms_of
 
     target = predictions.target
-    if isinstance(target, Classes) and isinstance(known, Classes) and not predictions.thresholds:
+    if target.classes and not predictions.thresholds:
         return right_answers(outputs, predictions.targets, classes=target.names, known=known.names)
     converted = in_terms_of(target, outputs, known)
     return answers_to(target, converted, predictions.targets, thresholds=predictions.thresholds).score

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.problems import Classes, Numbers
+from ratchet.problems import Numbers
 
 if TYPE_CHECKING:
     from ratchet.kinds import ModelSpec
@@ -40,7 +40,7 @@ def word_contributions(model: "Model", spec: "ModelSpec", text: str, output: int
     split = words_of(text)[: min(spec.text.longest or _MOST, _MOST)]
     shortened = [" ".join(split[:at] + split[at + 1 :]) for at in range(len(split))]
     outputs = _outputs(model, spec, [" ".join(split), *shortened])
-    if isinstance(spec.target, Classes):
+    if spec.target.classes:
         others = np.delete(outputs, output, axis=1).mean(axis=1) if outputs.shape[1] > 1 else 0.0
         values = outputs[:, output] - others
     else:

@@ -17,7 +17,6 @@ from ratchet.data.manifest import Manifest
 from ratchet.data.split import SPLITS
 from ratchet.kinds import ImageInput
 from ratchet.kinds.image.depth import largest
-from ratchet.problems import Numbers
 from ratchet.reports.distributions import date_text
 from ratchet.reports.images import InlineImage, inline, inline_png
 from ratchet.reports.templating import render_html
@@ -206,7 +205,7 @@ def _images(data: _PackedSet) -> list[tuple[str, list[InlineImage]]]:
     train = data.index.filter(pl.col("split") == "train")
     groups = [(name, train.filter(pl.col("class") == name)) for name in data.profile["classes"]["train"]]
     target = data.manifest.target
-    if isinstance(target, Numbers) and target.outputs == 1:
+    if not target.has_accuracy and target.outputs == 1:
         ordered = train.sort(pl.col("class").cast(pl.Float64, strict=False))
         groups = [(f"from the smallest to the largest {target.names[0]}", ordered)]
     elif not groups:

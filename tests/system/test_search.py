@@ -45,7 +45,7 @@ def packed(new_project, use_small_net):
     project = new_project("packed")
     use_small_net(project)
     settings.override(project.workspace.params, SETTINGS)
-    project.good("dvc", "repro", "--single-item", "ingest")
+    project.good("dvc", "repro", "ingest")
     return project
 
 
@@ -423,7 +423,7 @@ def test_one_search_at_a_time_in_a_folder(twin, tmp_path) -> None:
     changes = {"search.storage": f"sqlite:///{database}", "search.trials": 8, "search.lease": 600.0}
     project, helper = twin("first", changes=changes), twin("second", changes=changes)
     other = twin("other", changes=changes)
-    (other.root / "nets" / "small.py").write_text((other.root / "nets" / "small.py").read_text() + "# changed\n")
+    (other.root / "nets" / "small.py").write_text((other.root / "nets" / "small.py").read_text() + "CHANGED = True\n")
     with searching(project, tmp_path / "log") as search:
         assert search.when(search.checkpoints)
         (worker,) = search.workers()

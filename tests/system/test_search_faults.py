@@ -241,7 +241,7 @@ def test_other_settings_code_or_data_are_another_study(search, packed) -> None:
     code, kept = packed.root / "nets" / "small.py", packed.root / "kept"
     before = code.read_text()
     try:
-        code.write_text(before + "\n# changed\n")
+        code.write_text(before + "\nCHANGED = True\n")
         assert_not_continued(study, search, packed, r"nets/small.py changed")
     finally:
         code.write_text(before)

@@ -1,4 +1,7 @@
-"""Inputs and targets survive JSON; predictions of each target are those of torch, SciPy and plain arithmetic."""
+"""Inputs and targets survive JSON, and kinds decode what they describe.
+
+Predictions of each target are those of torch, SciPy and plain arithmetic.
+"""
 
 import json
 
@@ -19,6 +22,7 @@ from ratchet.kinds import (
     input_from_json,
     to_json,
 )
+from ratchet.kinds.registry import kind_of, takes_equal
 from ratchet.problems import Classes, Labels, NextToken, Numbers, Target, target_from_json
 
 NUMBER = Column("height", "numeric", mean=1.5, std=0.25, quantiles=(1.0, 1.5, 2.0))
@@ -88,6 +92,36 @@ def test_columns_of_a_table_are_sorted_by_type() -> None:
 
 def test_16_bit_images_are_served_as_such() -> None:
     assert [INPUTS[place].raw_dtype for place in range(3)] == ["uint8", "float32", "uint16"]  # type: ignore[union-attr]
+
+
+ANSWERED = [each for each in INPUTS if not kind_of(each).generates and each != TextInput()]
+
+
+@pytest.mark.parametrize("spec", ANSWERED, ids=str)
+def test_example_and_zeros_are_arrays_of_the_decoded_types(spec: Input) -> None:
+    """The example of the documentation is decoded by the same kind."""
+    kind = kind_of(spec)
+    decoded = kind.decode(kind.example_values(spec), spec)
+    assert len(decoded) == len(kind.array_names(spec))
+    for arrays in (kind.example(spec, 1, seed=0), kind.zeros(spec, 1)):
+        assert [array.dtype for array in arrays] == [array.dtype for array in decoded]
+        assert [array.ndim for array in arrays] == [array.ndim for array in decoded]
+
+
+@pytest.mark.parametrize("spec", [*INPUTS[:3], TableInput((NUMBER, DATE)), INPUTS[-1]], ids=str)
+def test_packed_arrays_become_values_that_decode_to_them(spec: Input) -> None:
+    kind = kind_of(spec)
+    packed = kind.packed(kind.example(spec, 4, seed=1), spec)
+    again = kind.packed(kind.decode(kind.values(packed, spec), spec), spec)
+    for array, other in zip(packed, again, strict=True):
+        np.testing.assert_allclose(array, other, rtol=1e-5)
+
+
+def test_models_of_one_kind_take_equal_arrays_whatever_their_scale() -> None:
+    images = ImageInput(8, 8, 1, (0.1,), (0.2,))
+    assert takes_equal(images, ImageInput(8, 8, 1, (9.0,), (2.0,)))
+    assert not takes_equal(images, ImageInput(8, 8, 1, (0.1,), (0.2,), depth=12))
+    assert not takes_equal(images, TextInput())
 
 
 @pytest.mark.parametrize("shift", [0.0, 1e4])

@@ -101,9 +101,9 @@ def numbers(texts: pl.Series, form: str) -> pl.Series:
 
 def _parts(form: str) -> tuple[str, str, str]:
     """Return what is before the core of a form, the core, and what is after it, without parentheses."""
-    found = re.search(r"1[ ,.']?234[.,]5", form)
-    assert found is not None, "a form has a core"
-    return form[: found.start()].strip(" ("), found.group(), form[found.end() :].strip(" )")
+    core = re.search(r"1[ ,.']?234[.,]5", form)
+    assert core is not None, "a form has a core"
+    return form[: core.start()].strip(" ("), core.group(), form[core.end() :].strip(" )")
 
 
 def number_form(texts: pl.Series) -> Form:

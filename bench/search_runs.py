@@ -69,8 +69,8 @@ def main() -> None:
     params = settings.load(workspace.params)
     if hasattr(os, "sched_setaffinity") and params.search.workers:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-params.search.workers :])
-    with Terminal("search", unit="trials") as watch:
-        store, _, has_work = begin(params, workspace, watch=watch)
+    with Terminal("search", unit="trials"):
+        store, _, has_work = begin(params, workspace)
         if has_work:
             run_workers(params, workspace, store)
 

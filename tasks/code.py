@@ -38,7 +38,7 @@ class Code:
 def code(params: Params, workspace: Workspace, *, watch: Watch | None = None) -> Code:
     """Write data/code.json."""
     by_stage = {name: stage_files(name, params, workspace) for name in _stages(workspace)}
-    digests = {name: files.digest_json(found)[:16] for name, found in by_stage.items()}
+    digests = {name: files.digest_json(sources)[:16] for name, sources in by_stage.items()}
     files.write_json(workspace.code, {**digests, "sources": _sources(params, workspace), "files": by_stage})
     return Code(digests)
 
@@ -102,8 +102,8 @@ def _sources(params: Params, workspace: Workspace) -> str:
     """Return a digest of the bytes of all code, which is read in a moment. Equal ones need no look at each stage."""
     packages = {path.parent: path.parents[1] for path in map(module_path, PACKAGES) if path}
     places = packages | dict.fromkeys(own_code(params, workspace.root), workspace.root)
-    found = {path: top for place, top in places.items() for path in source_files(place)}
-    return files.digest_json({str(path.relative_to(top)): files.digest_file(path) for path, top in found.items()})
+    sources = {path: top for place, top in places.items() for path in source_files(place)}
+    return files.digest_json({str(path.relative_to(top)): files.digest_file(path) for path, top in sources.items()})
 
 
 def _stages(workspace: Workspace) -> list[str]:

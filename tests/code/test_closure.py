@@ -36,7 +36,7 @@ def test_a_training_counts_its_own_network(kind: str, name: str) -> None:
     assert file_of(networks[name]) in training(kind, name)
 
 
-def test_a_training_counts_no_other_network_kind_doctor_or_report() -> None:
+def test_a_training_counts_no_other_network_or_doctor() -> None:
     counted = training("image", "convnet")
     assert file_of(models.ConvNet) in counted
     assert not counted & {file_of(models.ResidualNet), file_of(models.Bag), file_of(models.TabM)}
@@ -65,15 +65,15 @@ def dynamic_imports(code: bytes) -> Iterator[str]:
                 yield ast.unparse(node)
 
 
-def test_only_code_of_the_user_and_kinds_are_imported_by_a_name_at_run_time() -> None:
+def test_only_user_code_and_kinds_are_imported_by_name() -> None:
     """The user's code is tracked by its files. The names of the kinds' modules are texts, which count as imports."""
     counted = {path for stage in STAGES for path in closure([f"tasks.{stage}"], stage=stage, choice=ANY)}
-    found = {
+    dynamic = {
         path: calls
         for path in counted
         if path.endswith(".py") and (calls := [*dynamic_imports((REPOSITORY / path).read_bytes())])
     }
-    assert found == {
+    assert dynamic == {
         file_of(models.OwnCode): ["importlib.import_module(module)"],
         file_of(inspect.unwrap(kind_named)): ["import_module(module)"],
     }
@@ -125,8 +125,8 @@ def table(root: Path) -> tuple[str, ...]:
 
 
 def texts(root: Path) -> tuple[str, ...]:
-    words = ("good film", "bad film", "fine play", "poor play")
-    rows = "".join(f"{words[row % 4]} number {row},{'no' if row % 2 else 'yes'}\n" for row in range(300))
+    samples = ("good film", "bad film", "fine play", "poor play")
+    rows = "".join(f"{samples[row % 4]} number {row},{'no' if row % 2 else 'yes'}\n" for row in range(300))
     (root / "data/raw/texts.csv").write_text(f"text,label\n{rows}")
     return "data.kind=text", "data.path=data/raw/texts.csv"
 

@@ -1,4 +1,4 @@
-"""Code edited between a kill and the next run, and after a run: what counts, and what is said and recorded about it."""
+"""Code edited between a kill and the next run, or after a run: what counts, and what is recorded about it."""
 
 import json
 import re
@@ -80,7 +80,7 @@ def killed(undisturbed: Any, new_project: Callable[..., Any]) -> Any:
     return project
 
 
-def test_edited_comment_and_message_let_a_killed_training_continue(
+def test_a_killed_training_continues_after_an_edited_comment(
     killed: Any, undisturbed: Any, new_project: Callable[..., Any], assert_same_training: Callable[..., None]
 ) -> None:
     project = new_project("comment", of=killed)
@@ -89,7 +89,7 @@ def test_edited_comment_and_message_let_a_killed_training_continue(
     assert_same_training(project, undisturbed, steps=STEPS)
 
 
-def test_edited_optimizer_is_refused_and_continues_when_allowed(
+def test_an_edited_optimizer_is_refused_unless_allowed(
     killed: Any, undisturbed: Any, new_project: Callable[..., Any]
 ) -> None:
     """Record, model card and MLflow's sealed tags name the file, and the step from which it counts."""
@@ -107,17 +107,15 @@ def test_edited_optimizer_is_refused_and_continues_when_allowed(
     record = json.loads((project.workspace.reports / "provenance.json").read_text())
     [change] = record["code_changes"]
     assert (change["files"], 0 < change["step"] < STEPS) == ([OPTIMIZER], True)
-    said = f"{OPTIMIZER} from step {change['step']}"
+    summary = f"{OPTIMIZER} from step {change['step']}"
     [card] = project.workspace.mlruns.rglob("card/card.md")
-    assert said in card.read_text()
+    assert summary in card.read_text()
     [statement] = project.workspace.mlruns.rglob("report/statement.json")
-    assert json.loads(statement.read_text())["tags"]["ratchet.code_changes"] == said
+    assert json.loads(statement.read_text())["tags"]["ratchet.code_changes"] == summary
     assert "Nothing to do" in project.good("ratchet", "train")
 
 
-def test_an_edited_optimizer_trains_again_by_dvc_and_a_comment_does_not(
-    undisturbed: Any, new_project: Callable[..., Any]
-) -> None:
+def test_dvc_trains_again_for_code_but_no_comment(undisturbed: Any, new_project: Callable[..., Any]) -> None:
     """Nor another network. The stage code takes a second, and then DVC's status is clean."""
     project = without_records(new_project("finished", of=undisturbed))
     say_more(project)
@@ -137,7 +135,7 @@ def test_an_edited_optimizer_trains_again_by_dvc_and_a_comment_does_not(
     assert "Running stage 'train'" in output
 
 
-def test_a_stage_refuses_code_that_dvc_would_not_record(undisturbed: Any, new_project: Callable[..., Any]) -> None:
+def test_a_stage_refuses_code_that_is_not_recorded(undisturbed: Any, new_project: Callable[..., Any]) -> None:
     """With `--single-item` DVC does not look at the stage code."""
     project = without_records(new_project("stale", of=undisturbed))
     halve_steps(project)
@@ -146,7 +144,7 @@ def test_a_stage_refuses_code_that_dvc_would_not_record(undisturbed: Any, new_pr
     assert f"data/code.json: {OPTIMIZER} changed since it was written" in " ".join(refusal.split())
 
 
-def test_a_finished_run_with_an_edited_comment_has_nothing_to_do(
+def test_an_edited_comment_leaves_nothing_to_do(
     new_project: Callable[..., Any], use_small_net: Callable[[Any], None]
 ) -> None:
     project = new_project("done")

@@ -86,14 +86,14 @@ def without_result(name: str, stage: str) -> bool:
 
 def _all_imported(names: set[str]) -> set[str]:
     """Return these modules and everything of ours that they import in turn."""
-    found: set[str] = set()
+    imported: set[str] = set()
     todo = list(names)
     while todo:
         name = todo.pop()
-        if name not in found and module_path(name) is not None:
-            found.add(name)
+        if name not in imported and module_path(name) is not None:
+            imported.add(name)
             todo += [*_packages(name), *(resolve(*use) for use in _module(name).imports)]
-    return found
+    return imported
 
 
 def resolve(module: str, name: str | None) -> str:

@@ -186,6 +186,13 @@ class RunningMean(Net):
         return outputs - self.seen
 
 
+class SharedNorm(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv2, self.bn2 = nn.Conv2d(16, 16, 3, padding=1), self.bn1
+        self.hidden = nn.Linear(16 * 16, 64)
+
+
 def in_forward(change: Callable[[Any], object]) -> type[Net]:
     return before(lambda self, images: (change(self), images)[1])
 
@@ -255,6 +262,14 @@ FAULTS: dict[str, tuple[type[Net], str, tuple[str, ...]]] = {
     "no running statistics": (
         built(lambda self: setattr(self, "bn1", nn.BatchNorm2d(16, track_running_stats=False))), "mixed-samples", (),
     ),
+    "channels flipped in eval": (
+        before(lambda self, x: x if self.training else x.flip(1)), "other-function-in-eval", (),
+    ),
+    "outputs / 20 in training": (after(lambda self, x: x / 20 if self.training else x), "other-function-in-eval", ()),
+    "dropout function, features halved in eval": (
+        between(lambda self, x: functional.dropout(x, 0.5) if self.training else x / 2), "other-function-in-eval", (),
+    ),
+    "one batch norm at two places": (SharedNorm, "shared-batch-norm", ("bn1",)),
     "divided by the batch size": (after(lambda _, x: x / len(x)), "batch-size-dependence", ()),
     "batch axis squeezed": (after(lambda _, x: x.squeeze()), "batch-axis-lost", ()),
     "loud outputs": (after(lambda _, x: 1000 * x), "first-loss", ()),
@@ -331,6 +346,32 @@ class StochasticDepth(Net):
         return maps
 
 
+class RandomSlopes(Net):
+    """Noise of layers and functions in training, and one block that is left out of half of the passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slopes, self.block = nn.RReLU(), nn.Linear(64, 64)
+
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        features = functional.dropout(self.slopes(super().features(images)), 0.5, self.training)
+        return features + self.block(features) if not self.training or torch.rand(()) < 0.5 else features
+
+
+class RepeatedBlock(Net):
+    """One convolution and its batch norm, three times in a pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32))
+
+    def maps(self, images: torch.Tensor) -> torch.Tensor:
+        maps = super().maps(images)
+        for _ in range(3):
+            maps = functional.relu(self.block(maps))
+        return maps
+
+
 class OldWeightNorm(Net):
     """The hook keeps a computed tensor in an attribute, which copy.deepcopy refuses."""
 
@@ -358,7 +399,8 @@ SOUND = {
         lambda self: setattr(self, "hidden", nn.utils.parametrizations.spectral_norm(self.hidden))
     ),
     **{each.__name__: each for each in (
-        SoftCapped, Cosine, InputNorm, Noisy, Ensemble, OwnBackbone, StochasticDepth, OldWeightNorm, OwnFunctions,
+        SoftCapped, Cosine, InputNorm, Noisy, Ensemble, OwnBackbone, StochasticDepth, RandomSlopes, RepeatedBlock,
+        OldWeightNorm, OwnFunctions,
     )},
 }  # fmt: skip
 
@@ -391,10 +433,21 @@ def test_bounded_outputs_are_allowed_where_the_loss_wants_them(tmp_path: Path, f
     assert look(FAULTS[fault][0](), tmp_path, plan=replace(PLAN, loss="mse")) == []
 
 
-@pytest.mark.parametrize("fault", ["frozen layer", "batch norm in eval in train()", "momentum 0"])
-def test_pretrained_weights_may_be_frozen(tmp_path: Path, fault: str) -> None:
+class FrozenNorms(RandomSlopes):
+    def train(self, mode: bool = True) -> nn.Module:
+        super().train(mode)
+        for norm in (self.bn1, self.bn2):
+            norm.eval().requires_grad_(False)
+        return self
+
+
+@pytest.mark.parametrize(
+    "network",
+    [FrozenNorms, *(FAULTS[fault][0] for fault in ("frozen layer", "batch norm in eval in train()", "momentum 0"))],
+)
+def test_pretrained_weights_may_be_frozen(tmp_path: Path, network: type[Net]) -> None:
     torch.manual_seed(0)
-    assert look(FAULTS[fault][0](), tmp_path, pretrained=tmp_path / "weights.safetensors") == []
+    assert look(network(), tmp_path, pretrained=tmp_path / "weights.safetensors") == []
 
 
 def test_layer_held_by_a_closure_is_found_in_the_graph(tmp_path: Path) -> None:

@@ -2,12 +2,16 @@
 
 import contextlib
 import copy
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
+from torch.overrides import TorchFunctionMode
 
 from ratchet.doctor.findings import RULES, Finding
 from ratchet.doctor.layers import layer_name, layer_names, weighted_layers
@@ -36,6 +40,7 @@ def check_passes(model: Model, inputs: Inputs, seed: int, *, pretrained: bool) -
     changed: dict[str, tuple[str, ...]] = {}
     wrong: dict[str, tuple[str, ...]] = {}
     scaled: dict[str, tuple[float, float]] = {}
+    layers_before: dict[str, set[str]] = {}
     outputs = []
     with torch.no_grad():
         for parameter in model.parameters():
@@ -48,7 +53,7 @@ def check_passes(model: Model, inputs: Inputs, seed: int, *, pretrained: bool) -
             watched = [*model.named_parameters(), *(model.named_buffers() if mode == "eval" else ())]
             before = {path: tensor.clone() for path, tensor in watched}
             seed_step(seed + offset, 0, inputs[0].device)
-            with _first_input(model) as first:
+            with _first_input(model) as first, _layers_noted(model, layers_before):
                 outputs.append(model(*inputs))
             after = {**dict(model.named_parameters()), **dict(model.named_buffers())}
             changed[mode] = layer_names(p for p, old in before.items() if p in after and not _same(old, after[p]))
@@ -62,14 +67,16 @@ def check_passes(model: Model, inputs: Inputs, seed: int, *, pretrained: bool) -
     for rule, places in (("wrong-mode", wrong), ("changed-in-forward", changed)):
         if mode := next((mode for mode, names in places.items() if names), ""):
             yield Finding.of(rule, *places[mode], mode=mode)
+    if shared := [name for name, layers in layers_before.items() if len(layers) > 1]:
+        yield Finding.of("shared-batch-norm", *shared)
     for mode, (scale, shift) in list(scaled.items())[:1]:
         yield Finding.of("input-scaled-again", mode=mode, scale=scale, shift=shift)
 
 
 def check_independence(model: Model, inputs: Inputs, seed: int, *, is_stream: bool) -> Iterator[Finding]:
-    """Replace every other sample, run one sample alone, and replace the later tokens of a stream.
+    """Replace every other sample, run one sample alone, compare the modes, and replace the later tokens of a stream.
 
-    In training mode batch norms use their running statistics for it, and a seed fixes all random numbers.
+    In training mode batch norms use their running statistics, dropout is off, and a seed fixes all random numbers.
     """
     _add_noise(model)
     count = _SAMPLES if sum(values.numel() for values in inputs) <= _LARGE else _SAMPLES_LARGE
@@ -82,13 +89,17 @@ def check_independence(model: Model, inputs: Inputs, seed: int, *, is_stream: bo
         outputs: torch.Tensor = model(*batch)
         return outputs
 
-    with torch.no_grad():
+    device, evaluated = inputs[0].device, None
+    seed_step(seed, 0, device)
+    undrawn = _next_numbers(device)
+    with torch.no_grad(), _NoDropout():
         for mode in ("eval", "training"):
             model.train(mode == "training")
             for module in model.modules():
                 if isinstance(module, _BatchNorm | nn.RReLU):  # what a random ReLU draws depends on other samples
                     module.eval()
             outputs, others, again = run(*inputs), run(*map(_replaced, inputs)), run(*inputs)
+            numbers = _next_numbers(device)
             limit = RULES["mixed-samples"].limit
             if not _nearly_equal(again, outputs, limit):  # has its own finding
                 continue
@@ -97,7 +108,10 @@ def check_independence(model: Model, inputs: Inputs, seed: int, *, is_stream: bo
                 yield Finding.of("mixed-samples", mode=mode, share=share)
                 break
             if mode == "eval":
+                evaluated = outputs
                 yield from _alone(run(*(values[:1] for values in inputs)), outputs[:1], batch=len(inputs[0]))
+            elif evaluated is not None and numbers == undrawn:  # another function at random is meant
+                yield from _other_function(outputs, evaluated)
         model.eval()
         if is_stream and (half := inputs[0].shape[1] // 2):
             later = inputs[0].roll(1, 0)[:, half:].flip(1)
@@ -111,6 +125,35 @@ def _alone(alone: torch.Tensor, expected: torch.Tensor, *, batch: int) -> Iterat
         yield Finding.of("batch-axis-lost", shape=str(tuple(alone.shape)), expected=str(tuple(expected.shape)))
     elif not _nearly_equal(alone, expected, RULES["batch-size-dependence"].limit):
         yield Finding.of("batch-size-dependence", batch=batch, difference=_difference(alone, expected))
+
+
+def _other_function(trained: torch.Tensor, evaluated: torch.Tensor) -> Iterator[Finding]:
+    if trained.shape != evaluated.shape:
+        return
+    share = float((trained - evaluated).norm()) / max(float(trained.norm()), float(evaluated.norm()), 1e-30)
+    if share > RULES["other-function-in-eval"].limit:
+        yield Finding.of("other-function-in-eval", share=share)
+
+
+def _next_numbers(device: torch.device) -> tuple[float, ...]:
+    """Draw a number from each random generator: equal ones mean that no other number was drawn since the seed."""
+    return random.random(), float(np.random.random()), float(torch.rand(())), float(torch.rand((), device=device))
+
+
+class _NoDropout(TorchFunctionMode):
+    """Let the functions of dropout keep all values, also those that layers call."""
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        _types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if "dropout" in getattr(function, "__name__", ""):
+            return args[0] if args else kwargs["input"]
+        return function(*args, **kwargs)
 
 
 def _wrong_mode(model: Model, mode: str) -> tuple[str, ...]:
@@ -146,6 +189,25 @@ def _first_input(model: Model) -> Iterator[list[torch.Tensor]]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@contextlib.contextmanager
+def _layers_noted(model: Model, before: dict[str, set[str]]) -> Iterator[None]:
+    """Add, for each batch norm that learns statistics inside, the linear layers and convolutions just before it."""
+    last = [""]
+
+    def note(norm: _BatchNorm, name: str) -> None:
+        if norm.training and norm.track_running_stats:
+            before.setdefault(name, set()).add(last[0])
+
+    with contextlib.ExitStack() as stack:
+        for name, layer in weighted_layers(model).items():
+            stack.enter_context(layer.register_forward_hook(lambda *_, name=name: last.__setitem__(0, name)))
+        for path, norm in model.named_modules():
+            if isinstance(norm, _BatchNorm):
+                name = layer_name(path)
+                stack.enter_context(norm.register_forward_pre_hook(lambda norm, _, name=name: note(norm, name)))
+        yield
 
 
 def _scaling(images: torch.Tensor, actual: torch.Tensor) -> tuple[float, float] | None:

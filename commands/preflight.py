@@ -5,6 +5,7 @@ temporary folder, which is removed at the end.
 """
 
 import contextlib
+import multiprocessing.util
 import shutil
 import tempfile
 import threading
@@ -279,6 +280,7 @@ def preflight(workspace: Workspace) -> int:
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
     """Create a folder for all files, those of libraries included, and remove it afterwards."""
+    multiprocessing.util.get_temp_dir()  # Python removes it at its end: it must not be gone by then
     folder, before = Path(tempfile.mkdtemp(prefix="ratchet-preflight-")).resolve(), tempfile.tempdir
     (folder / "tmp").mkdir()
     tempfile.tempdir = str(folder / "tmp")

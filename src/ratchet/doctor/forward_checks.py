@@ -89,9 +89,7 @@ def check_independence(model: Model, inputs: Inputs, seed: int, *, is_stream: bo
         outputs: torch.Tensor = model(*batch)
         return outputs
 
-    device, evaluated = inputs[0].device, None
-    seed_step(seed, 0, device)
-    undrawn = _next_numbers(device)
+    evaluated: torch.Tensor | None = None
     with torch.no_grad(), _NoDropout():
         for mode in ("eval", "training"):
             model.train(mode == "training")
@@ -99,7 +97,6 @@ def check_independence(model: Model, inputs: Inputs, seed: int, *, is_stream: bo
                 if isinstance(module, _BatchNorm | nn.RReLU):  # what a random ReLU draws depends on other samples
                     module.eval()
             outputs, others, again = run(*inputs), run(*map(_replaced, inputs)), run(*inputs)
-            numbers = _next_numbers(device)
             limit = RULES["mixed-samples"].limit
             if not _nearly_equal(again, outputs, limit):  # has its own finding
                 continue
@@ -110,14 +107,19 @@ def check_independence(model: Model, inputs: Inputs, seed: int, *, is_stream: bo
             if mode == "eval":
                 evaluated = outputs
                 yield from _alone(run(*(values[:1] for values in inputs)), outputs[:1], batch=len(inputs[0]))
-            elif evaluated is not None and numbers == undrawn:  # another function at random is meant
+            elif evaluated is not None and not _numbers_drawn(seed, inputs[0].device):  # noise is meant
                 yield from _other_function(outputs, evaluated)
         model.eval()
-        if is_stream and (half := inputs[0].shape[1] // 2):
-            later = inputs[0].roll(1, 0)[:, half:].flip(1)
-            outputs, others = run(inputs[0])[:, :half], run(torch.cat([inputs[0][:, :half], later], 1))[:, :half]
-            if not _nearly_equal(others, outputs, RULES["later-tokens"].limit):
-                yield Finding.of("later-tokens", difference=_difference(others, outputs))
+        if is_stream:
+            yield from _later_tokens(run, inputs[0])
+
+
+def _later_tokens(run: Callable[..., torch.Tensor], ids: torch.Tensor) -> Iterator[Finding]:
+    if half := ids.shape[1] // 2:
+        outputs = run(ids)[:, :half]
+        others = run(torch.cat([ids[:, :half], ids.roll(1, 0)[:, half:].flip(1)], 1))[:, :half]
+        if not _nearly_equal(others, outputs, RULES["later-tokens"].limit):
+            yield Finding.of("later-tokens", difference=_difference(others, outputs))
 
 
 def _alone(alone: torch.Tensor, expected: torch.Tensor, *, batch: int) -> Iterator[Finding]:
@@ -135,9 +137,15 @@ def _other_function(trained: torch.Tensor, evaluated: torch.Tensor) -> Iterator[
         yield Finding.of("other-function-in-eval", share=share)
 
 
-def _next_numbers(device: torch.device) -> tuple[float, ...]:
-    """Draw a number from each random generator: equal ones mean that no other number was drawn since the seed."""
-    return random.random(), float(np.random.random()), float(torch.rand(())), float(torch.rand((), device=device))
+def _numbers_drawn(seed: int, device: torch.device) -> bool:
+    """Return whether a pass from `seed` has drawn random numbers: the next ones are not the first after the seed."""
+
+    def following() -> tuple[float, ...]:
+        return random.random(), np.random.random(), float(torch.rand(())), float(torch.rand((), device=device))
+
+    now = following()
+    seed_step(seed, 0, device)
+    return now != following()
 
 
 class _NoDropout(TorchFunctionMode):

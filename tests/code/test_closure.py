@@ -3,6 +3,7 @@
 import ast
 import inspect
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,31 @@ def test_a_training_counts_no_other_network_or_doctor() -> None:
 def test_templates_count_for_the_stage_that_fills_them() -> None:
     suffixes = {Path(path).suffix for path in closure(["tasks.register"], stage="register", choice=ANY)}
     assert {".py", ".j2", ".css"} <= suffixes
+
+
+def test_a_network_that_the_users_code_builds_on_counts(tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text("from ratchet.training.models.convnet import ConvNet\n\nNET = ConvNet\n")
+    chosen = {"kind": "image", "model": "none", "variant": "network"}
+    roots = ["ratchet.training.fit"]
+    assert file_of(models.ConvNet) not in closure(roots, stage="train", choice=chosen)
+    counted = closure(roots, stage="train", choice=chosen, code=[tmp_path / "nets.py"], root=tmp_path)
+    assert {"nets.py", file_of(models.ConvNet)} <= counted.keys()
+    assert file_of(models.ResidualNet) not in counted
+
+
+def test_notes_and_backups_beside_a_module_do_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    package = tmp_path / "tasks"
+    (package / "pages").mkdir(parents=True)
+    names = ("__init__.py", "rules.toml", "pages/page.j2")
+    for name in (*names, "rules.toml~", "rules.toml.orig", ".rules.toml.swp", "notes.txt", "pages/page.j2~"):
+        (package / name).write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "tasks", raising=False)
+    module_path.cache_clear()
+    try:
+        assert closure(["tasks"], stage="train", choice=ANY).keys() == {f"tasks/{name}" for name in names}
+    finally:
+        module_path.cache_clear()
 
 
 def test_a_first_module_that_does_not_exist_is_an_error() -> None:

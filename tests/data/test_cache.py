@@ -9,6 +9,8 @@ import numpy as np
 import polars as pl
 import pytest
 
+from ratchet.code.closure import closure
+from ratchet.data.image_set import deciding_code
 from ratchet.data.reading import images, storage
 from ratchet.errors import DataError
 
@@ -131,7 +133,7 @@ def test_an_unusable_cache_is_ignored(counted, monkeypatch, damage: str) -> None
     elif damage == "other decoders":
         monkeypatch.setattr("ratchet.data.reading.cache.version", lambda name: "0")
     elif damage == "other scaling":
-        monkeypatch.setattr("ratchet.data.reading.cache.depth.__file__", __file__)
+        monkeypatch.setattr("ratchet.data.reading.cache.closure", lambda *_, **__: {})
     else:
         counted.ingest(image_size=16)
         counted.counts.clear()
@@ -139,6 +141,28 @@ def test_an_unusable_cache_is_ignored(counted, monkeypatch, damage: str) -> None
     counted.ingest()
     assert counted.counts["decoded"] == 80
     assert counted.bytes() == expected
+
+
+@pytest.mark.parametrize("part", ["version", "closure"])
+def test_unchanged_images_are_decoded_again_by_another_decoder(counted, monkeypatch, part: str) -> None:
+    monkeypatch.setattr(f"ratchet.data.reading.cache.{part}", lambda *_, **__: "other")
+    counted.ingest()
+    assert counted.counts["decoded"] == 80
+
+
+def test_unchanged_images_are_packed_again_by_other_code(counted, monkeypatch) -> None:
+    inode = os.stat(counted.packed).st_ino
+    monkeypatch.setattr("ratchet.data.image_set.deciding_code", dict)
+    counted.ingest()
+    assert counted.counts["decoded"] == 0
+    assert os.stat(counted.packed).st_ino != inode
+
+
+def test_all_code_that_makes_pixels_decides_packed_images() -> None:
+    decoders = {"kinds/image/depth.py", "data/reading/images.py", "data/reading/pixels.py", "data/reading/identify.py"}
+    assert {f"src/ratchet/{name}" for name in decoders} <= deciding_code().keys()
+    of_worker = closure(["ratchet.data.reading.worker"], stage="ingest", choice={"kind": "image"})
+    assert {f"src/ratchet/{name}" for name in decoders} <= of_worker.keys()
 
 
 def test_an_altered_packed_set_is_refused(counted) -> None:

@@ -4,11 +4,11 @@ Two marks in a module, or in the `__init__.py` of a package for all its modules,
 constant, so that it moves with its file:
 
 - `NO_RESULT = "reason"`: it cannot change a result; `NO_RESULT = {"train": "reason"}`: not that of these stages.
-- `CHOSEN_BY = {"model": ("convnet",)}`: it counts if the settings choose this, or if another module with such a mark
-  uses it.
+- `CHOSEN_BY = {"model": ("convnet",)}`: it counts if the settings choose this, or if another module with such a mark,
+  or the user's own code, uses it.
 
-A module that acts when it is imported counts in any case. So do files beside counted modules, such as templates. A text
-that is the name of a module counts as an import of it.
+A module that acts when it is imported counts in any case. So do files beside counted modules that code reads, such as
+templates. A text that is the name of a module counts as an import of it.
 """
 
 import ast
@@ -29,6 +29,7 @@ Choice = Mapping[str, str | None]
 Use = tuple[str, str | None]  # a module, and the name in it that is used; None: all of it
 
 _IS_NAME = re.compile(rf"({'|'.join(PACKAGES)})\.[\w.]+(:\w+)?$")  # of a module, or of a name in it
+_READ_BY_CODE = frozenset({".css", ".csv", ".html", ".j2", ".js", ".json", ".toml", ".yaml"})  # suffixes
 _DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Pass)
 
 
@@ -49,7 +50,7 @@ def closure(
     """
     own = [path for place in code for path in source_files(place)]
     uses = [use for path in own if path.suffix == ".py" for use in _read(path).uses]
-    counted = _counted([*map(_root, roots), *uses], stage, choice)
+    counted = _counted([*((_root(name), False) for name in roots), *((use, True) for use in uses)], stage, choice)
     paths = {name: module_path(name) for name in counted}
     beside = {path for path in paths.values() if path for path in _files_beside(path)}
     files = {_shown(path): path for path in {*filter(None, paths.values()), *beside}}
@@ -58,11 +59,14 @@ def closure(
     return {name: _read(path).digests[without_messages] for name, path in sorted(files.items())}
 
 
-def _counted(uses: list[Use], stage: str, choice: Choice) -> set[str]:
-    """Return the modules that count, and those that act when they are imported with them."""
+def _counted(uses: list[tuple[Use, bool]], stage: str, choice: Choice) -> set[str]:
+    """Return the modules that count, and those that act when they are imported with them.
+
+    Each use says whether it is that of an alternative: then what it names counts, whatever the settings choose.
+    """
     counted: set[str] = set()
     imported: set[str] = set()
-    todo = [(resolve(*use), False) for use in uses]
+    todo = [(resolve(*use), from_variant) for use, from_variant in uses]
     while todo:
         name, from_variant = todo.pop()
         if name in counted or module_path(name) is None:
@@ -246,12 +250,17 @@ def _acts(line: ast.stmt) -> bool:
 
 
 def _files_beside(path: Path) -> Iterator[Path]:
-    """Yield the files of a package that are not Python: in its folder, and in folders below that are no packages."""
+    """Yield the files of a package that code reads: in its folder, and in folders below that are no packages."""
     for place in path.parent.iterdir():
-        if place.is_file() and place.suffix != ".py" and not place.name.startswith("."):
+        if place.is_file() and _is_read(place):
             yield place
         elif place.is_dir() and not place.name.startswith((".", "__pycache__")) and not any(place.glob("__init__.py")):
-            yield from (file for file in source_files(place) if file.suffix != ".py")
+            yield from filter(_is_read, source_files(place))
+
+
+def _is_read(path: Path) -> bool:
+    """Return whether code reads such a file. Hidden files, notes and an editor's backups do not count."""
+    return path.suffix in _READ_BY_CODE and not path.name.startswith(".")
 
 
 def _shown(path: Path) -> str:

@@ -13,6 +13,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from ratchet import files
+from ratchet.code.closure import closure
 from ratchet.data import image_rules, overrides, pack, packed_set, quarantine, set_rules
 from ratchet.data.checks import exact_duplicates
 from ratchet.data.checks.near_duplicates import NearDuplicates, signatures
@@ -31,7 +32,7 @@ from ratchet.data.sources import LISTING, Source, open_source
 from ratchet.data.tables.targets import Labelling
 from ratchet.kinds import ImageInput
 
-__all__ = ["ingest_images"]
+__all__ = ["deciding_code", "ingest_images"]
 
 Shape = tuple[int, int, int]  # side in pixels, channels, bits of the largest value of 16-bit images
 
@@ -49,6 +50,11 @@ def ingest_images(task: IngestTask) -> Manifest:
         task.say_ignored(source.ignored)
         work = _Ingest(task, source)
         return work.unchanged() or work.run()
+
+
+def deciding_code() -> dict[str, str]:
+    """Return the digest of each file of code that decides the packed set, by its path."""
+    return closure(["ratchet.data.ingest"], stage="ingest", choice={"kind": "image"})
 
 
 class _Ingest:
@@ -212,8 +218,7 @@ class _Ingest:
         self.source.refused.write_ipc(tables)
         self.task.released.write_ipc(tables)
         settings = self.settings.model_dump(mode="json", exclude={"workers"})
-        code = files.digest_tree(Path(__file__).parent, ("**/*.py",))
-        return files.digest_json([settings, self.names, code, hashlib.sha256(tables.getvalue()).hexdigest()])
+        return files.digest_json([settings, self.names, deciding_code(), hashlib.sha256(tables.getvalue()).hexdigest()])
 
     def _outputs(self) -> str:
         """Digest of the current outputs: the content of small files and the sizes of large ones; "" if one is missing.

@@ -14,9 +14,8 @@ from typing import Any
 import polars as pl
 
 from ratchet import files
+from ratchet.code.closure import closure
 from ratchet.data.image_rules import FACTS
-from ratchet.data.reading import identify, images, pixels, plain_png
-from ratchet.kinds.image import depth
 
 __all__ = ["FactCache", "write"]
 
@@ -28,8 +27,8 @@ class FactCache:
     """Facts of samples as they were when last read.
 
     Attributes:
-        inputs: digest of the last ingest's inputs.
-        outputs: digest of the last ingest's outputs.
+        inputs: digest of the last ingest's inputs; None without a usable cache.
+        outputs: digest of the last ingest's outputs; None without a usable cache.
         shape: packed shape that the samples were decoded to; None without a usable cache.
     """
 
@@ -43,7 +42,7 @@ class FactCache:
             except (OSError, ValueError, KeyError, pl.exceptions.PolarsError):
                 self._path = None
         if self._header.get("decoders") != _decoders():
-            self._path = None
+            self._path, self._header = None, {}
         self.inputs, self.outputs = self._header.get("inputs"), self._header.get("outputs")
         self.shape: tuple[int, ...] | None = None if self._path is None else tuple(self._header.get("shape", ()))
 
@@ -75,5 +74,5 @@ def write(path: Path, samples: pl.DataFrame, *, shape: tuple[int, ...], inputs: 
 
 def _decoders() -> str:
     """Return the versions of everything that decodes: another decoder may give other pixels."""
-    code = (images.__file__, pixels.__file__, depth.__file__, identify.__file__, plain_png.__file__)
-    return ", ".join([f"pillow {version('pillow')}", *(files.digest_file(Path(path)) for path in code)])
+    code = closure(["ratchet.data.reading.worker"], stage="ingest", choice={"kind": "image"})
+    return f"pillow {version('pillow')}, {files.digest_json(code)}"

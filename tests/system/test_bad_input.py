@@ -41,7 +41,9 @@ def fresh(shared_project: Any) -> Iterator[Any]:
 def written(project: Any) -> dict[str, str]:
     """Everything that a run could have half-written."""
     settings = sha256(project.workspace.params.read_bytes()).hexdigest()
-    return {"params.yaml": settings, **project.digests("data", "mlruns")}
+    digests = project.digests("data", "mlruns")
+    digests.pop("data/code.json", None)  # what the code is, whatever becomes of the run
+    return {"params.yaml": settings, **digests}
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from ratchet.data.checks.label_spelling import look_alikes, skeleton
+from ratchet.data.packed_set import LABEL_PLACE
 from ratchet.errors import DataError, SettingsError
 
 KEY = "0123456789abcdef"
@@ -48,6 +49,18 @@ def test_labels_splits_groups_and_other_columns_come_from_the_table(place) -> No
     assert index["class"].to_list() == table["kind"].to_list()
     assert index["camera"].to_list() == table["camera"].to_list()
     assert index["weight"].to_list() == table["weight"].to_list()
+
+
+@pytest.mark.parametrize("label", ["ab", "0.5 1.25 2.75"])
+def test_a_column_called_target_keeps_its_values(place, label: str) -> None:
+    values = label.split() if " " in label else list(label)
+    place.fill("flat", 60)
+    lines = [f"flat/{n:04d}.png,{values[n % len(values)]},t{n % 5}" for n in range(60)]
+    (place.root / "images" / "t.csv").write_text("\n".join(["path,label,target", *lines]))
+    place.ingest(source="image-manifest", manifest="t.csv")
+    index = place.index().sort("id")
+    assert index["target"].to_list() == [f"t{n % 5}" for n in range(60)]
+    assert LABEL_PLACE not in index.columns
 
 
 def test_a_group_is_in_one_split_and_stays_there(place) -> None:

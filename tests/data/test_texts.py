@@ -337,13 +337,15 @@ def test_spaces_and_capitals_in_splits_are_ignored(place: Place) -> None:
 
 
 def test_columns_with_names_of_the_index_are_kept(place: Place) -> None:
-    rows = [f"{number},{line},{number % 3},{number % 5}" for number, line in enumerate(TABLE.splitlines()[1:])]
-    place.ingest(place.write("r.csv", "\n".join(["id,text,label,class,class_", *rows])))
+    lines = enumerate(TABLE.splitlines()[1:])
+    rows = [f"{number},{line},{number % 3},{number % 5},{number % 7}" for number, line in lines]
+    place.ingest(place.write("r.csv", "\n".join(["id,text,label,class,class_,target", *rows])))
     index = place.index()
     places = index["id"].str.extract(r"(\d+)$").cast(pl.Int64) - 2  # rows are counted from 1, and the header is one
     assert index["id_"].to_list() == places.to_list()
     assert index["class__"].to_list() == [number % 3 for number in places]
     assert index["class_"].to_list() == [number % 5 for number in places]
+    assert index["target"].to_list() == [number % 7 for number in places]
     assert set(index["class"]) == {"good", "bad"}
 
 

@@ -259,8 +259,8 @@ def test_stored_model_must_agree_with_the_evaluation(images: int, difference: fl
 @pytest.mark.parametrize("exported", [None, Parity(256, 3e-8, 1), Parity(256, float("nan"), 0), NotExported("none")])
 def test_verdict_survives_json(exported: Parity | NotExported | None) -> None:
     """JSON has no NaN, which a wrong ONNX program may return."""
-    holder = costly(single=9.0)
-    for old in (None, holder, champion(right(0), target=Classes(("frog",)))):
+    broken = replace(champion(right(0)), score=np.full(400, np.nan))
+    for old in (None, costly(single=9.0), champion(right(0), target=Classes(("frog",))), broken):
         verdict = decide(candidate(right(390), exported=exported, slices=halves()), old)
         assert parse(Verdict, json.dumps(to_plain(verdict), allow_nan=False)) == verdict
 

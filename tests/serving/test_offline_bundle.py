@@ -152,6 +152,10 @@ def test_bundle_in_a_fresh_environment_gives_the_servers_bits(
             photo = content.getvalue()
             here, there = (each.ask("/v1/predict", photo, Content_Type="image/jpeg")[1] for each in (offline, served))
             assert here["predictions"] == there["predictions"]
+            head = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.jpg"\r\n\r\n'
+            form = head + photo + b"\r\n--x--\r\n"
+            status, sent, _ = offline.ask("/v1/predict", form, Content_Type="multipart/form-data; boundary=x")
+            assert (status, sent["predictions"]) == (200, there["predictions"])
         assert offline.get("/openapi.json")[0] == 200
         answer = offline.ask("/v1/predict", own, Host="edge.local")
         assert (answer[0], answer[1]["error"]) == (

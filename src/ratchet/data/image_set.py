@@ -156,7 +156,7 @@ class _Ingest:
         )  # fmt: skip
         return PackedSet(
             name=self.source.name, source=self.settings.source, index=pixels.locate(index),
-            labels=labels.take(index["target"].to_numpy()), bad=bad, released=used,
+            labels=labels.take(index[packed_set.LABEL_PLACE].to_numpy()), bad=bad, released=used,
             extra=[name for name in self.listing.columns if name not in LISTING],
         )  # fmt: skip
 

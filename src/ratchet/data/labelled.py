@@ -11,7 +11,7 @@ import polars as pl
 from pandera import polars as pa
 
 from ratchet.data import quarantine, set_rules
-from ratchet.data.packed_set import IngestTask, PackedSet, divide, without_copies
+from ratchet.data.packed_set import LABEL_PLACE, IngestTask, PackedSet, divide, without_copies
 from ratchet.data.privacy import looks_personal
 from ratchet.data.profile import copies, telling_columns
 from ratchet.data.refusal_reasons import REASONS
@@ -38,7 +38,7 @@ breaks, and the value; null: none. content: SHA-256 (hex) of its bytes. split, g
 """
 _RESERVED = frozenset(
     [*SAMPLE, "source", "label", "class", "packed", "pixels", "place", "text", "characters", "words", "normal",
-     "assigned", "target"]
+     "assigned", LABEL_PLACE]
 )  # fmt: skip
 
 
@@ -178,7 +178,7 @@ def packed_set(
     settings = task.settings if least is None else task.settings.model_copy(update={"min_per_class": least})
     set_rules.check_index(index, settings, classes=source.classes, table=task.quarantine)
     return PackedSet(
-        name=source.name, source=task.settings.path, index=index, labels=labels.take(index["target"].to_numpy()),
+        name=source.name, source=task.settings.path, index=index, labels=labels.take(index[LABEL_PLACE].to_numpy()),
         bad=bad, released=used, extra=(*own, *source.extra),
     )  # fmt: skip
 

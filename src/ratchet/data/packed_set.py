@@ -23,7 +23,10 @@ from ratchet.data.tables.targets import Labelling
 from ratchet.kinds import Input
 from ratchet.settings.model import DataSettings
 
-__all__ = ["Arrays", "IngestTask", "PackedSet", "Report", "divide", "without_copies"]
+__all__ = ["LABEL_PLACE", "Arrays", "IngestTask", "PackedSet", "Report", "divide", "without_copies"]
+
+LABEL_PLACE = "ratchet place of the label"
+"""Column of samples on the way to the index: their places in a `Labelling`. No source may have one of this name."""
 
 Report = Callable[[int, int], None]
 Arrays = Mapping[str, tuple[Shard, ...]] | CustomRows
@@ -80,7 +83,7 @@ def divide(
 
     Args:
         good: id, the split that the source assigns, group, and `normal`, the digest in which duplicates are equal.
-        labels: of the same samples. Column `target` of the result has their places.
+        labels: of the same samples. Column `LABEL_PLACE` of the result has their places.
         settings: fractions and folds.
         declared: the splits that the source assigns.
     """
@@ -95,8 +98,8 @@ def divide(
         pl.Series("split", assigned, dtype=pl.String),
         pl.Series("label", labels.values if labels.classes else [None] * good.height, dtype=pl.Int64),
         shown.alias("class"),
+        pl.int_range(pl.len()).alias(LABEL_PLACE),
         source=pl.col("id"),
-        target=pl.int_range(pl.len()),
     )
     return pl.concat([index.filter(pl.col("split") == name) for name in split.SPLITS])
 

@@ -16,6 +16,7 @@ from ratchet.data.checks.label_spelling import check_known, in_order, look_alike
 from ratchet.data.image_rules import FACTS
 from ratchet.data.labelled import optional_columns
 from ratchet.data.listing_rules import check_table
+from ratchet.data.packed_set import LABEL_PLACE
 from ratchet.data.privacy import without_private
 from ratchet.data.reading.storage import Storage, read_whole
 from ratchet.data.sources import LISTING, listing
@@ -39,7 +40,7 @@ __all__ = ["ImageManifest"]
 _RESERVED = frozenset(
     {
         *LISTING, *FACTS, "source", "class", "place", "at", "packed_at", "claimed", "agrees", "side", "area", "aspect",
-        "path", "known", "normal", "means", "assigned", "there", "named", "inside", "labelled", "divided",
+        "path", "known", "normal", "means", "assigned", "there", "named", "inside", "labelled", "divided", LABEL_PLACE,
     }
 )  # fmt: skip
 """Names of columns that the index or ingest itself uses."""
@@ -85,7 +86,7 @@ class ImageManifest:
         classes = self.classes if targets is None else None
         refused, typed = check_table(rows, settings, extra=extra, classes=classes, header=header)
         if targets is not None:
-            typed = typed.with_columns(target=pl.int_range(pl.len(), dtype=pl.Int64))
+            typed = typed.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias(LABEL_PLACE))
             refused = pl.concat([refused, *_bad_targets(typed, targets)])
         kept = typed.join(refused.select("row").unique(), on="row", how="anti", maintain_order="left")
         duplicates = self._duplicates(kept)
@@ -98,7 +99,7 @@ class ImageManifest:
             numbers = {name: at for at, name in enumerate(self.classes)}
             labels = kept["means"].replace_strict(numbers, return_dtype=pl.Int64)
         else:
-            labels = kept["target"]
+            labels = kept[LABEL_PLACE]
         columns = {"row": kept["row"], "id": kept["normal"], "label": labels, "split": kept["assigned"]}
         listed = listing(columns | {"group": kept["group"], "stamp": kept["stamp"]})
         self.listing = listed.join(kept.select("row", *extra), on="row", how="left", maintain_order="left")

@@ -78,7 +78,8 @@ class Ambiguous(ValueError):
 def numbers(texts: pl.Series, form: str) -> pl.Series:
     """Return the numbers of texts as Float64; null where a text is none in this form. 12.5 % is .125.
 
-    The sign of a currency or a unit may be missing, a percent sign may not. Parentheses mean a negative number.
+    The sign of a currency or a unit may be missing, a percent sign may not. Parentheses mean a negative number. A text
+    with a plus beside another sign or in parentheses is no number.
     """
     if form == PLAIN:
         return texts.cast(pl.Float64, strict=False)
@@ -95,7 +96,8 @@ def numbers(texts: pl.Series, form: str) -> pl.Series:
     plain = digits.str.replace_all(between, "") if between else digits
     values = plain.str.replace(decimal, ".", literal=True).cast(pl.Float64, strict=False)
     minus = (opened == "(") ^ outer.is_in(["-", "\u2212"]) ^ inner.is_in(["-", "\u2212"])
-    signed = pl.when((opened == "(") == (closed == ")")).then(pl.when(minus).then(-values).otherwise(values))
+    valid = ((opened == "(") == (closed == ")")) & ~(opened + outer + inner).str.contains(r".\+|\+.")
+    signed = pl.when(valid).then(pl.when(minus).then(-values).otherwise(values))
     return pl.select(signed / (100 if "%" in (before, after) else 1)).to_series().alias(texts.name)
 
 

@@ -50,7 +50,7 @@ def _present(content: Any) -> Any:
     if "accuracy" in content:
         metric = NamedMetric("accuracy", "accuracy", Interval(**content["accuracy"]), share=True)
         return {**content, "metric": metric, "key": "accuracy", "rows": content["images"]}
-    if counts := content.get("counts"):
+    if content.get("name") == "champion" and (counts := content.get("counts")):
         rows = content["comparison"]["rows"]
         right = (counts[f"{model}_right"] / rows for model in ("candidate", "champion"))
         ours, theirs = (NamedMetric("score", "accuracy", Interval(*(share,) * 3), share=True) for share in right)

@@ -30,7 +30,7 @@ __all__ = ["write_bundle"]
 
 _PACKAGES = [
     "filelock", "httptools", "numpy", "onnxruntime", "orjson", "pillow", "prometheus-client", "psutil", "pydantic",
-    "starlette", "uvicorn", "uvloop",
+    "python-multipart", "starlette", "uvicorn", "uvloop",
 ]  # fmt: skip
 _SETTINGS = {"port", "threads", "deadline", "queue", "rows", "body_mib", "keys"}  # of serving
 _SCRIPT = '''"""Serve the model of this folder: python serve.py [--host HOST] [--port PORT]."""

@@ -6,6 +6,7 @@ Predictions of each target are those of torch, SciPy and plain arithmetic.
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy.special import expit, softmax
@@ -115,6 +116,13 @@ def test_packed_arrays_become_values_that_decode_to_them(spec: Input) -> None:
     again = kind.packed(kind.decode(kind.values(packed, spec), spec), spec)
     for array, other in zip(packed, again, strict=True):
         np.testing.assert_allclose(array, other, rtol=1e-5)
+
+
+@pytest.mark.parametrize("values", [("a", "b b"), pd.Series(["a", "b b"]), pd.DataFrame({"text": ["a", "b b"]})])
+def test_texts_may_be_a_tuple_a_series_or_a_frame(values: object) -> None:
+    spec = TextInput(tokenizer="words", vocabulary=("a", "b"), longest=128)
+    for array, same in zip(kind_of(spec).decode(values, spec), kind_of(spec).decode(["a", "b b"], spec), strict=True):
+        assert np.array_equal(array, same)
 
 
 def test_models_of_one_kind_take_equal_arrays_whatever_their_scale() -> None:

@@ -120,7 +120,7 @@ def test_confusion_image_is_complete_and_reproducible(classes: int) -> None:
     generator = np.random.default_rng(classes)
     labels = generator.integers(classes, size=200)
     logits = np.eye(classes, dtype=np.float32)[labels]
-    names = ["long $name_{" * 9 if not number else f"c{number}" for number in range(classes)]
+    names = ["long 数 $name_{" * 9 if not number else f"c{number}" for number in range(classes)]
     metrics = measure(logits, labels, classes=names, settings=EvaluationSettings(resamples=100))
     content = draw_confusion(metrics)
     assert content == draw_confusion(metrics)

@@ -7,8 +7,8 @@ import pytest
 from ratchet.evaluation.intervals import Interval
 from ratchet.reports.charts import Line, Scale, bar_chart, histogram, line_chart, number_text
 
-NASTY = "$x_{$ <b>#0a"
-SHOWN = "$x_{$ &lt;b&gt;#0a"
+NASTY = "$x_{$ <b>#0a数"
+SHOWN = "$x_{$ &lt;b&gt;#0a数"
 
 
 def drawings() -> list[str]:

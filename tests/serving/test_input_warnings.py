@@ -344,6 +344,20 @@ def test_own_arrays_far_from_training_have_warnings(tmp_path: Path) -> None:
         assert (status, "load has values that are no finite float32" in answer["error"]) == (400, True)
 
 
+def test_loader_takes_series_tuples_and_numpy_numbers(tmp_path: Path) -> None:
+    (tmp_path / "windows.py").write_text(OWN_KIND)
+    (tmp_path / "data").mkdir()
+    manifest = ingested(tmp_path, kind="windows:Windows", code="windows.py", path="data")
+    version = served(tmp_path, replace(manifest.input, root=str(tmp_path)), manifest.target, "mlp")
+    model, values = ServedModel(*load_model(version._folder)), [[30, 31], [32, 33]]
+    expected = model.predict(values)
+    scalars = {"load": [[np.float32(30), np.int64(31)], [np.float64(32), 33]]}
+    for same in (pd.Series(values), tuple(values), pl.Series(values), scalars):
+        assert np.array_equal(model.predict(same), expected)
+    with pytest.raises(MlflowException, match="load has values that are no finite float32"):
+        model.predict({"load": [[np.True_, 31]]})
+
+
 def test_openapi_describes_the_warnings(table: LoadedVersion) -> None:
     schemas = document(table)["components"]["schemas"]
     for name in ("Answer", "Predictions"):

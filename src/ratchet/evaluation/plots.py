@@ -2,6 +2,7 @@
 
 import csv
 import io
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -111,7 +112,8 @@ def _png(title: str, draw: "Callable[[Axes], object]", *, height: float = 9.6) -
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context():
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph .* missing from font")  # a box is drawn, such as for Chinese
         matplotlib.rcdefaults()  # not the settings of the user's matplotlibrc
         matplotlib.rcParams.update({"text.parse_math": False, "font.family": "DejaVu Sans", "font.size": 14})
         figure = Figure(figsize=(9, height), dpi=100, layout="constrained")

@@ -35,9 +35,9 @@ def check_rows(values: Any, most: int) -> None:
 
 
 def only_column(values: Any, field: str) -> Any:
-    """Return the only column of a frame as a list; other values as they are."""
+    """Return the only column of a frame, a Series or a tuple as a list; other values as they are."""
     if not hasattr(values, "columns"):
-        return values
+        return list(values) if isinstance(values, tuple) or hasattr(values, "to_list") else values
     if len(values.columns) != 1:
         names = ", ".join(map(str, values.columns))
         raise InputError(f"{field}: found the columns {names}; allowed: one column with the values")
@@ -80,9 +80,9 @@ def as_type(values: NDArray[Any], dtype: "np.dtype[Any]") -> NDArray[Any]:
     """
     if values.dtype == dtype and dtype.kind in "biu":
         return values
-    kinds = (
-        set(map(type, values.ravel().tolist())) if values.dtype == object else {bool if values.dtype == bool else int}
-    )
+    kinds = {bool if values.dtype == bool else int}
+    if values.dtype == object:
+        kinds = {type(value.item() if isinstance(value, np.generic) else value) for value in values.ravel().tolist()}
     if not kinds <= ({int, float} if dtype.kind != "b" else {int, float, bool}):
         raise ValueError("values that are no numbers")
     with np.errstate(all="ignore"):

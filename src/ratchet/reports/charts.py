@@ -3,6 +3,7 @@
 import io
 import math
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -266,7 +267,8 @@ def canvas(
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    with matplotlib.rc_context():
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph .* missing from font")  # only measures text, which the browser draws
         matplotlib.rcdefaults()  # not the settings of the user's matplotlibrc
         matplotlib.rcParams.update(_STYLE)
         figure = Figure(figsize=(width / 72, height / 72), frameon=False)

@@ -101,7 +101,7 @@ def _values(content: CardContent) -> dict[str, object]:
         "warnings": pages.limits(),
         "headline": [
             *((metric.name, value_text(metric), range_text(metric)) for metric in metrics.named().values()),
-            *((name, f"{value:.4f}", "too few samples") for name, value in pages.undefined.items()),
+            *((name, f"{value:.4f}", "no interval") for name, value in pages.undefined.items()),
         ],
         "unused": unused,
         "unused_metric": _unused(content),
@@ -113,7 +113,7 @@ def _values(content: CardContent) -> dict[str, object]:
         "trivial": constant_sentence(metrics.constant, metrics.confidence, metrics.rows, kind)
         if metrics.constant
         else "",
-        "few": pages.few,
+        "no_interval": pages.no_interval,
         "input": kind_of(content.input).summary(content.input),
         "program": _program(content),
         "variants_header": list(variant_table.HEADER),

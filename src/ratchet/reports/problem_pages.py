@@ -68,11 +68,11 @@ class Pages:
 
     @property
     def undefined(self) -> Mapping[str, float]:
-        """Metrics that have a value, but too few samples for an interval."""
+        """Metrics that have a value, but no interval."""
         return {}
 
     @property
-    def few(self) -> str:
+    def no_interval(self) -> str:
         """Sentence that says why they have no interval."""
         return ""
 
@@ -151,11 +151,13 @@ class ClassPages(Pages):
         return values
 
     @property
-    def few(self) -> str:
-        if self.metrics.rare is None:
-            return ""
-        name, rows = self.metrics.rare
-        return f"Too few samples of class {name} ({rows:,}) for an interval of F1 and ROC-AUC."
+    def no_interval(self) -> str:
+        if self.metrics.rare is not None:
+            name, rows = self.metrics.rare
+            return f"Too few samples of class {name} ({rows:,}) for an interval of F1 and ROC-AUC."
+        if self.undefined:
+            return f"An interval of {' and '.join(self.undefined)} would take too long on so many samples and classes."
+        return ""
 
     @property
     def lowest_recall(self) -> Sequence[Cells]:

@@ -91,7 +91,7 @@ def render(content: ReportContent) -> str:
         provenance=_flat(content.lineage),
         cards=list(metrics.named().values()),
         undefined=pages.undefined,
-        few=pages.few,
+        no_interval=pages.no_interval,
         baseline=baseline_section(metrics.baseline, metrics.confidence, content.kind),
         sections=pages.sections(content.predictions),
         errors=error_cards(content.examples),

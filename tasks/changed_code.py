@@ -1,26 +1,26 @@
 """An interrupted training whose code changed since it began: refused, unless the user lets it go on.
 
-Then the change is recorded beside its checkpoints, and from there in the provenance record of the model.
+The change is recorded beside the checkpoints and with the model, and from there in its provenance record.
 """
 
+import os
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ratchet import files, git
-from ratchet.data.manifest import Manifest
 from ratchet.errors import TrainingError
 from ratchet.registry.provenance_record import CodeChange
-from ratchet.settings.model import Params
-from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
 from tasks.training_job import TrainingJob
 from tasks.unfinished import NOTE, checkpoint_steps
 
-__all__ = ["accept_changed_code", "changes_of", "resumed"]
+__all__ = ["ALLOWED_VARIABLE", "resumed"]
 
 NO_RESULT = "it decides which interrupted training goes on; what that was is in its identity"
+ALLOWED_VARIABLE = "RATCHET_CONTINUE_WITH_CHANGED_CODE"  # of the run's environment: set by the option of that name
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,11 @@ class _Interrupted:
     def step(self) -> int:
         return max(checkpoint_steps(self.folder))
 
+    def continued(self, job: TrainingJob, *changes: CodeChange) -> TrainingJob:
+        """Return the job with this training's identity and the code changes so far, and further `changes`."""
+        before = (CodeChange.load(change) for change in self.note["code_changes"])
+        return replace(job, identity=self.note["identity"], code_changes=(*before, *changes))
+
     def changed(self, job: TrainingJob) -> list[str]:
         """Return the files that differ from the code it used last."""
         before, now = self.note["code"], job.code
@@ -41,47 +46,30 @@ class _Interrupted:
 
 
 def resumed(workspace: Workspace, job: TrainingJob) -> TrainingJob:
-    """Return the job with the identity of the interrupted training that it continues, if there is one.
+    """Return the job as it continues an interrupted training, if there is one. Nothing is written yet.
+
+    A run of a revision starts at step 0 if the code changed: that revision's code was asked for.
 
     Raises:
-        TrainingError: there is one, and its code changed since it began.
+        TrainingError: there is one, its code changed since it began, and the user has not allowed that.
     """
     others = list(_interrupted(workspace, job))
     for other in others:
         if not other.changed(job):
-            return replace(job, identity=other.note["identity"])
+            return other.continued(job)
     if not others:
         return job
-    name, total = f"data/running/{others[0].folder.name}", others[0].note["total"]
+    other, changed = others[0], others[0].changed(job)
+    if os.environ.get(ALLOWED_VARIABLE):
+        commit = git.line(workspace.root, "rev-parse", "HEAD")
+        return other.continued(job, CodeChange(other.step, tuple(changed), commit))
+    if workspace.is_checkout and not checkpoint_steps(workspace.running / job.key):
+        return job
     raise TrainingError(
-        f"{', '.join(others[0].changed(job))} changed since the interrupted training in {name} (step "
-        f"{others[0].step:,} of {total:,}) used it. Fix: restore it, or `ratchet train --continue-with-changed-code`, "
-        f"which the provenance record names; to start again: `rm -r {name}`"
+        f"{', '.join(changed)} changed since the interrupted training in {other.folder} (step {other.step:,} of "
+        f"{other.note['total']:,}) used it. Fix: restore it, or `ratchet train --continue-with-changed-code`, which "
+        f"the provenance record names; to start again: `rm -r {shlex.quote(str(other.folder))}`"
     )
-
-
-def accept_changed_code(params: Params, workspace: Workspace) -> str:
-    """Let the interrupted training of these settings and data go on with the present code. Return a message."""
-    if workspace.packed.exists():
-        job = TrainingJob.of(params, workspace, Manifest.read(workspace.packed))
-        others = list(_interrupted(workspace, job))
-        if others and all(other.changed(job) for other in others):
-            return _accept(others[0], job, workspace)
-    return "no interrupted training waits for changed code"
-
-
-def _accept(other: _Interrupted, job: TrainingJob, workspace: Workspace) -> str:
-    changed = other.changed(job)
-    change = CodeChange(other.step, tuple(changed), git.line(workspace.root, "rev-parse", "HEAD"))
-    note = {**other.note, "code": job.code, "code_changes": [*other.note["code_changes"], to_plain(change)]}
-    files.write_json(other.folder / NOTE, note)
-    return f"the training in data/running/{other.folder.name} goes on with changed code: {', '.join(changed)}"
-
-
-def changes_of(folder: Path) -> tuple[CodeChange, ...]:
-    """Return the changes of code that the training in `folder` has gone on with."""
-    changes = _note(folder)["code_changes"] if (folder / NOTE).exists() else []
-    return tuple(CodeChange(change["step"], tuple(change["files"]), change["git_commit"]) for change in changes)
 
 
 def _interrupted(workspace: Workspace, job: TrainingJob) -> Iterator[_Interrupted]:

@@ -82,7 +82,7 @@ def register(params: Params, workspace: Workspace, *, watch: Watch, flow_run: st
     weights = files.digest_file(workspace.model / "model.safetensors")
     promotions = Promotions(workspace, params, name)
     run = _open_run(promotions, trained.key, weights)
-    _complete_run(run, params, workspace, flow_run=flow_run)
+    _complete_run(run, trained, params, workspace, flow_run=flow_run)
     run_id = run.send()
     watch.progress(1, _STEPS, "the training is in MLflow")
 
@@ -228,6 +228,8 @@ class _Candidate:
                 wanted += [lock] if lock.exists() else []
                 registry.log_files(self.run_id, dict.fromkeys(wanted, "provenance"))
         self.run.tags(record_tags(self.record))
+        if self.record.code_changes:
+            self.run.tags({"ratchet.code_changes": "; ".join(map(str, self.record.code_changes))})
         self.run.send()
 
     def _enter(self, verdict: "Verdict", over: str | None) -> "Version | None":
@@ -280,12 +282,14 @@ def _is_sealed(promotions: "Promotions", run: "Run") -> bool:
     return version is not None and promotions.recorded_evidence(version) is not None
 
 
-def _complete_run(run: "Run", params: Params, workspace: Workspace, *, flow_run: str | None) -> None:
+def _complete_run(
+    run: "Run", trained: TrainedModel, params: Params, workspace: Workspace, *, flow_run: str | None
+) -> None:
     """Record a training in MLflow that DVC restored from its cache and that never ran in this workspace."""
     from ratchet.registry.statement import evaluation_metrics
 
     if run.journal.is_empty:
-        record_training(run, params, workspace, flow_run=flow_run)
+        record_training(run, params, workspace, flow_run=flow_run, code_changes=trained.code_changes)
         for epoch in files.read_json(workspace.model / "history.json"):
             values = {name: value for name, value in epoch.items() if name not in ("epoch", "step")}
             run.metrics(values, step=int(epoch["epoch"]))

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ratchet import files
 from ratchet.cost import CostMeter
@@ -13,9 +13,10 @@ from ratchet.data.manifest import Manifest, split_ids
 from ratchet.errors import NotFinite, TrainingError
 from ratchet.kinds import ModelSpec
 from ratchet.settings.model import Params
+from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
 from tasks.baseline import Baseline, validated
-from tasks.changed_code import changes_of, resumed
+from tasks.changed_code import resumed
 from tasks.finished import bring_back, set_aside
 from tasks.machine import MachineUse
 from tasks.progress import Watch
@@ -61,7 +62,6 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
         budget = Budget(params.budget, None if run.is_closed else total_cost(run.journal), meter)
         recorder = _Recorder(params, workspace, watch, run, budget)
         recorder.begin(job, store, rows=len(inputs.train), flow_run=flow_run)
-        store.before_write = run.journal.sync  # in the thread that writes checkpoints: training does not wait for it
         profile = run.journal.folder / "profile"
         if job.variant == "baseline":
             inputs.check()
@@ -135,13 +135,22 @@ class _Recorder:
             raise
         for message in unfinished(self.workspace, job):
             self.watch.say(message)
-        changes = changes_of(store.folder)
-        note(store.folder, job, total=total, changes=changes)
+        for change in job.code_changes:
+            self.watch.say(f"the training in {store.folder} goes on with changed code: {change}")
+
+        def before_write() -> None:
+            """Record what the checkpoint is of. The note of an earlier run stays until there is a new checkpoint."""
+            note(store.folder, job, total=total)
+            self.run.journal.sync()
+            store.before_write = self.run.journal.sync
+
+        store.before_write = before_write  # in the thread that writes checkpoints: training does not wait for it
         if self.run.is_closed:
             self.watch.say("a version was registered from this training: its record in MLflow stays as it is")
         else:
+            code_changes = job.code_changes
             record_training(
-                self.run, self.params, self.workspace, flow_run=flow_run, inputs=job.identity, code_changes=changes
+                self.run, self.params, self.workspace, flow_run=flow_run, inputs=job.identity, code_changes=code_changes
             )
 
     def record(self, events: "Iterator[training.Event]") -> "training.Finished":
@@ -258,13 +267,15 @@ def _write_outputs(
     """Write the outputs. If this is killed at any point, the same command finds the last checkpoint and repeats it."""
     from ratchet import training
 
-    about = {
+    about: dict[str, Any] = {
         "key": job.key,
         "best_epoch": finished.best_epoch,
         "best_metric": job.plan.best,
         "best_value": finished.best_value,
         "steps": finished.step,
     }
+    if job.code_changes:
+        about["code_changes"] = [to_plain(change) for change in job.code_changes]
     baseline.write(workspace)
     weights, name = finished.weights, {}
     if job.variant != "network":

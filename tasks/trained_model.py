@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from ratchet import files
 from ratchet.data.manifest import Manifest
+from ratchet.registry.provenance_record import CodeChange
 from ratchet.registry.runs import NAME
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
-    from ratchet.registry.provenance_record import CodeChange
     from ratchet.registry.runs import Run
 
 __all__ = ["TrainedModel", "record_training", "run_name"]
@@ -29,6 +29,7 @@ class TrainedModel:
     best_metric: str
     best_value: float
     steps: int
+    code_changes: tuple[CodeChange, ...] = ()  # those with which an interrupted training went on
 
     @classmethod
     def load(cls, workspace: Workspace) -> "TrainedModel":
@@ -39,7 +40,8 @@ class TrainedModel:
         if "baseline" in described:
             baseline = described["baseline"]["name"]
             name = f"average of {name} and {baseline}" if name.startswith("blend:") else f"baseline {baseline}"
-        return cls(name=name, **described["training"])
+        changes = tuple(map(CodeChange.load, described["training"].pop("code_changes", ())))
+        return cls(name=name, code_changes=changes, **described["training"])
 
     @property
     def summary(self) -> str:
@@ -55,7 +57,7 @@ def record_training(
     *,
     flow_run: str | None,
     inputs: Mapping[str, str] | None = None,
-    code_changes: "tuple[CodeChange, ...]" = (),
+    code_changes: tuple[CodeChange, ...],
 ) -> None:
     """Record settings, data and provenance of a training in MLflow, before its first step.
 
@@ -83,8 +85,6 @@ def record_training(
     )
     name = run_name(manifest.name, params.model.called, run.journal.uid[:6])
     run.tags({"ratchet.key": run.key, "ratchet.provenance": record.id, NAME: name})
-    if code_changes:
-        run.tags({"ratchet.code_changes": "; ".join(map(str, code_changes))})
     if record.git_commit:
         run.tags({"mlflow.source.git.commit": record.git_commit})  # MLflow's own name: shown beside the source
     if flow_run:

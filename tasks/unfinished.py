@@ -2,13 +2,12 @@
 
 import json
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ratchet import files
-from ratchet.registry.provenance_record import CodeChange
 from ratchet.settings.errors import spell
 from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
@@ -46,11 +45,11 @@ class Unfinished:
     step: int
     total: int | None  # None: not recorded
     differences: tuple[Difference, ...]
+    is_checkout: bool  # of a revision: its settings and files are not the user's to restore
 
     @property
     def message(self) -> str:
         """Sentence that says where it is, what differs, how to continue it and how to delete it."""
-        name = f"data/running/{self.folder.name}"
         total = f" of {self.total:,}" if self.total else ""
         settings = [change for change in self.differences if change.is_setting]
         changed_files = [change for change in self.differences if not change.is_setting]
@@ -62,20 +61,18 @@ class Unfinished:
         assignments = " ".join(shlex.quote(f"{setting.name}={spell(setting.before)}") for setting in settings)
         steps = [f"`ratchet set {assignments}`"] if assignments else []
         steps += ["restore the files (`git diff` shows your changes)"] if changed_files else []
+        steps = ["choose its revision"] if steps and self.is_checkout else steps
         fix = f" To continue that one: {', '.join(steps)}, and run again." if steps else ""
         return (
-            f"this run starts at step 0. Another run is unfinished, at step {self.step:,}{total}, in {name}. "
-            f"Differences: {why}.{fix} To delete it: `rm -r {name}`"
+            f"this run starts at step 0. Another run is unfinished, at step {self.step:,}{total}, in {self.folder}. "
+            f"Differences: {why}.{fix} To delete it: `rm -r {shlex.quote(str(self.folder))}`"
         )
 
 
-def note(folder: Path, job: TrainingJob, *, total: int, changes: Iterable[CodeChange] = ()) -> None:
-    """Record what decides the training beside its checkpoints; a later training reads it.
-
-    `changes` are those of the code since it began.
-    """
+def note(folder: Path, job: TrainingJob, *, total: int) -> None:
+    """Record what decides the training beside its checkpoints; a later training reads it."""
     folder.mkdir(parents=True, exist_ok=True)
-    more = {"identity": job.identity, "code_changes": [to_plain(change) for change in changes]}
+    more = {"identity": job.identity, "code_changes": [to_plain(change) for change in job.code_changes]}
     files.write_json(folder / NOTE, {"total": total, **more, **job.parts})
 
 
@@ -85,7 +82,7 @@ def unfinished(workspace: Workspace, job: TrainingJob) -> list[str]:
         return []
     others = sorted(_others(workspace, job), key=lambda other: other.folder.stat().st_mtime, reverse=True)
     hidden = len(others) - _TRAININGS_SHOWN
-    more = [f"data/running has {hidden} older unfinished runs"] if hidden > 0 else []
+    more = [f"{workspace.running} has {hidden} older unfinished runs"] if hidden > 0 else []
     return [other.message for other in others[:_TRAININGS_SHOWN]] + more
 
 
@@ -97,9 +94,9 @@ def _others(workspace: Workspace, job: TrainingJob) -> Iterator[Unfinished]:
         try:
             recorded = files.read_json(folder / NOTE)
             differences = tuple(_differences(recorded, job.parts))
-            yield Unfinished(folder, max(steps), int(recorded["total"]), differences)
+            yield Unfinished(folder, max(steps), int(recorded["total"]), differences, workspace.is_checkout)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):  # missing or damaged
-            yield Unfinished(folder, max(steps), None, ())
+            yield Unfinished(folder, max(steps), None, (), workspace.is_checkout)
 
 
 def _differences(recorded: dict[str, Any], current: dict[str, dict[str, Any]]) -> Iterator[Difference]:

@@ -150,6 +150,11 @@ class Workspace:
         owner = _project_of_experiment(self.root) or _project_of_worktree(self.root)
         return Workspace(owner) if owner and (owner / "params.yaml").is_file() else self
 
+    @property
+    def is_checkout(self) -> bool:
+        """True for the checkout of a revision, which runs of every revision use."""
+        return (self.state / "project").exists()
+
     def database(self, uri: str) -> str:
         """Return a database's address with an absolute path, so that every process uses the same file."""
         scheme, slashes, path = uri.partition(":///")

@@ -96,7 +96,7 @@ def test_an_edited_optimizer_is_refused_unless_allowed(
     project = new_project("optimizer", of=killed)
     halve_steps(project)
     refusal = " ".join(project.refused(*project.stage("train")).split())
-    assert f"train: {OPTIMIZER} changed since the interrupted training in data/running/" in refusal
+    assert f"train: {OPTIMIZER} changed since the interrupted training in {project.workspace.running}/" in refusal
     assert "`ratchet train --continue-with-changed-code`" in refusal
     assert [*project.workspace.running.glob("[!.]*/step-*")]
 
@@ -113,6 +113,27 @@ def test_an_edited_optimizer_is_refused_unless_allowed(
     [statement] = project.workspace.mlruns.rglob("report/statement.json")
     assert json.loads(statement.read_text())["tags"]["ratchet.code_changes"] == summary
     assert "Nothing to do" in project.good("ratchet", "train")
+
+    # Another registered name, and a project that has the model from DVC's cache: their runs are new.
+    settings.override(project.workspace.params, {"registry.model": "another"})
+    for prepare in (lambda: None, lambda: without_records(project)):
+        prepare()
+        project.good(*project.stage("register"))
+        record = json.loads((project.workspace.reports / "provenance.json").read_text())
+        assert record["code_changes"] == [change]
+
+
+def test_a_run_without_a_step_records_no_changed_code(
+    killed: Any, undisturbed: Any, new_project: Callable[..., Any]
+) -> None:
+    """The training's code is still the code before, and goes on with it."""
+    project = new_project("no-step", of=killed)
+    halve_steps(project)
+    spent = "budget.cpu_hours=0.00000001"
+    assert "budget" in project.refused("ratchet", "train", "--continue-with-changed-code", spent)
+    project.good("git", "checkout", "--", OPTIMIZER)
+    assert "continues at step" in project.good(*project.stage("train"))
+    assert project.digests("data/model") == undisturbed.digests("data/model")
 
 
 def test_dvc_trains_again_for_code_but_no_comment(undisturbed: Any, new_project: Callable[..., Any]) -> None:

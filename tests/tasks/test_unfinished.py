@@ -1,15 +1,18 @@
 """Messages about interrupted trainings, with real settings and digests."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ratchet import settings
+from ratchet import files, settings
 from ratchet.data.ingest import IngestTask, ingest
 from ratchet.data.manifest import Manifest
+from ratchet.errors import TrainingError
 from ratchet.workspace import Workspace
+from tasks.changed_code import resumed
 from tasks.training_job import TrainingJob
 from tasks.unfinished import note, unfinished
 
@@ -69,11 +72,11 @@ def test_message_has_differing_settings_and_the_fix(workspace: Workspace) -> Non
     folder = interrupt(workspace, theirs)
     (message,) = unfinished(workspace, job(workspace, training__learning_rate=0.01, training__betas=[0.9, 0.999]))
     assert message == (
-        f"this run starts at step 0. Another run is unfinished, at step 1,200 of 8,000, in data/running/{folder.name}. "
+        f"this run starts at step 0. Another run is unfinished, at step 1,200 of 8,000, in {folder}. "
         "Differences: training.learning_rate was 0.05, is now 0.01; "
         "training.betas was [0.8, 0.9], is now [0.9, 0.999]. "
         "To continue that one: `ratchet set training.learning_rate=0.05 'training.betas=[0.8, 0.9]'`, and run again. "
-        f"To delete it: `rm -r data/running/{folder.name}`"
+        f"To delete it: `rm -r {folder}`"
     )
     assert job(workspace, training__learning_rate=0.05, training__betas=[0.8, 0.9]).key == folder.name
 
@@ -94,12 +97,29 @@ def test_message_names_changed_files(workspace: Workspace) -> None:
     assert "`ratchet set data.test_fraction=0.15`, restore the files" in message
 
 
+def test_changed_code_is_refused_but_in_a_revision(workspace: Workspace) -> None:
+    """All revisions share one folder, where a user cannot restore a file."""
+    before = job(workspace)
+    folder = interrupt(workspace, before)
+    code = before.code | {"src/ratchet/training/loop.py": "0" * 64}
+    now = replace(before, identity=before.identity | {"code": "1"}, parts=before.parts | {"code": code})
+    with pytest.raises(TrainingError, match=f"training/loop.py changed since .* to start again: `rm -r {folder}`"):
+        resumed(workspace, now)
+    files.write_text(workspace.state / "project", str(workspace.root.parent))
+    assert resumed(workspace, now) == now
+    (message,) = unfinished(workspace, now)
+    assert (
+        f"in {folder}. Differences: src/ratchet/training/loop.py changed. To continue that one: choose its" in message
+    )
+    assert resumed(workspace, before) == before
+
+
 def test_unfinished_folder_without_record_is_reported(workspace: Workspace) -> None:
     folder = interrupt(workspace, job(workspace, seed=3))
     for content in (None, "[]", "{"):
         (folder / "run.json").unlink() if content is None else (folder / "run.json").write_text(content)
         (message,) = unfinished(workspace, job(workspace, seed=0))
-        assert "at step 1,200, in data/running" in message
+        assert f"at step 1,200, in {workspace.running}" in message
         assert "Differences: its settings were not recorded. To delete it" in message
 
 
@@ -108,5 +128,5 @@ def test_only_the_latest_three_are_listed(workspace: Workspace) -> None:
         interrupt(workspace, job(workspace, seed=seed))
     messages = unfinished(workspace, job(workspace, seed=0))
     assert len(messages) == 4
-    assert messages[-1] == "data/running has 2 older unfinished runs"
+    assert messages[-1] == f"{workspace.running} has 2 older unfinished runs"
     assert "seed was 5, is now 0" in messages[0]

@@ -80,7 +80,7 @@ def begin_record(
     *,
     flow_run: str | None,
     inputs: Mapping[str, str] | None,
-    code_changes: tuple[CodeChange, ...] = (),
+    code_changes: tuple[CodeChange, ...],
 ) -> Provenance:
     """Write the record and the patch of a training that begins to `folder`; return the one there if it has begun.
 
@@ -95,12 +95,11 @@ def begin_record(
         record = read_record_file(path)
         if record.code_changes == code_changes:
             return record
-        record = replace(record, code_changes=code_changes).with_id()
-        files.write_json(path, to_plain(record))
-        return record
-    changes = _changes(workspace, params)
-    files.write_bytes(folder / "uncommitted.patch", changes.patch if changes else b"")
-    record = new_record(workspace, params, flow_run=flow_run, inputs=inputs, changes=changes)
+    else:
+        changes = _changes(workspace, params)
+        files.write_bytes(folder / "uncommitted.patch", changes.patch if changes else b"")
+        record = new_record(workspace, params, flow_run=flow_run, inputs=inputs, changes=changes)
+    record = replace(record, code_changes=code_changes).with_id()
     files.write_json(path, to_plain(record))
     return record
 

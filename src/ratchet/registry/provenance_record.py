@@ -63,6 +63,11 @@ class CodeChange:
     files: tuple[str, ...]
     git_commit: str | None
 
+    @classmethod
+    def load(cls, content: Mapping[str, Any]) -> "CodeChange":
+        """Read what a file of JSON has."""
+        return cls(content["step"], tuple(content["files"]), content["git_commit"])
+
     def __str__(self) -> str:
         return f"{', '.join(self.files)} from step {self.step:,}"
 

@@ -9,6 +9,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 from pydantic import Field
 
+from flows import dvc_stage
 from flows.cancelled_runs import ended_by, publish_stop
 from flows.progress import PrefectProgress, log_errors_without_traceback, whole
 from flows.run_names import run_name
@@ -51,6 +52,7 @@ def search_flow(
             with overridden(workspace.params, changes, note=workspace.overrides, say=say) as run:
                 require_references(run.params, workspace)
                 require(run.params.access, "runners", user(), "run search-flow")
+                dvc_stage.refresh_code(run.params, workspace, say=say)
                 ingest_stage(run.params, workspace)
                 state: State[Any] = search_task(whole(run.params), workspace, return_state=True)
                 result: Searched = state.result()

@@ -8,6 +8,7 @@ import os
 import signal
 import sqlite3
 import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -25,6 +26,7 @@ from ratchet import settings
 from ratchet.errors import StudyError
 from ratchet.search.records import Study, Trial
 from ratchet.search.store import StudyStore
+from ratchet.servers import client_environment, prefect_server
 
 pytestmark = pytest.mark.system
 
@@ -37,6 +39,7 @@ SETTINGS = {
     "search.study": "digits", "search.lease": 2.0,
 }  # fmt: skip
 TIMEOUT = 240.0
+FLOW = "from flows.search import search_flow; print(search_flow(return_state=True).message)"
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +179,15 @@ def assert_recorded_once(project) -> None:
     assert numbers == {str(trial.number): 1 for trial in study.trials}
     keys = {run.data.tags["ratchet.trial"]: run.data.tags["ratchet.key"] for run in trials}
     assert keys == {str(trial.number): trial.key for trial in study.trials}
+
+
+def test_search_flow_ingests_in_a_fresh_clone(new_project) -> None:
+    """Then it refuses the empty space."""
+    project = new_project("flow")
+    with prefect_server(project.workspace) as api:
+        output = project.good(sys.executable, "-c", FLOW, **client_environment(project.workspace, api))
+    assert "search.space" in output
+    assert "up to date" in project.good("dvc", "status", "code", "ingest")
 
 
 def test_a_search_ends_with_a_winner_in_the_settings(undisturbed) -> None:

@@ -21,6 +21,7 @@ __all__ = ["Code", "choice", "code", "own_code", "require_current", "stage_files
 
 NO_RESULT = "it only reads code; the digests that it computes are tracked"
 
+_FILE = "data/code.json"
 _SHOWN = 3  # changed files in a message
 
 
@@ -36,10 +37,18 @@ class Code:
 
 
 def code(params: Params, workspace: Workspace, *, watch: Watch | None = None) -> Code:
-    """Write data/code.json."""
-    by_stage = {name: stage_files(name, params, workspace) for name in _stages(workspace)}
-    digests = {name: files.digest_json(sources)[:16] for name, sources in by_stage.items()}
-    files.write_json(workspace.code, {**digests, "sources": _sources(params, workspace), "files": by_stage})
+    """Write data/code.json.
+
+    Raises:
+        WorkspaceError: the code that runs is not that of the workspace.
+    """
+    _require_own(workspace)
+    before, sources = None, _sources(params, workspace)
+    while before != sources:  # again, if a file was edited meanwhile
+        by_stage = {name: stage_files(name, params, workspace) for name in _stages(workspace)}
+        before, sources = sources, _sources(params, workspace)
+    digests = {name: files.digest_json(paths)[:16] for name, paths in by_stage.items()}
+    files.write_json(workspace.code, {**digests, "sources": sources, "files": by_stage})
     return Code(digests)
 
 
@@ -47,8 +56,9 @@ def require_current(name: str, params: Params, workspace: Workspace) -> None:
     """Refuse to run a stage if its code is not that of data/code.json: DVC would record the result for other code.
 
     Raises:
-        WorkspaceError: the message names the files.
+        WorkspaceError: the message names the files, or the code that runs is not that of the workspace.
     """
+    _require_own(workspace)
     content: dict[str, Any] = (
         files.read_json(workspace.code) if workspace.code.exists() else {"files": {}, "sources": ""}
     )
@@ -62,6 +72,16 @@ def require_current(name: str, params: Params, workspace: Workspace) -> None:
         raise WorkspaceError(
             f"data/code.json: {', '.join(changed[:_SHOWN])}{more} changed since it was written, so DVC would record "
             f"the result of {name} for other code. Fix: run `ratchet train`, or `dvc repro`"
+        )
+
+
+def _require_own(workspace: Workspace) -> None:
+    """Refuse to record a result for the code of the workspace if Python has found another folder's code."""
+    own, running = (workspace.root / "src/ratchet").resolve(), module_path("ratchet")
+    if own.is_dir() and running is not None and running.resolve().parent != own:
+        raise WorkspaceError(
+            f"{own}: this code does not run, but that of {running.parent}, so DVC would record its result for other "
+            "code. Fix: run `export PYTHONPATH=$PWD/src:$PWD` in the project folder"
         )
 
 
@@ -83,11 +103,10 @@ def choice(params: Params, *, variant: str | None = None) -> Choice:
     name = params.model.name
     model: str | None = OWN[kind][0] if name in ("auto", "baseline", "blend") else name
     if params.training.teacher != "none":
-        model = None  # the teacher may be another network
+        model = variant = None  # the teacher may be another network, a baseline or a blend
     elif params.model.factory != "none":
         model = "none"
-    problem = "next-token" if kind == "tokens" else params.data.problem
-    return {"kind": kind, "problem": None if problem == "auto" else problem, "model": model, "variant": variant}
+    return {"kind": kind, "model": model, "variant": variant}
 
 
 def own_code(params: Params, root: Path, *, model: bool = True) -> list[Path]:
@@ -107,8 +126,12 @@ def _sources(params: Params, workspace: Workspace) -> str:
 
 
 def _stages(workspace: Workspace) -> list[str]:
+    """Return the stages whose code DVC tracks. A user may have added others."""
     stages: dict[str, Any] = files.read_yaml(workspace.root / "dvc.yaml")["stages"]
-    return [name for name in stages if name != "code"]
+    tracked = {name: stage.get("params", ()) for name, stage in stages.items()}
+    return [
+        name for name, params in tracked.items() if any(isinstance(entry, dict) and _FILE in entry for entry in params)
+    ]
 
 
 if __name__ == "__main__":

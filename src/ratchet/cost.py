@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 __all__ = ["Cost", "CostMeter", "add", "time_text"]
 
-NO_RESULT = "it measures time and energy; the cost is no output"
+NO_RESULT = {"train": "it measures time and energy; the cost is no output of this stage"}
 
 POWERCAP = Path("/sys/class/powercap")  # energy counters of the processor, on Linux
 

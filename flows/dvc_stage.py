@@ -11,7 +11,7 @@ from ratchet import files
 from ratchet.errors import RatchetError, WorkspaceError, first_line
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
-from tasks.code import code
+from tasks.code import code, require_own
 from tasks.dvc_store import disable_progress_bars
 
 if TYPE_CHECKING:
@@ -61,7 +61,12 @@ def settle(root: Path, name: str, *, params: Path | None = None) -> str | None:
 
 
 def refresh_code(params: Params, workspace: Workspace, *, say: Callable[[str], None]) -> None:
-    """Run the stage code, if any file of code changed. Then DVC knows which stages are affected."""
+    """Run the stage code, if any file of code changed. Then DVC knows which stages are affected.
+
+    Raises:
+        WorkspaceError: the code that runs is not that of the workspace.
+    """
+    require_own(workspace)
     if not settle(workspace.root, "code", params=workspace.settings_as_read):
         code(params, workspace)
         record(workspace.root, "code", say=say, params=workspace.settings_as_read)

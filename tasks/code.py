@@ -17,7 +17,7 @@ from ratchet.settings.model_names import OWN
 from ratchet.workspace import Workspace
 from tasks.progress import Watch
 
-__all__ = ["Code", "choice", "code", "own_code", "require_current", "stage_files"]
+__all__ = ["Code", "choice", "code", "own_code", "require_current", "require_own", "stage_files"]
 
 NO_RESULT = "it only reads code; the digests that it computes are tracked"
 
@@ -42,7 +42,7 @@ def code(params: Params, workspace: Workspace, *, watch: Watch | None = None) ->
     Raises:
         WorkspaceError: the code that runs is not that of the workspace.
     """
-    _require_own(workspace)
+    require_own(workspace)
     before, sources = None, _sources(params, workspace)
     while before != sources:  # again, if a file was edited meanwhile
         by_stage = {name: stage_files(name, params, workspace) for name in _stages(workspace)}
@@ -58,7 +58,7 @@ def require_current(name: str, params: Params, workspace: Workspace) -> None:
     Raises:
         WorkspaceError: the message names the files, or the code that runs is not that of the workspace.
     """
-    _require_own(workspace)
+    require_own(workspace)
     content: dict[str, Any] = (
         files.read_json(workspace.code) if workspace.code.exists() else {"files": {}, "sources": ""}
     )
@@ -75,8 +75,12 @@ def require_current(name: str, params: Params, workspace: Workspace) -> None:
         )
 
 
-def _require_own(workspace: Workspace) -> None:
-    """Refuse to record a result for the code of the workspace if Python has found another folder's code."""
+def require_own(workspace: Workspace) -> None:
+    """Refuse to record a result for the code of the workspace if Python has found another folder's code.
+
+    Raises:
+        WorkspaceError: the message names both folders.
+    """
     own, running = (workspace.root / "src/ratchet").resolve(), module_path("ratchet")
     if own.is_dir() and running is not None and running.resolve().parent != own:
         raise WorkspaceError(

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from tasks.progress import Watch
 from tasks.stopping import Budget, BudgetSpent, TrainingStopped, on_request
 from tasks.trained_model import TrainedModel, record_training
 from tasks.training_job import TrainingJob
-from tasks.unfinished import note, unfinished
+from tasks.unfinished import NOTE, note, unfinished
 
 if TYPE_CHECKING:
     from ratchet import training
@@ -72,7 +72,7 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
                 inputs,
                 store=store,
                 profile_to=profile,
-                stop=lambda: stop_requested() or budget.is_spent(),
+                stop=lambda: recorder.must_stop(stop_requested),
                 examine=doctor.examine,
             )
             finished = recorder.record(events)
@@ -115,6 +115,7 @@ class _Recorder:
     curves: "Curves | None" = None
     machine: MachineUse = field(default_factory=MachineUse)
     total: int = 0
+    has_trained: bool = False
     best: str = ""  # metric that chooses the best epoch
     last_epoch: str = ""
 
@@ -139,10 +140,10 @@ class _Recorder:
             self.watch.say(f"the training in {store.folder} goes on with changed code: {change}")
 
         def before_write() -> None:
-            """Record what the checkpoint is of. The note of an earlier run stays until there is a new checkpoint."""
-            note(store.folder, job, total=total)
+            """Record what the checkpoint is of. The note of an earlier run stays until this one has trained."""
+            if self.has_trained or not (store.folder / NOTE).exists():
+                note(store.folder, job, total=total)
             self.run.journal.sync()
-            store.before_write = self.run.journal.sync
 
         store.before_write = before_write  # in the thread that writes checkpoints: training does not wait for it
         if self.run.is_closed:
@@ -152,6 +153,12 @@ class _Recorder:
             record_training(
                 self.run, self.params, self.workspace, flow_run=flow_run, inputs=job.identity, code_changes=code_changes
             )
+
+    def must_stop(self, stop_requested: Callable[[], bool]) -> bool:
+        """Return whether to stop before the next step."""
+        stop = stop_requested() or self.budget.is_spent()
+        self.has_trained |= not stop
+        return stop
 
     def record(self, events: "Iterator[training.Event]") -> "training.Finished":
         """Train to the end, and record status and cost in every case."""

@@ -78,8 +78,16 @@ def test_what_is_no_input_raises(content: dict[str, object]) -> None:
         input_from_json(content)
 
 
-@pytest.mark.parametrize("content", [{}, {"problem": "ranking"}, {"problem": "regression", "names": ["a"]}])
-def test_what_is_no_target_raises(content: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [
+        {}, None, [], {"problem": "ranking"}, {"problem": "regression", "names": ["a"]},
+        {"problem": "classification", "names": "ab"}, {"problem": "classification", "names": [1, 2]},
+        {"problem": "classification", "names": None}, {"problem": "next-token", "tokens": "9"},
+        {"problem": "regression", "names": ["a"], "mean": ["0"], "std": [1]},
+    ],
+)  # fmt: skip
+def test_what_is_no_target_raises(content: object) -> None:
     with pytest.raises((ValueError, TypeError, KeyError)):
         target_from_json(content)
 

@@ -1,10 +1,13 @@
 """One form of packed sets, whatever the kind of data."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from ratchet import files
 from ratchet.data.manifest import Manifest
+from ratchet.errors import DataError
 
 PARTS = {"rows", "classes", "copies_within_splits", "label_conflicts", "telling", "contract", "quarantined_by_rule"}
 ROWS = "text,size,label\n" + "".join(f"a film {number},{number / 7},{'xy'[number % 2]}\n" for number in range(200))
@@ -28,3 +31,13 @@ def test_every_kind_writes_the_same_files(kind: str, two_classes, table) -> None
         targets, keys = (np.load(packed / file.file) for file in (split.targets, split.keys))
         assert len(targets) == len(keys) == (0 if kind == "tokens" else split.rows)
         assert all((packed / shard.file).is_file() for shards in split.arrays.values() for shard in shards)
+
+
+@pytest.mark.parametrize("target", [None, [], {"problem": "classification", "names": "ab"}, {"problem": "ranking"}])
+def test_a_damaged_target_is_a_damaged_manifest(table, target: Any) -> None:
+    table.write(ROWS)
+    table.ingest("rows.csv", kind="table")
+    path = table.packed / "manifest.json"
+    files.write_json(path, files.read_json(path) | {"target": target})
+    with pytest.raises(DataError, match=r"manifest\.json: damaged .* Fix: ingest the data again"):
+        Manifest.read(table.packed)

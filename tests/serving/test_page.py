@@ -56,7 +56,8 @@ def test_uploaded_files_have_the_answer_of_their_pixels(images: Served, image_fi
     ("body", "message"),
     [
         (b"", "no end"),
-        (b"--x\r\nA: b\r\n\r\nc\r\n--x--", "part 0"),
+        (b"--x\r\nA: b\r\n\r\nc\r\n--x--", "part 0 of the form: Field name not found in Content-Disposition; allowed"),
+        (b"--x\r\nContent-Disposition: form-data\r\n\r\nc\r\n--x--", 'Content-Disposition: "form-data"; allowed'),
         (b'--x\r\nContent-Disposition: form-data; name="path"\r\n\r\n/etc/passwd\r\n--x--', "path: unknown field"),
         (b'--x\r\nContent-Disposition: form-data; name="top_k"\r\n\r\n-1\r\n--x--', "top_k: found '-1'"),
         (b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\nGIF8\r\n--x--', "input[0]: is not an image"),

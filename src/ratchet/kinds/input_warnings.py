@@ -98,8 +98,6 @@ def _shown(text: str) -> str:
 
 def _cell(values: Any, row: int, name: str) -> Any:
     """Return the value of a row in a column; without a name, in the only one."""
-    if isinstance(values, str):
-        return values
     if isinstance(values, list | tuple | np.ndarray):
         cell = values[row]
         if isinstance(cell, Mapping):

@@ -1,7 +1,7 @@
 """Inputs of a model: what one sample is, with all that is needed to turn a raw value into the model's arrays.
 
 Some fields are facts of the training samples: they decide no weight, and are no part of equality. A server needs them
-to recognise samples that are unlike those (`unusual.py`). A model of an earlier release has none.
+to recognise samples that are unlike those (`input_warnings.py`). A model of an earlier release has none.
 """
 
 import math

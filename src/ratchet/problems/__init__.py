@@ -11,8 +11,9 @@ model. This package imports nothing but NumPy, and torch only where it is traine
 """
 
 from collections.abc import Mapping
+from dataclasses import fields
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from ratchet.problems.classes import Classes
 from ratchet.problems.labels import Labels
@@ -27,11 +28,25 @@ PROBLEMS: Mapping[str, type[Target]] = MappingProxyType(
 )
 
 
-def target_from_json(content: dict[str, Any]) -> Target:
+def target_from_json(content: Any) -> Target:
     """Read what `ratchet.kinds.to_json` returned for a target.
 
     Raises:
         ValueError, TypeError, KeyError: it is not one.
     """
+    problem: Any = PROBLEMS[content["problem"]]
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in content.items()}
-    return PROBLEMS[content["problem"]](**values)
+    for field in fields(problem):
+        if field.name in values and not _is(values[field.name], field.type):
+            raise ValueError(f"{field.name}: found {content[field.name]!r}")
+    target: Target = problem(**values)
+    return target
+
+
+def _is(value: Any, wanted: Any) -> bool:
+    """Return whether a value has the type of a target's field: a tuple, a literal, a number or a text."""
+    if get_origin(wanted) is Literal:
+        return value in get_args(wanted)
+    if get_origin(wanted) is tuple:
+        return isinstance(value, tuple) and all(_is(each, get_args(wanted)[0]) for each in value)
+    return isinstance(value, int | float if wanted is float else wanted) and not isinstance(value, bool)

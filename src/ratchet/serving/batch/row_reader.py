@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from ratchet.data.sources.csv_records import Record
 from ratchet.data.sources.table_records import RecordFile, text_lines
@@ -16,9 +16,6 @@ from ratchet.kinds import Input
 from ratchet.kinds.protocol import InputError
 from ratchet.kinds.registry import kind_of
 from ratchet.serving.batch.input_files import InputFile, Storages
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Batch", "RowReader"]
 

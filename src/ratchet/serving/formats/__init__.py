@@ -2,6 +2,6 @@
 
 envelopes.py       our own format and MLflow's
 open_inference.py  Open Inference Protocol v2
-request_values.py  values of a request to arrays, with one message for each wrong value
-raw_inputs.py      raw values that are known to be right, to arrays and tensors
+uploads.py         image files and forms
+refusals.py        errors of a request
 """

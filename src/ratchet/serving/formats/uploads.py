@@ -4,6 +4,7 @@ Names of files are ignored: nothing of a request is ever used as a path.
 """
 
 import logging
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -78,7 +79,8 @@ def _parts(body: bytes, content_type: str) -> list[tuple[str, bytes]]:
     try:
         FormParser(_FORM, add, add, lambda: ends.append(True), boundary, config=config).write(body)
     except FormParserError as error:
-        where = f"part {len(parts)} of the form: {error}"
+        fault = re.sub(r"""\"b(?:'(.*)'|"(.*)")\"""", r'"\1\2"', str(error)).removesuffix(': "None"')
+        where = f"part {len(parts)} of the form: {fault}"
         raise BadRequest(f'{where}; allowed: Content-Disposition: form-data; name="file"') from error
     if not ends:
         raise BadRequest("the form has no end: its last boundary is missing")

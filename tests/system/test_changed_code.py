@@ -131,7 +131,7 @@ def test_a_run_without_a_step_records_no_changed_code(
     halve_steps(project)
     spent = "budget.cpu_hours=0.00000001"
     for _ in range(2):
-        assert "budget.cpu_hours" in project.refused("ratchet", "train", "--continue-with-changed-code", spent)
+        assert "not continued" in project.refused("ratchet", "train", "--continue-with-changed-code", "--set", spent)
     project.good("git", "checkout", "--", OPTIMIZER)
     assert "continues at step" in project.good(*project.stage("train"))
     assert project.digests("data/model") == undisturbed.digests("data/model")

@@ -25,7 +25,7 @@ from ratchet.settings.model import DataSettings
 
 __all__ = ["LABEL_PLACE", "Arrays", "IngestTask", "PackedSet", "Report", "divide", "without_copies"]
 
-LABEL_PLACE = "ratchet place of the label"
+LABEL_PLACE = "place of the label (ratchet)"
 """Column of samples on the way to the index: their places in a `Labelling`. No source may have one of this name."""
 
 Report = Callable[[int, int], None]

@@ -167,10 +167,11 @@ def own_kind_is_served(project: Any, elsewhere: Path) -> None:
     )
     *refused, code, name, answer = written.splitlines()[-7:]
     assert refused == [
-        "refused: value 2: ValueError: hour: found -1; allowed: 0 to 23 (line 36 of bike_windows.py)",
-        "refused: value 2: ValueError: hour: found 99; allowed: 0 to 23 (line 36 of bike_windows.py)",
-        "refused: found hour; allowed: arrays hour, float32 (24); rentals, float32 (48); weather, float32 (48, 3)",
-        "refused: hour has shape (1, 24); allowed: (n, 24), with one n for all arrays",
+        "refused: input: value 2: ValueError: hour: found -1; allowed: 0 to 23 (line 36 of bike_windows.py)",
+        "refused: input: value 2: ValueError: hour: found 99; allowed: 0 to 23 (line 36 of bike_windows.py)",
+        "refused: input: found hour; "
+        "allowed: arrays hour, float32 (24); rentals, float32 (48); weather, float32 (48, 3)",
+        "refused: input: hour has shape (1, 24); allowed: (n, 24), with one n for all arrays",
     ]
     assert not Path(code).is_relative_to(elsewhere)
     assert "bike_windows.py" not in {path.name for path in (elsewhere / "src").rglob("*.py")}

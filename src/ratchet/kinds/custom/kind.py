@@ -55,7 +55,7 @@ class OwnArrays(Kind[ArraysInput]):
     def read(self, values: Any, spec: ArraysInput, field: str, check: Callable[[], None] = go_on) -> Arrays:
         """Return the arrays of a list of the user's values, or of a mapping of arrays by name."""
         values = only_column(values, field)
-        if isinstance(values, Mapping) and len(values) == 1 and set(values) != set(spec.names):
+        if isinstance(values, Mapping) and len(values) == 1 and not set(values) & set(spec.names):
             (values,) = values.values()  # a frame with one column
         if isinstance(values, Mapping):
             return _named_arrays(values, spec, field)

@@ -30,7 +30,7 @@ SENTENCE = re.compile(
     r"Fix: `ratchet set budget\.\w+=(\S+)` "
     r"\(0: no limit; if the command sets it, change it there\), then the same command continues there"
 )
-TRAIN = ("dvc", "repro", "--single-item", "train")
+TRAIN = ("dvc", "repro", "--single-item", "code", "train")
 
 
 @pytest.fixture(scope="module")

@@ -56,6 +56,7 @@ class Struck:
         self.zygote.stdin.write(json.dumps({"command": command, "near": "", "after": 0}) + "\n")
         self.zygote.stdin.flush()
         process = int(self.zygote.stdout.readline())
+        assert process > 1, f"{process} is no process: the command before this one was not waited for"
         if after is not None and not select.select([self.zygote.stdout], [], [], after)[0]:
             subprocess.run(["kill", "-KILL", str(process)], check=False)
         code = int(self.zygote.stdout.readline())

@@ -224,7 +224,7 @@ def test_an_unusable_dataset_is_refused_with_a_message(
 
 def test_other_code_gives_another_digest_for_equal_images(make_place) -> None:
     first = ingest(make_place("first"))
-    second = ingest(make_place("second"), MODULE + "# a comment\n")
+    second = ingest(make_place("second"), MODULE + "MORE = 1  # a comment counts for nothing\n")
     assert first.splits == second.splits
     assert first.digest != second.digest
 

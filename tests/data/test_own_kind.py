@@ -95,7 +95,8 @@ def test_packed_arrays_are_those_of_the_class(place) -> None:
 def test_equal_input_gives_equal_bytes_and_other_code_another_digest(place, make_place) -> None:
     first = ingest(place)
     assert ingest(make_place("again")).digest == first.digest
-    other = ingest(make_place("other"), MODULE + "\n# a comment")
+    other = ingest(make_place("other"), MODULE + "\nMORE = 1")
+    assert ingest(make_place("comment"), MODULE + "\n# a comment").digest == first.digest
     assert other.digest != first.digest
     assert [files.arrays for files in other.splits.values()] == [files.arrays for files in first.splits.values()]
 
@@ -250,7 +251,7 @@ def test_code_that_changed_since_ingest_does_not_train(place) -> None:
     manifest = ingest(place)
     about = {"model": "mlp", "tokenizer": "auto", "context": 0, "root": str(place.root)}
     assert model_input(place.packed, manifest.input, **about) == manifest.input
-    (place.root / "waves.py").write_text(MODULE + "\n")
+    (place.root / "waves.py").write_text(MODULE + "\nMORE = 1\n")
     with pytest.raises(TrainingError, match=r"data.code: waves.py changed since the data were ingested"):
         model_input(place.packed, manifest.input, **about)
 

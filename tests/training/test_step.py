@@ -22,7 +22,7 @@ def start(lab, plan, *, spec=None) -> _Training:
     torch.manual_seed(1)
     spec = spec or lab.spec
     inputs = TrainingInputs(lab.train, lab.validation, spec, plan)
-    return _Training(inputs, lab.store(plan), None, never)
+    return _Training(inputs, lab.store(plan), None, never, None)
 
 
 def take(training: _Training, rows: np.ndarray) -> StepMetrics:

@@ -16,7 +16,7 @@ from ratchet.kinds import Column, ModelSpec, TableInput, image_spec
 from ratchet.problems import Classes, Labels, Numbers, Target
 from ratchet.training import ImageSplit, TableSplit, build, load_model, predict_outputs, save_model
 from ratchet.training.batches import ShardedArray
-from ratchet.training.models import FrontModel
+from ratchet.training.models.model import TableModel
 
 TABLE = TableInput(
     (
@@ -124,7 +124,7 @@ def test_a_saved_table_model_loads_with_the_same_answers(lab, tmp_path: Path) ->
     save_model(tmp_path / "saved", weights, lab.spec, about={})
     loaded, spec = load_model(tmp_path / "saved")
     assert spec == lab.spec
-    assert isinstance(loaded, FrontModel)
+    assert isinstance(loaded, TableModel)
     assert {name.split(".")[0] for name in weights} == {"network", "temperature"}
     outputs = predict_outputs(loaded, lab.validation)
     assert outputs.shape == (12, 2)

@@ -145,11 +145,8 @@ class TrialTraining:
             constant = self.constant
             self._patiently(lambda: scheduler.finish(number, progress, objectives, constant=constant))
             self._discard()
-        elif self.reason == "end":
-            self._patiently(lambda: scheduler.end_early(number, progress))
+        elif self._patiently(lambda: scheduler.leave(number, progress)):
             self._discard()
-        else:
-            self._patiently(lambda: scheduler.leave(number, progress))
 
     def _train(self) -> tuple[float, ...] | None:
         """Train; return the objectives, or None if training stopped before its end."""

@@ -1,7 +1,7 @@
 """Studies without data, and workers that report a curve instead of training: for the tests of a search."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -42,12 +42,16 @@ def quality(values: Mapping[str, Any], seed: int | None, epoch: int) -> float:
 
 @dataclass
 class Worker:
-    """A worker that reports a curve instead of training. Each `next` of its acts is one thing that a kill follows."""
+    """A worker that reports a curve instead of training. Each `next` of its acts is one thing that a kill follows.
+
+    `unheard`: epochs after which the storage does not answer.
+    """
 
     store: StudyStore
     params: Params
     owner: str
     value: Value = quality
+    unheard: Collection[int] = ()
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self.store, self.params, key_of, owner=self.owner)
@@ -70,14 +74,12 @@ class Worker:
                 epoch = len(curve) + 1
                 curve.append((epoch, self.value(trial.values, trial.seed, epoch)))
                 progress = Progress(tuple(curve), progress.steps + 1, progress.cpu + 36.0, spans=trial.spans)
-                if epoch < study.epochs:
+                if epoch < study.epochs and epoch not in self.unheard:
                     decision = scheduler.report(trial.number, progress)
                 yield f"epoch {epoch} of {trial.number}"
-            if decision == "end":
-                scheduler.end_early(trial.number, progress)
-            elif decision == "leave":
-                scheduler.leave(trial.number, progress)
-                return
+            if decision != "continue":
+                if not scheduler.leave(trial.number, progress):
+                    return
             else:
                 last = self.value(trial.values, trial.seed, study.epochs)
                 scheduler.finish(trial.number, progress, (last, *[100.0] * (len(study.objectives) - 1)))

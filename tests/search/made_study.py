@@ -131,6 +131,6 @@ def _train(scheduler: Scheduler, trial: Trial, objectives: Objectives, epochs: i
         if leave:
             return
         if decision == "end":
-            scheduler.end_early(number, progress)
+            scheduler.leave(number, progress)
             return
     scheduler.finish(number, progress, values)

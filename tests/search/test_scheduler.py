@@ -92,6 +92,16 @@ def test_only_the_best_third_of_a_rung_continues(in_memory) -> None:
             assert (trial.epochs > epoch) == (passes or trial.number == 0 < study.search.seeds - 1)
 
 
+@pytest.mark.parametrize("unheard", [{1}, {3}, {1, 3}, range(1, 9)], ids=["first", "second", "both", "all"])
+@pytest.mark.parametrize("pruner", PRUNERS)
+def test_trials_end_alike_if_the_storage_misses_epochs(pruner: str, unheard: Any, in_memory) -> None:
+    params, study = new_study(trials=12, sampler="random", pruner=pruner)
+    undisturbed = finish(in_memory(study), params)
+    store = in_memory(study)
+    list(Worker(store, params, "worker", unheard=unheard).acts())
+    assert content(store.require()) == content(undisturbed)
+
+
 class Killed(BaseException):
     pass
 
@@ -245,7 +255,7 @@ def test_a_trial_whose_lease_has_ended_goes_to_another(in_memory) -> None:
     before = store.require()
     for act in (
         lambda: first.scheduler.report(number, progress),
-        lambda: first.scheduler.finish(number, progress, (1.0,)), lambda: first.scheduler.end_early(number, progress),
+        lambda: first.scheduler.finish(number, progress, (1.0,)),
         lambda: first.scheduler.fail(number, progress, "x"), lambda: first.scheduler.leave(number, progress),
     ):  # fmt: skip
         with pytest.raises(LeaseLost):

@@ -212,18 +212,18 @@ from pathlib import Path
 
 import ratchet.search.scheduler as scheduler
 
-_end_early = scheduler.Scheduler.end_early
+_leave = scheduler.Scheduler.leave
 
 
-def end_early(self, number, progress):
+def leave(self, number, progress):
     mark = Path("killed-before-the-end")
     if not mark.exists():
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    _end_early(self, number, progress)
+    return _leave(self, number, progress)
 
 
-scheduler.Scheduler.end_early = end_early
+scheduler.Scheduler.leave = leave
 """
 
 

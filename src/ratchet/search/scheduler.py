@@ -90,14 +90,9 @@ class Scheduler:
         Raises:
             LeaseLost: another worker has it.
         """
-        trial = self._own(number, progress)
+        if _is_pruned(self._advance(number, progress)):
+            return "end"
         study = self.store.require()
-        if trial.reason.startswith(_PRUNED):  # its worker was lost as it recorded the end
-            return "end"
-        is_bad, marks = judge(study, trial, self._space)
-        if is_bad:
-            return "end"
-        self.store.note(number, marks=marks)
         return "leave" if study.stop or study.state == "ended" or _spent(study) else "continue"
 
     def finish(self, number: int, progress: Progress, objectives: tuple[float, ...], *, constant: str = "") -> None:
@@ -106,32 +101,25 @@ class Scheduler:
             self.fail(number, progress, f"its objectives are not finite: {', '.join(map(str, objectives))}")
             return
         with self.store.lock():
-            self._own(number, progress)
-            self.store.note(number, constant=constant)
-            self.store.move(number, "complete", objectives)
-
-    def end_early(self, number: int, progress: Progress) -> None:
-        """Record that the pruner has ended a trial."""
-        with self.store.lock():
-            trial = self._own(number, progress)
-            _, marks = judge(self.store.require(), trial, self._space)
-            epoch, value = trial.curve[-1]
-            self.store.note(number, reason=f"{_PRUNED} {epoch}", marks=marks)
-            self.store.move(number, "pruned", [value])
+            if not self._pruned(number, progress):
+                self.store.note(number, constant=constant)
+                self.store.move(number, "complete", objectives)
 
     def fail(self, number: int, progress: Progress, reason: str) -> None:
         """Record that a trial cannot be trained."""
         with self.store.lock():
-            self._own(number, progress)
-            self.store.note(number, reason=reason)
-            self.store.move(number, "failed")
+            if not self._pruned(number, progress):
+                self.store.note(number, reason=reason)
+                self.store.move(number, "failed")
 
-    def leave(self, number: int, progress: Progress) -> None:
-        """Give a trial back, because this worker stops; another one continues it at its checkpoint."""
+    def leave(self, number: int, progress: Progress) -> bool:
+        """Stop training a trial. Return True if its pruner has ended it; else another worker continues it."""
         with self.store.lock():
-            self._own(number, progress)
+            if self._pruned(number, progress):
+                return True
             self.store.note(number, owner="")
             self.store.move(number, "waiting")
+        return False
 
     def beat(self, number: int) -> bool:
         """Give a sign of this worker; return False if another one has the trial."""
@@ -142,18 +130,45 @@ class Scheduler:
             return False
         return True
 
-    def _own(self, number: int, progress: Progress | None = None) -> Trial:
-        """Return a trial of this worker, with this progress, which is recorded."""
+    def _own(self, number: int) -> Trial:
+        """Return a trial of this worker."""
         trial = self.store.trial(number)
         if trial.owner != self.owner or trial.state != "running":
             raise LeaseLost
-        if progress is not None:
-            progress = replace(progress, run_id=progress.run_id or trial.run_id, curve=progress.curve or trial.curve)
-            content = asdict(progress)
+        return trial
+
+    def _advance(self, number: int, progress: Progress) -> Trial:
+        """Record the progress of a trial of this worker and, as its reason, that its pruner ends it.
+
+        The pruner judges each new epoch in turn: the storage may not have answered after some of them, and the trial
+        ends where it would have ended.
+        """
+        trial = self._own(number)
+        curve = progress.curve or trial.curve
+        known = sum(epoch <= trial.epochs for epoch, _ in curve)
+        ends = range(known + 1, len(curve) + 1) or range(known, known + 1)
+        for end in ends if not _is_pruned(trial) else ():
+            content = asdict(replace(progress, run_id=progress.run_id or trial.run_id, curve=curve[:end]))
             new = tuple(point for point in content.pop("curve") if point not in trial.curve)
             self.store.note(number, curve=new, progress=content)
-            trial = replace(trial, **asdict(progress))
+            trial = replace(trial, **content, curve=curve[:end])
+            is_bad, marks = judge(self.store.require(), trial, self._space)
+            if is_bad:
+                reason = f"{_PRUNED} {trial.epochs}"
+                self.store.note(number, reason=reason)
+                return replace(trial, reason=reason)
+            self.store.note(number, marks=marks)
+            trial = replace(trial, marks={**trial.marks, **marks})
         return trial
+
+    def _pruned(self, number: int, progress: Progress) -> bool:
+        """Record the progress, and the end of the trial if its pruner ends it; return whether it does."""
+        trial = self._advance(number, progress)
+        if is_pruned := _is_pruned(trial):
+            _, marks = judge(self.store.require(), trial, self._space)
+            self.store.note(number, marks=marks)
+            self.store.move(number, "pruned", [trial.curve[-1][1]])
+        return is_pruned
 
     def _is_silent(self, trial: Trial) -> bool:
         """Return whether a worker gives no sign any more. Clocks of machines differ, so it watches for changes."""
@@ -207,6 +222,10 @@ def _lose(store: StudyStore, study: Study, trial: Trial) -> None:
     reason = f"its worker was lost {losses} times (search.max_losses); one cause is that its memory did not suffice"
     store.note(trial.number, losses=losses, owner="", reason=reason)
     store.move(trial.number, "failed")
+
+
+def _is_pruned(trial: Trial) -> bool:
+    return trial.reason.startswith(_PRUNED)
 
 
 def _spent(study: Study) -> str:

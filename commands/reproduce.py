@@ -1,19 +1,19 @@
 """`ratchet reproduce`: rebuild a registered version from its record in a separate folder and compare every bit."""
 
 import contextlib
+import hashlib
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commands.app import new_console, print_caption
 from commands.rebuild import Rebuild, Recipe
-from commands.tensors import compare_tensors, describe_weights
+from commands.tensors import tensor_difference
 from ratchet import files, settings
 from ratchet.errors import RegistryError, WorkspaceError
 from ratchet.provenance.archive import Archive
-from ratchet.provenance.comparison import Change, changes, environment_changes
+from ratchet.provenance.comparison import changes, environment_changes
 from ratchet.provenance.sealed import SealedReader
 from ratchet.registry.alias_sync import AliasSync
 from ratchet.registry.fingerprints import collect_evidence, unexpected_changes
@@ -30,30 +30,42 @@ if TYPE_CHECKING:
 __all__ = ["reproduce_and_print", "require_evidence"]
 
 
-@dataclass(frozen=True)
-class _Outcome:
-    """The rebuilt version compared with the registered one."""
-
-    data: tuple[str, str]  # DVC hash, recorded and rebuilt
-    weights: str  # the differences in one line
-    identical: bool  # data and weights, bit for bit
-    file: tuple[str, str]  # SHA-256 of model.safetensors, registered and rebuilt
-    reasons: tuple[Change, ...]
-
-
 def reproduce_and_print(reference: str, workspace: Workspace, into: Path | None, *, anyway: bool) -> bool:
-    """Rebuild a version and print the result. Return whether it is identical.
+    """Rebuild a version and print the result. Return whether data and weights are identical, bit for bit.
+
+    The project, its registry and its data are only read.
 
     Args:
         into: an empty or new folder, which is kept; None: a temporary folder.
+
+    Raises:
+        LedgerBroken: the ledger was changed, so nothing can be checked.
+        RegistryError: no such version, no record, an unknown commit, a stored file that is not what was registered, or
+            other library versions and not `anyway`.
+        DataError: its data is lost.
+        TrainingError: the rebuild fails.
     """
-    console = new_console()
-    with _rebuild_folder(into) as folder:
-        outcome = _reproduce(reference, workspace, folder, console, anyway=anyway)
-        _print_outcome(outcome, console)
+    console, params = new_console(), settings.load(workspace.params)
+    archive, ledger = Archive(workspace, params), Ledger.of(workspace, params)
+    with (
+        _rebuild_folder(into) as folder,
+        tempfile.TemporaryDirectory(prefix="ratchet-record-") as files_folder,
+        DvcStore.open(workspace.root) as store,
+    ):
+        run, release = archive.version(reference)
+        ledger.require_intact()
+        checked = require_evidence(AliasSync(workspace, params, release.name, ledger=ledger), release)
+        run = SealedReader(archive, ledger).verify(run)
+        recipe = Recipe.of(run, release, archive, store, Path(files_folder))
+        _require_versions(recipe, anyway=anyway)
+        print_caption(console, "evidence", checked)
+        _print_recipe(recipe, release.label, run.run_id, console)
+        rebuild = Rebuild.checkout_revision(recipe, workspace, folder, store)
+        rebuild.run("tasks.train")
+        identical = _print_outcome(rebuild, console)
         if into is not None:
             console.print(f"it is in {folder}", markup=False)
-    return outcome.identical
+    return identical
 
 
 @contextlib.contextmanager
@@ -65,33 +77,6 @@ def _rebuild_folder(into: Path | None) -> Iterator[Path]:
     if into.exists() and (not into.is_dir() or any(into.iterdir())):
         raise WorkspaceError(f"{into}: is not empty. Allowed for --into: an empty folder, or one that does not exist")
     yield into
-
-
-def _reproduce(reference: str, workspace: Workspace, folder: Path, console: "Console", *, anyway: bool) -> _Outcome:
-    """Rebuild a version in an empty folder. The project, its registry and its data are only read.
-
-    Raises:
-        LedgerBroken: the ledger was changed, so nothing can be checked.
-        RegistryError: no such version, no record, an unknown commit, a stored file that is not what was registered, or
-            other library versions and not `anyway`.
-        DataError: its data is lost.
-        TrainingError: the rebuild fails.
-    """
-    params = settings.load(workspace.params)
-    archive = Archive(workspace, params)
-    with tempfile.TemporaryDirectory(prefix="ratchet-record-") as files_folder, DvcStore.open(workspace.root) as store:
-        run, release = archive.version(reference)
-        ledger = Ledger.of(workspace, params)
-        ledger.require_intact()
-        checked = require_evidence(AliasSync(workspace, params, release.name, ledger=ledger), release)
-        run = SealedReader(archive, ledger).verify(run)
-        recipe = Recipe.of(run, release, archive, store, Path(files_folder))
-        _require_versions(recipe, anyway=anyway)
-        print_caption(console, "evidence", checked)
-        _print_recipe(recipe, release.label, run.run_id, console)
-        rebuild = Rebuild.checkout_revision(recipe, workspace, folder, store)
-        rebuild.run("tasks.train")
-        return _outcome(rebuild)
 
 
 def require_evidence(sync: AliasSync, version: Version) -> str:
@@ -127,30 +112,12 @@ def _require_versions(recipe: Recipe, *, anyway: bool) -> None:
         )
 
 
-def _outcome(rebuild: Rebuild) -> _Outcome:
-    from safetensors.torch import load_file, save
-
-    recipe = rebuild.recipe
-    registered = load_file(recipe.model / "model.safetensors")
-    rebuilt = _calibrated(rebuild, load_file(rebuild.workspace.model / "model.safetensors"), registered)
-    rebuilt_file = rebuild.workspace.state / "model.safetensors"
-    files.write_bytes(rebuilt_file, save(rebuilt))
-    data, differences = (recipe.data, hash_of(rebuild.workspace.root / PACKED)), compare_tensors(registered, rebuilt)
-    return _Outcome(
-        data,
-        weights=describe_weights(registered, differences),
-        identical=data[0] == data[1] and not differences,
-        file=(files.digest_file(recipe.model / "model.safetensors"), files.digest_file(rebuilt_file)),
-        reasons=tuple(_reasons(recipe.record, rebuild.record)),
-    )
-
-
-def _calibrated(
-    rebuild: Rebuild, weights: "dict[str, torch.Tensor]", registered: "Mapping[str, torch.Tensor]"
-) -> "dict[str, torch.Tensor]":
+def _calibrated(rebuild: Rebuild, registered: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
     """Return the weights as register stores them. If a temperature was fitted, run evaluate to fit it again."""
     import torch
+    from safetensors.torch import load_file
 
+    weights = load_file(rebuild.workspace.model / "model.safetensors")
     stored = registered.get("temperature")
     if stored is None or "temperature" not in weights or torch.equal(stored, weights["temperature"]):
         return weights
@@ -159,11 +126,17 @@ def _calibrated(
     return {**weights, "temperature": torch.full_like(weights["temperature"], measured)}
 
 
-def _reasons(recorded: Provenance, rebuilt: Provenance) -> list[Change]:
-    """Return the known differences of the inputs, the machine and the libraries."""
+def _reasons(recorded: Provenance, rebuilt: Provenance) -> list[str]:
+    """Return the known differences of the code, the inputs, the machine and the libraries."""
     inputs = changes(*({"inputs": record.inputs} for record in (recorded, rebuilt)))
     recorded_in_both = [change for change in inputs if None not in (change.before, change.after)]
-    return [*recorded_in_both, *environment_changes(recorded, rebuilt)]
+    return [
+        *(f"it continued with changed code: {change}" for change in recorded.code_changes),
+        *(
+            f"{change.name} was {change.before}, is {change.after}"
+            for change in (*recorded_in_both, *environment_changes(recorded, rebuilt))
+        ),
+    ]
 
 
 def _print_recipe(recipe: Recipe, version: str, run_id: str, console: "Console") -> None:
@@ -173,27 +146,38 @@ def _print_recipe(recipe: Recipe, version: str, run_id: str, console: "Console")
     lines = {
         "version": f"{version}, of run {run_id}, provenance {record.id}",
         "code": f"commit {record.git_commit}{patched}",
+        "changed": "; ".join(map(str, record.code_changes)),
         "data": f"{recipe.data}, from {recipe.place}",
         "machine": f"{hardware.processor}, {threads} thread{'s' * (threads != 1)}, {gpus}",
+        "left out": f"of the uncommitted files: {', '.join(record.git_left_out)}" if record.git_left_out else "",
     }
-    if record.git_left_out:
-        lines["left out"] = f"of the uncommitted files: {', '.join(record.git_left_out)}"
     for caption, text in lines.items():
-        print_caption(console, caption, text)
+        if text:
+            print_caption(console, caption, text)
 
 
-def _print_outcome(outcome: _Outcome, console: "Console") -> None:
-    recorded, rebuilt = outcome.data
-    print_caption(console, "data", f"{rebuilt}, {'the same hash' if recorded == rebuilt else f'recorded: {recorded}'}")
-    print_caption(console, "weights", outcome.weights)
-    registered, new = outcome.file
-    print_caption(console, "file", f"SHA-256 {new}, {'the same' if registered == new else f'registered: {registered}'}")
+def _print_outcome(rebuild: Rebuild, console: "Console") -> bool:
+    from safetensors.torch import load_file, save
+
+    recipe = rebuild.recipe
+    registered_file = recipe.model / "model.safetensors"
+    registered = load_file(registered_file)
+    rebuilt = _calibrated(rebuild, registered)
+    digest, expected = hashlib.sha256(save(rebuilt)).hexdigest(), files.digest_file(registered_file)
+    data, difference = hash_of(rebuild.workspace.root / PACKED), tensor_difference(registered, rebuilt)
+    numbers = sum(tensor.numel() for tensor in registered.values())
+    weights = difference or f"all {len(registered):,} tensors, {numbers:,} numbers, are identical"
+    print_caption(console, "data", f"{data}, {'the same hash' if data == recipe.data else f'recorded: {recipe.data}'}")
+    print_caption(console, "weights", weights)
+    print_caption(
+        console, "file", f"SHA-256 {digest}, {'the same' if digest == expected else f'registered: {expected}'}"
+    )
     console.print()
-    if outcome.identical:
+    if data == recipe.data and difference is None:
         console.print("reproduced, bit for bit", style="bold green")
-        return
-    console.print(f"not reproduced: {outcome.weights}", style="bold red", markup=False)
-    for reason in outcome.reasons:
-        console.print(f"  {reason.name} was {reason.before}, is {reason.after}", markup=False)
-    if not outcome.reasons:
-        console.print("  no reason is known: the recorded machine, libraries and inputs are the same")
+        return True
+    console.print(f"not reproduced: {weights}", style="bold red", markup=False)
+    reasons = _reasons(recipe.record, rebuild.record)
+    for reason in reasons or ["no reason is known: the recorded machine, libraries and inputs are the same"]:
+        console.print(f"  {reason}", markup=False)
+    return False

@@ -1,34 +1,47 @@
-"""`ratchet verify-resume`: prove that a killed and resumed training equals an undisturbed one."""
+"""`ratchet verify-resume`: prove that a killed and resumed training equals an undisturbed one.
 
+Both train in child processes: `python -m commands.verify_resume FOLDER`.
+"""
+
+import json
+import math
+import os
 import platform
 import random
 import shutil
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from commands.checkpoint_difference import differences
-from commands.resume_trial import Trial
+from commands.tensors import tensor_difference
 from ratchet import files, settings
 from ratchet.data.manifest import Manifest
-from ratchet.errors import TrackingUnavailable, TrainingError
-from ratchet.provenance.record import new_record
+from ratchet.errors import RatchetError, TrackingUnavailable, TrainingError
+from ratchet.provenance.record import new_record, read_record_file
 from ratchet.settings.model import Params
 from ratchet.typed_json import to_plain
-from ratchet.workspace import Workspace
-from tasks.progress import Terminal, Watch
+from ratchet.workspace import ROOT_VARIABLE, Workspace
+from tasks.progress import Terminal
+from tasks.scratch_project import Scratch
 from tasks.training_job import TrainingJob
 
-__all__ = ["attach", "verify", "verify_and_certify"]
+__all__ = ["differences", "verify_and_certify"]
 
 _STEPS = 60
 _MAX_STEPS = 300  # by default, to cross the end of an epoch
 _CHECKPOINTS = 12  # at least, so that a kill loses one step or many
 _MAX_DELAY = 0.05  # seconds: a kill comes anywhere in a step
+_POLL_SECONDS = 0.005
+_LOG_CHARACTERS = 2000  # shown of a failed training's log
+# Metrics of the machine, not of the training: speed, time, memory.
+_RATES = ("samples_per_second", "data_wait", "memory", "system/", "cost/")
 
 
 def verify_and_certify(workspace: Workspace, *, steps: int | None, kills: int) -> bool:
@@ -40,73 +53,107 @@ def verify_and_certify(workspace: Workspace, *, steps: int | None, kills: int) -
     """
     workspace.restore_if_idle()
     params = settings.load(workspace.params)
-    key = TrainingJob.of(params, workspace, Manifest.read(workspace.packed)).key
-    with workspace.hold("ratchet verify-resume"), Terminal("verify-resume", unit="steps") as watch:
-        certificate = verify(params, workspace, steps=steps, kills=kills, watch=watch)
-        path, note = attach(certificate, params, workspace, key)
-        watch.say(certificate["verdict"])
-        watch.say(f"certificate: {path}; {note}")
-    return bool(certificate["identical"])
-
-
-def verify(
-    params: Params, workspace: Workspace, *, steps: int | None = None, kills: int, watch: Watch
-) -> dict[str, Any]:
-    """Train some steps undisturbed, then the same steps killed `kills` times, compare, and return the certificate.
-
-    Both run in child processes, as the stage train does, on the packed data. Their outputs are deleted.
-
-    Raises:
-        DataError: there is no packed data.
-        TrainingError: a training failed, or ended before it could be killed.
-    """
+    manifest = Manifest.read(workspace.packed)
+    key = TrainingJob.of(params, workspace, manifest).key
     if params.model.name == "baseline":
         raise TrainingError(
             "model.name: found baseline, which is fitted in one piece. Allowed for this check: a network. Fix: "
             "`ratchet set model.name=auto`"
         )
-    manifest = Manifest.read(workspace.packed)
-    begun, clock = datetime.now(UTC), time.monotonic()
     per_epoch = -(-manifest.splits["train"].rows // params.training.batch_size)
     planned = min(steps or _default_steps(per_epoch), params.training.epochs * per_epoch)
-    changes = _changes(params, planned)
-    with _scratch_folder(workspace) as folder:
-        undisturbed = Trial.make(
-            workspace, folder / "undisturbed", changes, lambda done: watch.progress(done, 2 * planned)
-        )
-        undisturbed.finish()
-        watch.say(f"{undisturbed.steps} steps undisturbed, in {time.monotonic() - clock:.0f} s")
-        killed = Trial.make(
-            workspace, folder / "killed", changes, lambda done: watch.progress(planned + done, 2 * planned)
-        )
-        _kill_repeatedly(killed, undisturbed.steps, kills, watch)
-        killed.finish()
-        return {
-            **_compare(params, undisturbed, killed),
-            "steps_per_epoch": per_epoch,
-            "settings": params.digest,
-            "changed_for_the_proof": changes,
-            "data": manifest.digest,
-            "host": platform.node(),
-            "begun": begun.isoformat(timespec="seconds"),
-            "seconds": round(time.monotonic() - clock, 1),
-            "provenance": to_plain(new_record(workspace, params, flow_run=None)),
-        }
+    changes = _changed_settings(params, planned)
+    begun, clock = datetime.now(UTC), time.monotonic()
+    with workspace.hold("ratchet verify-resume"), Terminal("verify-resume", unit="steps") as terminal:
+        with _scratch_folder(workspace) as folder:
+            undisturbed, killed = (_prepare(workspace, folder / name, changes) for name in ("undisturbed", "killed"))
+            kill_records = _train_both(undisturbed, killed, planned, kills, terminal)
+            different, done = differences(undisturbed, killed), _steps(undisturbed)
+            certificate = {
+                "training": key,
+                "identical": not different,
+                "verdict": _verdict(params, done, len(kill_records), different),
+                "differences": different,
+                "steps": done,
+                "kills": kill_records,
+                "sha256": {"undisturbed": _digests(undisturbed), "killed": _digests(killed)},
+                "steps_per_epoch": per_epoch,
+                "settings": params.digest,
+                "changed_for_the_proof": changes,
+                "data": manifest.digest,
+                "host": platform.node(),
+                "begun": begun.isoformat(timespec="seconds"),
+                "seconds": round(time.monotonic() - clock, 1),
+                "provenance": to_plain(new_record(workspace, params, flow_run=None)),
+            }
+        path, note = _attach(certificate, params, workspace)
+        terminal.say(str(certificate["verdict"]))
+        terminal.say(f"certificate: {path}; {note}")
+    return not different
 
 
-def _compare(params: Params, undisturbed: Trial, killed: Trial) -> dict[str, Any]:
-    """Compare two finished trainings; the part of the certificate that says what they were."""
-    different, steps = differences(undisturbed, killed), undisturbed.steps
-    return {
-        "identical": not different,
-        "verdict": _verdict(params, steps, killed, different),
-        "differences": different,
-        "steps": steps,
-        "kills": [asdict(kill) for kill in killed.kills],
-        "sha256": {"undisturbed": _digests(undisturbed), "killed": _digests(killed)},
-        "device": undisturbed.tags.get("ratchet.device"),
-        "precision": undisturbed.tags.get("ratchet.precision"),
-    }
+def _prepare(workspace: Workspace, folder: Path, changes: Mapping[str, object]) -> Scratch:
+    """Prepare a training with the workspace's settings and `changes` (by dotted key), without a budget."""
+    folder.mkdir()
+    scratch = Scratch(workspace.root, folder)
+    scratch.packed.symlink_to(workspace.packed)
+    shutil.copyfile(workspace.params, scratch.params)
+    settings.override(scratch.params, {**changes, **scratch.own})
+    return scratch
+
+
+def _run(trial: Scratch, planned: int, terminal: Terminal, *, until: float = math.inf, delay: float = 0.0) -> bool:
+    """Train, or resume; kill `delay` seconds after step `until` is logged. Return False if it ended before.
+
+    Raises:
+        TrainingError: it failed; the message has the end of its log.
+    """
+    log = trial.folder / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "commands.verify_resume", str(trial.folder)],
+            cwd=trial.root,
+            env={**os.environ, ROOT_VARIABLE: str(trial.root)},
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        while process.poll() is None and (done := _steps(trial)) < until:
+            terminal.progress(done, planned, trial.folder.name)
+            time.sleep(_POLL_SECONDS)
+        time.sleep(delay)
+    finally:
+        process.kill()
+        process.wait()
+    if process.returncode not in (0, -signal.SIGKILL):
+        text = log.read_text(errors="replace").strip()[-_LOG_CHARACTERS:]
+        raise TrainingError(f"the verified training failed with exit code {process.returncode}. Log: {text}")
+    return process.returncode == -signal.SIGKILL
+
+
+def _train_both(undisturbed: Scratch, killed: Scratch, planned: int, kills: int, terminal: Terminal) -> list[Any]:
+    """Train one without a kill, the other with kills at random steps. Return the step and checkpoint of each kill."""
+    clock, chance, records = time.monotonic(), random.SystemRandom(), []
+    _run(undisturbed, planned, terminal)
+    steps = _steps(undisturbed)
+    terminal.say(f"{steps} steps undisturbed, in {time.monotonic() - clock:.0f} s")
+    for step in sorted(chance.sample(range(1, steps), min(kills, steps - 1))):
+        if not _run(killed, planned, terminal, until=step, delay=chance.uniform(0.0, _MAX_DELAY)):
+            break
+        names = [path.stem for path in killed.running.glob("[!.]*/step-*.safetensors")]
+        newest = max((int(name.removeprefix("step-")) for name in names), default=0)
+        records.append({"step": _steps(killed), "checkpoint": newest})
+        terminal.say(f"killed after step {records[-1]['step']}, continues from the checkpoint of step {newest}")
+    if not records:
+        raise TrainingError(f"all {steps} steps ended before the first kill. Fix: more steps, `--steps {10 * steps}`")
+    _run(killed, planned, terminal)
+    return records
+
+
+def _steps(workspace: Scratch) -> int:
+    """Return the last optimizer step that was logged."""
+    last = next((line for line in reversed(_journal(workspace)) if b'"step/loss"' in line), None)
+    return int(json.loads(last)["content"]["step"]) if last else 0
 
 
 def _default_steps(per_epoch: int) -> int:
@@ -115,7 +162,7 @@ def _default_steps(per_epoch: int) -> int:
     return max(_STEPS, crossing) if crossing <= _MAX_STEPS else _STEPS
 
 
-def _changes(params: Params, steps: int) -> dict[str, object]:
+def _changed_settings(params: Params, steps: int) -> dict[str, object]:
     """Return the settings that the proof replaces: an early end, frequent checkpoints, every step logged."""
     interval = max(1, steps // _CHECKPOINTS)
     return {
@@ -128,20 +175,8 @@ def _changes(params: Params, steps: int) -> dict[str, object]:
     }
 
 
-def _kill_repeatedly(trial: Trial, steps: int, kills: int, watch: Watch) -> None:
-    """Kill and restart the training at random steps, `kills` times or until it ends."""
-    chance = random.SystemRandom()
-    for step in sorted(chance.sample(range(1, steps), min(kills, steps - 1))):
-        if not trial.kill_at(step, delay=chance.uniform(0.0, _MAX_DELAY)):
-            break
-        kill = trial.kills[-1]
-        watch.say(f"killed after step {kill.step}, continues from the checkpoint of step {kill.checkpoint}")
-    if not trial.kills:
-        raise TrainingError(f"all {steps} steps ended before the first kill. Fix: more steps, `--steps {10 * steps}`")
-
-
-def _verdict(params: Params, steps: int, killed: Trial, different: list[str]) -> str:
-    times = f"{len(killed.kills)} SIGKILLs" if len(killed.kills) > 1 else "one SIGKILL"
+def _verdict(params: Params, steps: int, kills: int, different: list[str]) -> str:
+    times = f"{kills} SIGKILLs" if kills > 1 else "one SIGKILL"
     if not different:
         return (
             f"identical: after {times} in {steps} steps every tensor, the history and every logged point are the same"
@@ -150,12 +185,47 @@ def _verdict(params: Params, steps: int, killed: Trial, different: list[str]) ->
     return f"different: after {times} in {steps} steps: {'; '.join(different)}{hint}"
 
 
-def _digests(trial: Trial) -> dict[str, str]:
+def differences(a: Scratch, b: Scratch) -> list[str]:
+    """Return a sentence for each output whose bytes differ, and one for the first logged point that does."""
+    first, second = _digests(a), _digests(b)
+    paths = [path for path in sorted(first.keys() | second.keys()) if first.get(path) != second.get(path)]
+    points, others = _points(a), _points(b)
+    point = min((key for key in points.keys() | others.keys() if points.get(key) != others.get(key)), default=None)
+    sentences = [f"{path} {_file_difference(a.folder / path, b.folder / path)}" for path in paths]
+    return [*sentences, f"logged points: {point[1]} at step {point[0]}"] if point else sentences
+
+
+def _file_difference(a: Path, b: Path) -> str:
+    from safetensors.torch import load_file
+
+    if not (a.exists() and b.exists()):
+        return "exists in one only"
+    if a.suffix == ".safetensors" and (difference := tensor_difference(load_file(a), load_file(b))):
+        return f"differs: {difference}"
+    return "differs"
+
+
+def _digests(workspace: Scratch) -> dict[str, str]:
     """Return the SHA-256 of each output of the training, by path."""
-    folder = trial.workspace.folder
-    outputs = (trial.workspace.model, trial.workspace.checkpoints)
-    paths = sorted(path for output in outputs for path in output.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): files.digest_file(path) for path in paths}
+    paths = sorted(path for folder in (workspace.model, workspace.checkpoints) for path in folder.rglob("*"))
+    return {path.relative_to(workspace.folder).as_posix(): files.digest_file(path) for path in paths if path.is_file()}
+
+
+def _journal(workspace: Scratch) -> list[bytes]:
+    """Return the journal's complete lines; the training may be writing the last one."""
+    written = b"".join(path.read_bytes() for path in workspace.mlruns.glob("journal/*/events.jsonl"))
+    return [line for line in written.splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+def _points(workspace: Scratch) -> dict[tuple[int, str], Counter[float]]:
+    """Return the values logged for each step and metric: one that a resume logs twice counts twice."""
+    points: dict[tuple[int, str], Counter[float]] = {}
+    entries = [json.loads(line) for line in _journal(workspace)]
+    for content in (entry["content"] for entry in entries if entry["kind"] == "metrics"):
+        for name, value in content["values"].items():
+            if not any(rate in name for rate in _RATES):
+                points.setdefault((content["step"], name), Counter())[value] += 1
+    return points
 
 
 @contextmanager
@@ -171,18 +241,18 @@ def _scratch_folder(workspace: Workspace) -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-def attach(certificate: dict[str, Any], params: Params, workspace: Workspace, key: str) -> tuple[Path, str]:
-    """Write the certificate to mlruns/certificates and attach it to the training's MLflow run.
-
-    Returns:
-        The path, and a note about the MLflow run.
-    """
+def _attach(certificate: dict[str, Any], params: Params, workspace: Workspace) -> tuple[Path, str]:
+    """Write the certificate to mlruns/certificates, attach it to the training's MLflow run; return path and a note."""
     from ratchet.registry.models import ModelRegistry
     from ratchet.registry.runs import Run
 
+    key = certificate["training"]
     path = workspace.mlruns / "certificates" / key / "resume.json"
-    files.write_json(path, {"training": key, **certificate})
-    if not (workspace.mlruns / "journal" / key).exists():
+    record = workspace.mlruns / "journal" / key / "provenance.json"
+    if record.exists():  # the certificate is about one code: it says if the training had several
+        certificate["code_changes"] = to_plain(read_record_file(record))["code_changes"]
+    files.write_json(path, certificate)
+    if not record.parent.exists():
         return path, "no training of these settings, data and code has run here yet: attached to no MLflow run"
     run = Run(workspace, params, key)
     run.tags({"ratchet.resume": certificate["verdict"]})
@@ -194,3 +264,18 @@ def attach(certificate: dict[str, Any], params: Params, workspace: Workspace, ke
     finally:
         run.journal.close()
     return path, f"attached to MLflow run {run_id}, as certificate/{path.name}"
+
+
+def _train(folder: Path) -> None:
+    from tasks.train import train
+
+    workspace = Scratch(Workspace.find().root, folder)
+    with Terminal("train", unit="steps") as terminal:
+        train(settings.load(workspace.params), workspace, watch=terminal)
+
+
+if __name__ == "__main__":
+    try:
+        _train(Path(sys.argv[1]))
+    except RatchetError as error:
+        sys.exit(str(error))

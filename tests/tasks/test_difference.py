@@ -2,105 +2,83 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from commands.checkpoint_difference import differences
-from commands.resume_trial import Trial
-from ratchet.training import CheckpointStore
-from ratchet.training.checkpoint import Snapshot
+from commands.tensors import tensor_difference
+from commands.verify_resume import differences
 from tasks.scratch_project import Scratch
 
-SNAPSHOT = Snapshot(
-    step=4,
-    tensors={"model/weight": torch.tensor([1.0, 2.0]), "optimizer/weight/step": torch.tensor(4)},
-    state={"epoch": 1, "history": [{"epoch": 1, "train/loss": 0.5}]},
-)
+WEIGHTS = {"a": torch.tensor([0.0, 1.0]), "b": torch.tensor([[2.0]], dtype=torch.bfloat16), "n": torch.tensor(3)}
 POINTS = [(1, "step/loss", 0.9), (2, "step/loss", 0.8), (2, "step/samples_per_second", 10.0), (1, "train/loss", 0.7)]
-Make = Callable[..., Trial]
+Make = Callable[..., Scratch]
 
 
 @pytest.fixture
-def trial(tmp_path: Path) -> Make:
+def training(tmp_path: Path) -> Make:
     """Write the files that a training leaves; only the given ones vary."""
     count = iter(range(10))
 
     def make(
-        *,
-        snapshot: Snapshot = SNAPSHOT,
-        weights: torch.Tensor = SNAPSHOT.tensors["model/weight"],
-        history: tuple[dict[str, Any], ...] = ({"epoch": 1, "train/loss": 0.5},),
-        points: list[tuple[int, str, float]] = POINTS,
-    ) -> Trial:
-        result = Trial(Scratch(tmp_path, tmp_path / str(next(count))), progress=lambda done: None)
-        journal = result.workspace.mlruns / "journal" / "key"
-        for folder in (journal, result.workspace.model):
+        weights: dict[str, torch.Tensor] = WEIGHTS, epoch: int = 1, points: list[tuple[int, str, float]] = POINTS
+    ) -> Scratch:
+        workspace = Scratch(tmp_path, tmp_path / str(next(count)))
+        journal = workspace.mlruns / "journal" / "key"
+        for folder in (journal, workspace.model, workspace.checkpoints):
             folder.mkdir(parents=True)
-        with CheckpointStore(result.workspace.checkpoints) as store:
-            store.put(snapshot)
-        save_file({"weight": weights}, result.workspace.model / "model.safetensors")
-        (result.workspace.model / "history.json").write_text(json.dumps(history))
+        save_file(weights, workspace.checkpoints / "step-4.safetensors", {"epoch": str(epoch)})
+        (workspace.model / "history.json").write_text("[]")
         lines = [
             json.dumps({"kind": "metrics", "time": 0, "content": {"step": step, "values": {name: value}}})
             for step, name, value in points
         ]
         (journal / "events.jsonl").write_text("".join(f"{line}\n" for line in lines))
-        return result
+        return workspace
 
     return make
 
 
-def tensors(**changes: torch.Tensor) -> Snapshot:
-    """Return the snapshot with other tensors; `__` stands for the slash in a name."""
-    return replace(
-        SNAPSHOT, tensors=SNAPSHOT.tensors | {name.replace("__", "/"): tensor for name, tensor in changes.items()}
-    )
-
-
-def test_equal_trainings_of_different_speed_do_not_differ(trial: Make) -> None:
+def test_equal_trainings_of_different_speed_do_not_differ(training: Make) -> None:
     faster = [(*point[:2], 99.0) if "per_second" in point[1] else point for point in POINTS]
-    assert differences(trial(), trial(points=faster)) == []
+    assert differences(training(), training(points=faster)) == []
+
+
+@pytest.mark.parametrize("points", [POINTS[1:], [*POINTS, POINTS[0]], [(1, "step/loss", 0.91), *POINTS[1:]]])
+def test_a_missing_repeated_or_other_point_is_named(training: Make, points: list[tuple[int, str, float]]) -> None:
+    assert differences(training(), training(points=points)) == ["logged points: step/loss at step 1"]
+
+
+def test_only_the_file_that_differs_is_named(training: Make) -> None:
+    checkpoint = "checkpoints/step-4.safetensors"
+    assert differences(training(), training(epoch=2)) == [f"{checkpoint} differs"]
+    other = training(WEIGHTS | {"n": torch.tensor(4)})
+    assert differences(training(), other) == [f"{checkpoint} differs: 1 of 4 numbers differ, by up to 1, in n"]
+    (other.model / "history.json").unlink()
+    assert "model/history.json exists in one only" in differences(training(), other)
 
 
 @pytest.mark.parametrize(
-    ("other", "sentence"),
+    ("other", "difference"),
     [
+        ({name: tensor.clone() for name, tensor in WEIGHTS.items()}, None),
+        (WEIGHTS | {"a": torch.tensor([-0.0, 1.0])}, "1 of 4 numbers differ, by up to 0, in a"),
+        (WEIGHTS | {"a": torch.tensor([torch.nan, 1.0])}, "1 of 4 numbers differ, by up to inf, in a"),
         (
-            {"snapshot": tensors(model__weight=torch.tensor([1.0, 2.5]))},
-            "last checkpoint: tensor model/weight: 1 of 2 elements, by up to 0.5",
+            WEIGHTS | {"a": torch.tensor([0.25, 1.0]), "b": torch.tensor([[1.5]], dtype=torch.bfloat16)},
+            "2 of 4 numbers differ, by up to 0.5, in b",
         ),
         (
-            {"snapshot": tensors(model__weight=torch.tensor([1.0, 2.0], dtype=torch.float64))},
-            "last checkpoint: tensor model/weight is torch.float32 (2,), then torch.float64 (2,)",
+            {"a": WEIGHTS["a"].reshape(1, 2), "b": WEIGHTS["b"].float(), "x": torch.tensor(1)},
+            "a, b, n, x: in one only, or of another shape or type",
         ),
-        ({"snapshot": tensors(ema__weight=torch.tensor(1.0))}, "last checkpoint: tensor ema/weight is in one only"),
-        ({"snapshot": replace(SNAPSHOT, step=3)}, "last checkpoint: of step 4, then of step 3"),
-        (
-            {"snapshot": replace(SNAPSHOT, state=SNAPSHOT.state | {"epoch": 2})},
-            "last checkpoint: epoch is 1, then 2",
-        ),
-        ({"weights": torch.tensor([1.0, -2.0])}, "best weights: tensor weight: 1 of 2 elements, by up to 4"),
-        ({"history": ({"epoch": 1, "train/loss": 0.6},)}, "history: first in epoch 1"),
-        ({"history": ({"epoch": 1, "train/loss": 0.5}, {"epoch": 2})}, "history: first in epoch 2"),
-        (
-            {"points": [(1, "step/loss", 0.9), (2, "step/loss", 0.81), *POINTS[2:]]},
-            "logged points: step/loss at 2 is 0.8, then 0.81",
-        ),
-        ({"points": [*POINTS, POINTS[1]]}, "logged points: step/loss at 2 is 0.8, then 0.8, 0.8"),
-        ({"points": POINTS[1:]}, "logged points: step/loss at 1 is 0.9, then nothing"),
     ],
 )
-def test_only_the_actual_difference_is_named(trial: Make, other: dict[str, Any], sentence: str) -> None:
-    assert differences(trial(), trial(**other)) == [sentence]
+def test_bits_of_tensors_are_compared(other: dict[str, torch.Tensor], difference: str | None) -> None:
+    assert tensor_difference(WEIGHTS, other) == difference
 
 
-def test_bits_are_compared_not_values(trial: Make) -> None:
-    """Zero differs from minus zero, and NaN equals itself."""
-    zero, minus_zero = (trial(weights=torch.tensor([0.0, value])) for value in (0.0, -0.0))
-    assert differences(zero, minus_zero) == ["best weights: tensor weight: 1 of 2 elements, by up to 0"]
-    assert differences(trial(weights=torch.tensor([torch.nan])), trial(weights=torch.tensor([torch.nan]))) == []
+def test_nan_equals_itself() -> None:
+    assert tensor_difference({"a": torch.tensor(torch.nan)}, {"a": torch.tensor(torch.nan)}) is None

@@ -4,8 +4,9 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -15,7 +16,7 @@ from ratchet.data.manifest import Manifest
 from ratchet.errors import NotFinite, StudyError, StudyUnavailable, TrainingBusy, TrainingError, first_line
 from ratchet.registry.journal import Journal
 from ratchet.registry.runs import JOURNAL, Run, trial_records
-from ratchet.search.records import Study, Trial, best_so_far
+from ratchet.search.records import Curve, Study, Trial
 from ratchet.search.scheduler import Decision, Progress, Scheduler
 from ratchet.search.store import LeaseLost, patiently
 from ratchet.settings.model import Params
@@ -187,25 +188,24 @@ class TrialTraining:
     def _follow(self, run: Run, events: "Iterator[training.Event]", job: TrainingJob) -> tuple[float, ...] | None:
         from ratchet import training
 
-        parameters, first = 0, self.study.objectives[0]
-        best: float | None = None  # first objective of the best epoch so far
+        parameters, rows = 0, list[dict[str, float]]()  # rows: metrics of each epoch
         for event in events:
             match event:
                 case training.Started():
                     self.meter.use(event.device)
-                    parameters = event.parameters
-                    best = best_so_far(self.progress.curve, event.step // event.steps_per_epoch)
-                    for row in event.history:  # the worker before may have been killed before it recorded the last
+                    parameters, rows = event.parameters, event.history
+                    for row in rows:  # the worker before may have been killed before it recorded the last
                         self._record_epoch(run, row)
-                    if 0 < self.trial.epochs <= event.step // event.steps_per_epoch:
+                    # Its checkpoint may have epochs that the storage does not know: it did not answer then.
+                    if len(rows) > self.trial.epochs:
+                        self.progress = replace(self.progress, curve=self._curve(rows, job, parameters))
+                    if 0 < self.progress.epochs <= event.step // event.steps_per_epoch:
                         self._decide()  # that worker may have been killed before it recorded the end: no step is made
                 case training.Epoch():
-                    if event.best or best is None:
-                        best = _objective(first, event.values, parameters)
-                    before = tuple(point for point in self.progress.curve if point[0] < event.epoch)
-                    self.progress = replace(self.progress, curve=(*before, (event.epoch, best)))
+                    rows = [*rows[: event.epoch - 1], {"epoch": event.epoch, **event.values}]
+                    self.progress = replace(self.progress, curve=self._curve(rows, job, parameters))
                     self._decide()
-                    self._record_epoch(run, {"epoch": event.epoch, **event.values})
+                    self._record_epoch(run, rows[-1])
                 case training.Trouble():
                     run.trouble(event.step, event.kind, event.text)
                     self.say(event.text)
@@ -220,6 +220,16 @@ class TrialTraining:
                 case _:
                     pass
         raise AssertionError("training ended without Finished or Stopped")
+
+    def _curve(self, rows: Sequence[dict[str, float]], job: TrainingJob, parameters: int) -> Curve:
+        """Return the first objective of the best epoch so far after each epoch."""
+        from ratchet.training.validation import epoch_score
+
+        best = accumulate(rows, lambda *two: max(two, key=lambda row: epoch_score(job.plan, row, int(row["epoch"]))))
+        name = self.study.objectives[0]
+        return tuple(
+            (int(row["epoch"]), _objective(name, top, parameters)) for row, top in zip(rows, best, strict=True)
+        )
 
     def _record_epoch(self, run: Run, row: Mapping[str, float]) -> None:
         """Record the metrics of an epoch, unless another worker has the trial. A repetition is dropped."""

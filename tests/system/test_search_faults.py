@@ -11,9 +11,9 @@ import pytest
 from waiting import until
 
 from ratchet import settings
-from ratchet.errors import SettingsError, StudyError
+from ratchet.errors import SettingsError, StudyError, StudyUnavailable
 from ratchet.search.records import Study
-from ratchet.search.scheduler import release
+from ratchet.search.scheduler import Scheduler, release
 from tasks.search import keep_winner, publish, require_success
 from tasks.search_study import begin
 from tasks.search_trial import TrialTraining
@@ -157,6 +157,42 @@ def test_a_worker_lost_at_a_rung_leaves_no_gap(search, packed, monkeypatch: pyte
     for trial in study.trials:
         points = client_of(packed).get_metric_history(runs[trial.number].info.run_id, "validation/accuracy")
         assert [point.step for point in points] == list(range(1, trial.epochs + 1))
+
+
+def test_a_worker_killed_in_an_outage_leaves_no_gap(search, packed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The storage does not answer after the epochs of a trial. Its next worker continues at its checkpoint."""
+    rates = [0.01, 0.02, 0.03, 1e-5]
+    changes = {"search.pruner": "successive-halving", "training.epochs": 4, "search.trials": 4,
+               "search.space": {RATE: {"choice": rates}}}  # fmt: skip
+    undisturbed = search(changes)
+    settings.override(packed.workspace.params, {"search.study": "outage", "search.folder": "data/outage"})
+    params, workspace, owner = settings.load(packed.workspace.params), packed.workspace, new_owner("test")
+    store, _, _ = begin(params, workspace)
+    report, killed = Scheduler.report, set()
+
+    class Killed(BaseException):
+        pass
+
+    def away(self, number, progress):
+        if number in killed:
+            return report(self, number, progress)
+        if len(progress.curve) < 3:
+            raise StudyUnavailable("search.storage: does not answer")
+        killed.add(number)
+        raise Killed
+
+    monkeypatch.setattr(Scheduler, "report", away)
+    while store.require().state != "ended":
+        try:
+            search_trials(workspace, "outage", owner=owner, stop=lambda: False, say=print)
+        except Killed:
+            assert release(store, owner) == 1
+    study = store.require()
+    assert len(killed) == 4
+    assert {trial.state for trial in study.trials} == {"complete", "pruned"}
+    for trial, expected in zip(study.trials, undisturbed.trials, strict=True):
+        assert (trial.curve, trial.state, trial.marks) == (expected.curve, expected.state, expected.marks)
+        assert trial.losses == 1
 
 
 def client_of(project: Any) -> Any:

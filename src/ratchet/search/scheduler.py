@@ -32,6 +32,11 @@ class Progress:
     run_id: str = ""
     spans: tuple[tuple[float, float], ...] = ()
 
+    @property
+    def epochs(self) -> int:
+        """Number of epochs of the curve."""
+        return self.curve[-1][0] if self.curve else 0
+
 
 class Scheduler:
     """The study as one worker sees it.

@@ -1,4 +1,4 @@
-"""A session for test_ending.py to end: it starts what tests start, writes down the pids, and stays."""
+"""A session for test_reaper.py to end: it starts what tests start, writes down the pids, and stays."""
 
 import json
 import os

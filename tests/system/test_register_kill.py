@@ -1,7 +1,7 @@
 """Register, promote and rollback killed at random moments: real stages, a real MLflow database.
 
 After each kill there is one version of one training, and an audit finds nothing wrong but an act that was cut off.
-Kills at chosen steps are in tests/registry/test_succession.py.
+Kills at chosen steps are in tests/registry/test_promotion.py.
 """
 
 import json

@@ -18,7 +18,7 @@ from ratchet.settings import source_names
 from ratchet.settings.model import GateSettings, Overrides, Params, RegistrySettings, ServingSettings, TrainingSettings
 from ratchet.training import Plan
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from ratchet.settings.model import BudgetSettings, Params, TrainingSettings
 from ratchet.settings.search_space import is_inside, parse_space, present_values
 from ratchet.workspace import Workspace
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 NAMES = [example.name for example in examples.listed(REPOSITORY)]
 VALIDATOR = Draft202012Validator(YAML(typ="safe").load(schema()))
 

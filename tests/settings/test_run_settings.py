@@ -202,7 +202,7 @@ def test_a_stage_after_a_kill_asks_to_be_run_again(workspace: Workspace) -> None
     before = workspace.params.read_bytes()
     killed(workspace)
     command = [sys.executable, "-m", "tasks.ingest"]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(command, cwd=workspace.root, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.endswith("did not complete. Fix: run the same command again\n")

@@ -160,11 +160,11 @@ class Rare(Head):
     [
         (
             Asks,
-            r"^Could not guard on data-dependent expression .*\(test_onnx_export\.py, line \d+: if images\.sum\(\) > 0:",
+            r"^Could not guard on data-dependent expression .*\(test_onnx\.py, line \d+: if images\.sum\(\) > 0:",
         ),
         (
             Leaves,
-            r"numpy\(\) is not supported .*\(test_onnx_export\.py, line \d+: return self\.head\(torch\.from_numpy",
+            r"numpy\(\) is not supported .*\(test_onnx\.py, line \d+: return self\.head\(torch\.from_numpy",
         ),
         (Counts, r"your code specialized it to be a constant \(2\)"),
         (Rare, r"^No ONNX function found for .*bessel_j0"),

@@ -9,7 +9,7 @@ from commands.app import echo
 from ratchet import files, settings
 from ratchet.errors import DataError
 from ratchet.registry.models import ModelRegistry
-from ratchet.serving.batch.answer_files import FORMATS, AnswerFile, TextAnswers, written
+from ratchet.serving.batch.answer_files import FORMATS, AnswerFile, TextAnswers, open_answers
 from ratchet.serving.batch.input_files import InputFile
 from ratchet.serving.batch.row_reader import RowReader
 from ratchet.serving.process import configured
@@ -34,7 +34,8 @@ def predict(
         DataError: no file has rows, or `out` cannot be written.
         RegistryError: there is no such version, or its files are damaged.
     """
-    _check_format(out)
+    if out is not None and out.suffix.lower() not in FORMATS:
+        raise DataError(f"--out: found {out}; allowed: a file that ends in {', '.join(FORMATS)}")
     params = settings.load(workspace.params)
     registry = ModelRegistry(workspace, params)
     version = registry.find(model or configured(workspace, params))
@@ -60,19 +61,10 @@ def predict(
                 raise DataError(f"{', '.join(map(str, paths))}: no row could be read")
         for note in reader.notes:
             echo(f"warning: {note}", err=True)
-        _say_counts(rows, refused, unlike, unread, by=loaded.identity)
+        warned = f"; {unlike:,} unlike the training samples, see the column warnings" if unlike else ""
+        missing = f"; {unread:,} of the files could not be read, see above" if unread else ""
+        echo(f"{rows - refused:,} of {rows:,} rows answered by {loaded.identity}{warned}{missing}", err=True)
     return refused < rows and not unread
-
-
-def _check_format(out: Path | None) -> None:
-    if out is not None and out.suffix.lower() not in FORMATS:
-        raise DataError(f"--out: found {out}; allowed: a file that ends in {', '.join(FORMATS)}")
-
-
-def _say_counts(rows: int, refused: int, unlike: int, unread: int, *, by: Identity) -> None:
-    warned = f"; {unlike:,} unlike the training samples, see the column warnings" if unlike else ""
-    missing = f"; {unread:,} of the files could not be read, see above" if unread else ""
-    echo(f"{rows - refused:,} of {rows:,} rows answered by {by}{warned}{missing}", err=True)
 
 
 def _files(reader: RowReader, paths: Sequence[str], note_fault: Callable[[DataError], None]) -> Iterator[InputFile]:
@@ -104,9 +96,8 @@ def _answers(out: Path | None, identity: Identity) -> Iterator[AnswerFile]:
     """Yield the receiver of answers: a file that is complete or unchanged, or the terminal."""
     if out is None:
         sys.stdout.flush()
-        terminal = TextAnswers(sys.stdout.buffer)
-        yield terminal
-        terminal.close()
+        yield TextAnswers(sys.stdout.buffer)
+        sys.stdout.buffer.flush()
         return
-    with files.draft_file(out) as draft, written(draft, out.suffix.lower(), identity) as answers:
+    with files.draft_file(out) as draft, open_answers(draft, out.suffix.lower(), identity) as answers:
         yield answers

@@ -108,8 +108,8 @@ def _publish(scored: Scored) -> None:
         "refused": f"{scored.refused:,}",
         "shards": f"{scored.shards:,}",
         "shards of earlier attempts": f"{scored.earlier:,}",
-        "version": escaped(f"{scored.model}/{scored.version}"),
-        "provenance": escaped(scored.provenance or "none"),
+        "version": escaped(f"{scored.identity.model}/{scored.identity.version}"),
+        "provenance": escaped(scored.identity.provenance or "none"),
         "seconds": f"{scored.seconds:.1f}",
         "folder": escaped(scored.output),
     }

@@ -12,13 +12,13 @@ from ratchet.errors import DataError
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.versions import Version
 from ratchet.serving.batch import job as jobs
-from ratchet.serving.batch.input_files import InputFile, Storages
-from ratchet.serving.batch.job import Job, ScoringSettings
+from ratchet.serving.batch.input_files import Storages
+from ratchet.serving.batch.job import Job
 from ratchet.serving.batch.output import Output
 from ratchet.serving.batch.row_reader import RowReader
 from ratchet.serving.process import configured
 from ratchet.serving.versions.following import load
-from ratchet.serving.versions.loaded import LoadedVersion
+from ratchet.serving.versions.loaded import Identity, LoadedVersion
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 from tasks.progress import Watch
@@ -27,7 +27,6 @@ __all__ = ["SHARD_ROWS", "Request", "Scored", "absolute", "loaded_version", "new
 
 SHARD_ROWS = 100_000
 """Rows of a shard, unless the request has another number."""
-_FORMAT = 1  # of the manifest and the shards
 
 
 @dataclass(frozen=True)
@@ -62,9 +61,7 @@ class Scored:
     """
 
     output: str
-    model: str
-    version: str
-    provenance: str | None
+    identity: Identity
     rows: int
     refused: int
     shards: int
@@ -76,7 +73,7 @@ class Scored:
         """One line for people."""
         before = f", {self.earlier:,} of them earlier" if self.earlier else ""
         return (
-            f"{self.rows - self.refused:,} of {self.rows:,} rows answered by {self.model} version {self.version}, "
+            f"{self.rows - self.refused:,} of {self.rows:,} rows answered by {self.identity}, "
             f"{self.refused:,} refused; {self.shards:,} shards in {self.output}{before}; {self.seconds:.1f} s"
         )
 
@@ -105,43 +102,19 @@ def score(params: Params, workspace: Workspace, request: Request, *, watch: Watc
             listing = reader.files(request.inputs)
             if reader.ignored.files:
                 watch.say(reader.ignored.text)
-            job = _job(request, params, reference, loaded, listing, before)
-            jobs.begin(output, job, listing, before)
-            counts, earlier = jobs.score_shards(loaded, reader, listing, output, before or job, watch.progress)
+            job = Job.of(
+                loaded,
+                listing,
+                reference=before.reference if before else reference,
+                shard_rows=request.shard_rows or (before.shard_rows if before else SHARD_ROWS),
+                column=request.column,
+                threads=params.serving.threads,
+            )
+            jobs.begin(output, job, before)
+            counts, earlier = jobs.score_shards(loaded, reader, listing, output, job, watch.progress)
             for note in reader.notes:
                 watch.say(f"warning: {note}")
-    seconds = time.monotonic() - began
-    return Scored(output.where, job.model, job.version, job.provenance, *counts, earlier, seconds)
-
-
-def _job(
-    request: Request,
-    params: Params,
-    reference: str,
-    loaded: LoadedVersion,
-    listing: Sequence[InputFile],
-    before: Job | None,
-) -> Job:
-    """Return the job that the request means. What it leaves open is as the earlier attempt began."""
-    identity, rows = loaded.identity, before.settings.shard_rows if before else SHARD_ROWS
-    return Job(
-        format=_FORMAT,
-        reference=before.reference if before else reference,
-        model=identity.model,
-        version=identity.version,
-        run_id=identity.run_id,
-        provenance=identity.provenance,
-        variant=identity.variant,
-        files=len(listing),
-        bytes=sum(file.size for file in listing),
-        inputs=jobs.listing_digest(listing),
-        settings=ScoringSettings.of(
-            shard_rows=request.shard_rows or rows,
-            column=request.column,
-            variant=params.serving.variant,
-            threads=params.serving.threads,
-        ),
-    )
+    return Scored(output.where, loaded.identity, *counts, earlier, time.monotonic() - began)
 
 
 @contextmanager
@@ -172,11 +145,10 @@ def new_reader(loaded: LoadedVersion, column: str | None) -> RowReader:
 def _pinned(registry: ModelRegistry, reference: str, before: Job | None, watch: Watch) -> Version:
     """Return the version that answers: that of the earlier attempt if the same reference is given."""
     version = registry.find(reference)
-    if before is None or before.reference != reference or before.run_id == version.run_id:
+    if before is None or before.reference != reference or before.run == version.run_id:
         return version
-    pinned = f"{before.model}/{before.version}"
-    watch.say(f"{reference} is version {version.number} now; this folder's job continues with version {before.version}")
-    return registry.find(pinned)
+    watch.say(f"{reference} is version {version.number} now; this folder's job continues with {before.version}")
+    return registry.find(before.version)
 
 
 def _require_apart(request: Request) -> None:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from ratchet.data.system_files import Ignored, is_system_path
 from ratchet.errors import DataError
 
 __all__ = ["InputFile", "Storages", "storage_errors"]
+
+_REQUESTS = 16  # files that are read at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,31 +93,29 @@ class Storages:
     def files(self, path: str, suffixes: tuple[str, ...], kind: str) -> list[InputFile]:
         """Return a file, or those of a folder with one of the suffixes, in the order of their paths.
 
+        Hidden files and those of systems are counted in `ignored`.
+
         Raises:
             DataError: there is no such file.
         """
-        inside = self._without_system_files(self._remote(path) if is_url(path) else _local(Path(path)), path)
-        chosen = [file for file in inside if file.path == path or file.suffix in suffixes]
-        if not chosen:
+        top, listed = self._remote(path) if is_url(path) else (path, _local(Path(path)))
+        inside = [file for file in listed if not self._is_ignored(file.path.removeprefix(top))]
+        files = [file for file in inside if file.path == path or file.suffix in suffixes]
+        if not files:
             missing = f"has no {kind}. Allowed: files that end in {', '.join(suffixes)}"
             raise DataError(f"{path}: {missing if inside else 'there is no such file or folder'}")
-        return chosen
+        return files
 
-    def _without_system_files(self, files: list[InputFile], top: str) -> list[InputFile]:
-        """Return the files of a folder that are not hidden or of a system, and count the others."""
-        kept, start = [], self.system(top)[1] if is_url(top) else str(Path(top))
-        for file in files:
-            path = self.system(file.path)[1] if is_url(file.path) else file.path
-            inside = path.removeprefix(start).replace(os.sep, "/").strip("/")
-            if inside and is_system_path(inside.split("/")):
-                self.ignored.add(inside)
-            else:
-                kept.append(file)
-        return kept
+    def _is_ignored(self, name: str) -> bool:
+        name = name.replace(os.sep, "/").strip("/")
+        is_ignored = bool(name) and is_system_path(name.split("/"))
+        if is_ignored:
+            self.ignored.add(name)
+        return is_ignored
 
-    def _remote(self, url: str) -> list[InputFile]:
+    def _remote(self, url: str) -> tuple[str, list[InputFile]]:
+        """Return the address of a folder, and all files in it."""
         system, top = self.system(url.rstrip("/"))
-        scheme = url.partition("://")[0]
         with storage_errors(url, self.setting):
             try:
                 entries = system.find(top, detail=True)
@@ -123,19 +124,20 @@ class Storages:
                     raise
                 entries = {}
         files = []
-        for path, info in entries.items():
+        for path, info in sorted(entries.items()):
             stamp = next((info[key] for key in ("ETag", "etag", "LastModified", "mtime") if info.get(key)), "")
             if info.get("type") != "directory":
-                address = path if is_url(path) else f"{scheme}://{path}"
+                address = system.unstrip_protocol(path)
                 files.append(InputFile(address, int(info.get("size") or 0), str(stamp).strip('"')))
-        return sorted(files, key=lambda file: file.path)
+        return system.unstrip_protocol(top), files
 
     @contextmanager
     def opened(self, file: InputFile) -> Iterator[BinaryIO]:
         """Open a file that must be as it was listed.
 
         Raises:
-            DataError: it was changed or removed since then, or cannot be read.
+            DataError: it was changed or removed since then, or its storage refuses.
+            OSError: a local file cannot be read.
         """
         if not is_url(file.path):
             try:
@@ -145,8 +147,6 @@ class Storages:
                     _check_same(file, os.fstat(local.fileno()))
             except FileNotFoundError:
                 raise _changed(file) from None
-            except PermissionError as error:
-                raise DataError(f"{file.path}: {error.strerror}. Fix: make it readable for this user") from None
             return
         system, path = self.system(file.path)
         with storage_errors(file.path, self.setting):
@@ -156,37 +156,27 @@ class Storages:
                     raise _changed(file)
                 with remote:
                     yield cast(BinaryIO, remote)
-            except FileNotFoundError:
-                raise _changed(file) from None
             except OSError as error:
-                if type(error).__name__ == "FileExpired":  # of s3fs: another object has the name now
+                # s3fs raises FileExpired when another object has the name
+                if isinstance(error, FileNotFoundError) or type(error).__name__ == "FileExpired":
                     raise _changed(file) from None
                 raise
 
     def contents(self, files: Sequence[InputFile]) -> list[bytes | OSError]:
-        """Return the contents of small files, or why one cannot be read.
+        """Return the contents of small files, or why a local one cannot be read.
 
         Raises:
             DataError: a file was changed or removed since it was listed.
         """
-        remote = [file for file in files if is_url(file.path)]
-        fetched = self._fetched(remote) if remote else {}
-        return [fetched[file.path] if is_url(file.path) else _content(file) for file in files]
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            return list(pool.map(self._content, files))
 
-    def _fetched(self, files: Sequence[InputFile]) -> dict[str, bytes | OSError]:
-        system, _ = self.system(files[0].path)
-        paths = [self.system(file.path)[1] for file in files]
-        with storage_errors(files[0].path, self.setting):
-            results = system.cat(paths, on_error="return") if len(paths) > 1 else {paths[0]: system.cat_file(paths[0])}
-            contents = {}
-            for file, path in zip(files, paths, strict=True):
-                content = results[path]
-                if isinstance(content, FileNotFoundError) or (isinstance(content, bytes) and len(content) != file.size):
-                    raise _changed(file)
-                if isinstance(content, Exception):
-                    raise content
-                contents[file.path] = content
-        return contents
+    def _content(self, file: InputFile) -> bytes | OSError:
+        try:
+            with self.opened(file) as opened:
+                return opened.read()
+        except OSError as error:
+            return error
 
 
 def _local(path: Path) -> list[InputFile]:
@@ -196,17 +186,6 @@ def _local(path: Path) -> list[InputFile]:
         status = file.stat()
         files.append(InputFile(str(file), status.st_size, str(status.st_mtime_ns)))
     return files
-
-
-def _content(file: InputFile) -> bytes | OSError:
-    try:
-        with Path(file.path).open("rb") as local:
-            _check_same(file, os.fstat(local.fileno()))
-            return local.read()
-    except FileNotFoundError:
-        raise _changed(file) from None
-    except OSError as error:
-        return error
 
 
 def _check_same(file: InputFile, status: os.stat_result) -> None:

@@ -18,19 +18,18 @@ _SETTING = "--output"
 
 
 class Output:
-    """A folder of answers at a local path or URL. `state`: folder of this machine for the lock of a URL."""
+    """A folder of answers at a local path or URL. `state`: folder of this machine for its lock."""
 
     def __init__(self, where: str, *, state: Path) -> None:
         self.where, self._local = where.rstrip("/"), None if is_url(where) else Path(where)
         if self._local is not None and self._local.is_file():
             raise DataError(f"{_SETTING}: {where} is a file. Allowed: a new folder, or the one of an earlier run")
-        remote_lock = state / "scoring" / f"{sha256(self.where.encode()).hexdigest()[:16]}.lock"
-        self._lock = remote_lock if self._local is None else self._local / ".lock"
+        self._lock = state / "scoring" / f"{sha256(self.where.encode()).hexdigest()[:16]}.lock"
         self._system, self._top = Storages(_SETTING).system(self.where)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Be the only process of this machine that writes here. The lock ends with the process.
+        """Be the only process of this project that writes here. The lock ends with the process.
 
         Raises:
             WorkspaceBusy: another process writes.
@@ -49,17 +48,17 @@ class Output:
                 draft.unlink()  # of a killed process; a remote object exists only when it is complete
             yield
 
-    def metadata(self, name: str) -> dict[str, str] | None:
-        """Return the metadata of a Parquet file; None if it is damaged or there is none."""
+    def metadata(self, name: str) -> dict[str, str]:
+        """Return the metadata of a Parquet file; empty if it is damaged or there is none."""
         import pyarrow
         import pyarrow.parquet as pq
 
         with self.opened(name) as file:
             try:
-                pairs = (file and pq.read_metadata(file).metadata) or None
+                pairs = (file and pq.read_metadata(file).metadata) or {}
             except pyarrow.ArrowException:
-                return None
-        return pairs and {key.decode(): value.decode() for key, value in pairs.items() if key.startswith(b"ratchet.")}
+                return {}
+        return {key.decode(): value.decode() for key, value in pairs.items() if key.startswith(b"ratchet.")}
 
     def names(self) -> set[str]:
         """Return the names of the files here, without those that begin with a dot."""
@@ -93,25 +92,6 @@ class Output:
             yield Path(folder, name)
             with storage_errors(self.where, _SETTING):
                 self._system.put_file(str(Path(folder, name)), f"{self._top}/{name}")
-
-    def create(self, name: str, content: bytes) -> None:
-        """Write a file that is not here yet.
-
-        Raises:
-            FileExistsError: it is.
-        """
-        if self._local is not None:
-            if (self._local / name).exists():
-                raise FileExistsError(name)
-            files.write_bytes(self._local / name, content)
-            return
-        try:
-            with storage_errors(self.where, _SETTING):
-                self._system.pipe_file(f"{self._top}/{name}", content, mode="create")
-        except DataError as error:
-            if isinstance(error.__cause__, FileExistsError):
-                raise FileExistsError(name) from None
-            raise
 
     def delete(self, names: Sequence[str]) -> None:
         """Delete files, in this order."""

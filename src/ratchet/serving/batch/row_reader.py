@@ -4,7 +4,6 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, BinaryIO, TypeVar
 
 from ratchet.data.sources.csv_records import Record
@@ -97,59 +96,52 @@ class RowReader:
         """Yield the rows of the files after the first `skip`.
 
         Args:
-            on_fault: takes the error of a table of which no row could be read; the next file follows. None: raise it.
+            on_fault: takes the error of files of which no row could be read; the next files follow. None: raise it.
 
         Raises:
             DataError: a file cannot be read, or was changed since it was listed.
         """
         done = 0
-        for is_whole, group in groupby(files, self._is_one_row):
-            members = list(group)
-            if is_whole:
-                skipped = min(skip, len(members))
-                skip -= skipped
-                yield from self._whole_files(members[skipped:], done + sum(file.size for file in members[:skipped]))
-                done += sum(file.size for file in members)
-                continue
-            for file in members:
-                begun = False
+        for group in self._groups(files):
+            is_whole, begun = self._is_one_row(group[0]), False
+            if not is_whole or skip < len(group):
                 try:
-                    for batch in self._table(file, done):
+                    for batch in self._contents(group, done) if is_whole else self._table(group[0], done):
                         begun = True
-                        skipped = min(skip, len(batch))
-                        skip -= skipped
-                        if part := batch.part(skipped, len(batch)):
+                        if part := batch.part(skip, len(batch)):
                             yield part
+                        skip = max(0, skip - len(batch))
                 except DataError as error:
                     if on_fault is None or begun:
                         raise
                     on_fault(error)
-                done += file.size
+            else:
+                skip -= len(group)
+            done += sum(file.size for file in group)
 
     def _is_one_row(self, file: InputFile) -> bool:
         return not self._kind.in_tables or file.suffix in self._kind.file_suffixes
 
-    def _whole_files(self, files: Sequence[InputFile], done: int) -> Iterator[Batch]:
-        """Yield images or texts that are files of their own."""
-        part, size = list[InputFile](), 0
+    def _groups(self, files: Sequence[InputFile]) -> Iterator[list[InputFile]]:
+        """Yield the files in order: tables alone, and together those that are the rows of a batch."""
+        group, size = list[InputFile](), 0
         for file in files:
-            if part and (len(part) == self._kind.batch_rows or size + file.size > _BATCH_BYTES):
-                yield self._contents(part, done)
-                part, size = [], 0
-            part.append(file)
-            size, done = size + file.size, done + file.size
-        if part:
-            yield self._contents(part, done)
+            is_full = len(group) == self._kind.batch_rows or size + file.size > _BATCH_BYTES
+            if group and (is_full or not self._is_one_row(file) or not self._is_one_row(group[0])):
+                yield group
+                group, size = [], 0
+            group.append(file)
+            size += file.size
+        if group:
+            yield group
 
-    def _contents(self, files: list[InputFile], done: int) -> Batch:
-        small = [file for file in files if file.size <= _LARGEST]
-        contents = dict(zip((file.path for file in small), self._storages.contents(small), strict=True))
-        values, faults = list[Any](), list[str]()
-        for file in files:
-            value, fault = self._value(file, contents.get(file.path))
-            values.append(value)
-            faults.append(fault)
-        return Batch([file.path for file in files], [1] * len(files), values, faults, done)
+    def _contents(self, files: list[InputFile], done: int) -> Iterator[Batch]:
+        """Yield one batch of images or texts that are files of their own."""
+        read = iter(self._storages.contents([file for file in files if file.size <= _LARGEST]))
+        rows = [self._value(file, next(read) if file.size <= _LARGEST else None) for file in files]
+        values, faults = [value for value, _ in rows], [fault for _, fault in rows]
+        done += sum(file.size for file in files)
+        yield Batch([file.path for file in files], [1] * len(files), values, faults, done)
 
     def _value(self, file: InputFile, content: bytes | OSError | None) -> tuple[Any, str]:
         """Return the value of a file, and why it cannot be read."""
@@ -164,19 +156,23 @@ class RowReader:
 
     def _table(self, file: InputFile, done: int) -> Iterator[Batch]:
         first = 1
-        with self._storages.opened(file) as opened:
-            head = opened.read(1 << 16)
-            start = head.decode("utf-8-sig", errors="replace").replace("\0", "").lstrip()[:1]
-            read = {"{": self._json_lines, "[": self._json}.get(start, self._csv)
-            for values, faults, position in (self._parquet if head[:4] == b"PAR1" else read)(file, opened):
-                rows = list(range(first, first + len(faults)))
-                yield Batch([file.path] * len(rows), rows, values, faults, done + min(position, file.size))
-                first += len(rows)
+        try:
+            with self._storages.opened(file) as opened:
+                head = opened.read(1 << 16)
+                start = head.decode("utf-8-sig", errors="replace").replace("\0", "").lstrip()[:1]
+                read = {"{": self._json_lines, "[": self._json}.get(start, self._csv)
+                for values, faults, position in (self._parquet if head[:4] == b"PAR1" else read)(file, opened):
+                    rows = list(range(first, first + len(faults)))
+                    yield Batch([file.path] * len(rows), rows, values, faults, done + min(position, file.size))
+                    first += len(rows)
+        except PermissionError as error:
+            raise DataError(f"{file.path}: {error.strerror}. Fix: make it readable for this user") from None
 
     def _parquet(self, file: InputFile, opened: BinaryIO) -> Iterator[Rows]:
         import polars
         import pyarrow
         import pyarrow.parquet as pq
+        from polars.exceptions import PanicException, PolarsError
 
         try:
             table = pq.ParquetFile(opened, pre_buffer=False, buffer_size=1 << 20)
@@ -186,9 +182,7 @@ class RowReader:
                 frame = polars.DataFrame(polars.from_arrow(part))
                 position = file.size * row // table.metadata.num_rows
                 yield self._kind.table_values(frame), [""] * frame.height, position
-        except (
-            pyarrow.ArrowException, polars.exceptions.PolarsError, polars.exceptions.PanicException, ValueError, OSError
-        ) as error:  # fmt: skip
+        except (pyarrow.ArrowException, PolarsError, PanicException, ValueError, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # of the storage
             raise damaged_parquet(error, file.path) from None
@@ -208,15 +202,9 @@ class RowReader:
             "" if len(record.cells) == width or (width == 1 and not record.cells) else _ragged(record, width)
             for record in records
         ]
-        empty = [""] * width
-        cells = [record.cells if len(record.cells) == width else empty for record in records]
-        columns = {name: header.index(name) for name in names}
-        frame = polars.DataFrame(
-            [
-                polars.Series(name, [row[place] or None for row in cells], dtype=polars.String)
-                for name, place in columns.items()
-            ]
-        )
+        rows = [record.cells if len(record.cells) == width else [""] * width for record in records]
+        columns = {name: [row[header.index(name)] or None for row in rows] for name in names}
+        frame = polars.DataFrame(columns, dict.fromkeys(names, polars.String))
         return self._kind.table_values(frame), faults
 
     def _json_lines(self, file: InputFile, opened: BinaryIO) -> Iterator[Rows]:

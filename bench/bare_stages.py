@@ -18,7 +18,7 @@ from tasks.training_job import TrainingJob
 
 workspace = Workspace.find()
 params = settings.load(workspace.params)
-ingest(params, workspace, watch=Terminal("ingest", unit="samples"))
+ingest(params, workspace, progress=Terminal("ingest", unit="samples"))
 job = TrainingJob.of(params, workspace, Manifest.read(workspace.packed))
 store = training.CheckpointStore(Path(sys.argv[1]), keep_last=job.plan.keep_last, keep_best=job.plan.keep_best)
 train, validation = (training.open_split(workspace.packed, name) for name in ("train", "validation"))
@@ -31,6 +31,6 @@ about = {
     "best_value": finished.best_value, "steps": finished.step,
 }  # fmt: skip
 training.save_model(workspace.model, finished.weights, job.spec, about={"training": about})
-evaluate(params, workspace, watch=Terminal("evaluate", unit="rows"))
+evaluate(params, workspace, progress=Terminal("evaluate", unit="rows"))
 export(*training.load_model(workspace.model), workspace.model)
 assert not {"prefect", "dvc", "mlflow"} & sys.modules.keys()

@@ -46,7 +46,7 @@ def check(images: int, *, quick: bool) -> list[Row]:
             )
         )
         began = time.perf_counter()
-        result = check_labels(params, workspace, folds=2 if quick else 4, epochs=1 if quick else 0, watch=_Quiet())
+        result = check_labels(params, workspace, folds=2 if quick else 4, epochs=1 if quick else 0, progress=_Quiet())
         taken = time.perf_counter() - began
     judged = result.judgement
     first = [Path(name).name in wrong for name in result.samples["id"].to_list()]
@@ -64,7 +64,7 @@ def check(images: int, *, quick: bool) -> list[Row]:
 
 
 class _Quiet:
-    def progress(self, done: int, total: int, note: str = "") -> None:
+    def update(self, done: int, total: int, note: str = "") -> None:
         pass
 
     def say(self, text: str) -> None:

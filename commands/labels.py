@@ -18,7 +18,7 @@ from ratchet.errors import DataError
 from ratchet.kinds import ImageInput, ModelSpec, TableInput
 from ratchet.settings.model import Params, TrainingSettings
 from ratchet.workspace import Workspace
-from tasks.progress import Terminal, Watch
+from tasks.progress import StageProgress, Terminal
 
 if TYPE_CHECKING:
     import torch
@@ -46,14 +46,14 @@ def print_suspicious_labels(workspace: Workspace, *, folds: int, epochs: int) ->
     """Check the labels, write the ranking to data/reports/labels.csv and print its beginning."""
     workspace.restore_if_idle()
     params = settings.load(workspace.params)
-    with workspace.hold("ratchet data labels"), Terminal("labels", unit="steps") as watch:
-        checked = check_labels(params, workspace, folds=folds, epochs=epochs, watch=watch)
+    with workspace.hold("ratchet data labels"), Terminal("labels", unit="steps") as progress:
+        checked = check_labels(params, workspace, folds=folds, epochs=epochs, progress=progress)
         path = workspace.reports / "labels.csv"
         files.write_text(path, checked.samples.write_csv(float_precision=4))
     echo("\n".join(summary_lines(checked, path)))
 
 
-def check_labels(params: Params, workspace: Workspace, *, folds: int, epochs: int, watch: Watch) -> Checked:
+def check_labels(params: Params, workspace: Workspace, *, folds: int, epochs: int, progress: StageProgress) -> Checked:
     """Rank the training samples by how likely their labels are wrong.
 
     `folds` models are trained, each on all folds of the training split but one, whose labels it then predicts. Copies
@@ -80,11 +80,11 @@ def check_labels(params: Params, workspace: Workspace, *, folds: int, epochs: in
     fold, smallest = _folds(index, folds)
     if isinstance(manifest.input, ImageInput):
         recipes = _recipes(params, workspace, manifest, rows=len(split) - smallest, epochs=epochs)
-        validation = _CrossValidation(split, fold, watch, runs=folds + len(recipes) - 1)
+        validation = _CrossValidation(split, fold, progress, runs=folds + len(recipes) - 1)
         probabilities, recipe = validation.predict(recipes, folds=folds, classes=len(classes))
         method = recipe.described(folds)
     else:
-        probabilities, name = _by_baselines(params, workspace, manifest, fold, watch)
+        probabilities, name = _by_baselines(params, workspace, manifest, fold, progress)
         method = f"{folds} models ({name}), each fitted to samples of the other folds"
         if isinstance(manifest.input, TableInput):
             method += ". A label that they contradict can be right where the columns leave the class to chance"
@@ -93,7 +93,7 @@ def check_labels(params: Params, workspace: Workspace, *, folds: int, epochs: in
 
 
 def _by_baselines(
-    params: Params, workspace: Workspace, manifest: Manifest, fold: NDArray[np.int64], watch: Watch
+    params: Params, workspace: Workspace, manifest: Manifest, fold: NDArray[np.int64], progress: StageProgress
 ) -> tuple[NDArray[np.float32], str]:
     """Return the probabilities of all samples by baselines that were not fitted to them, and the baseline's name."""
     from ratchet import training
@@ -105,7 +105,7 @@ def _by_baselines(
     probabilities = np.zeros((len(fold), manifest.target.outputs), np.float32)
     folds = int(fold.max()) + 1
     for number in range(folds):
-        watch.progress(number, folds, f"model {number + 1} of {folds}")
+        progress.update(number, folds, f"model {number + 1} of {folds}")
         baseline = Baseline.fit(job, split.only(np.flatnonzero(fold != number)))
         if baseline.spec.name == "constant":
             raise DataError(
@@ -116,7 +116,7 @@ def _by_baselines(
         tested = training.open_split(workspace.packed, "train", baseline.spec.input).only(held_out)
         outputs = training.predict_outputs(baseline.model, tested)
         probabilities[held_out] = manifest.target.predictions(outputs)
-    watch.progress(folds, folds)
+    progress.update(folds, folds)
     return probabilities, baseline.name
 
 
@@ -180,8 +180,8 @@ def _recipes(params: Params, workspace: Workspace, manifest: Manifest, *, rows: 
 class _CrossValidation:
     """The trainings of one check."""
 
-    def __init__(self, split: "training.Split", fold: NDArray[np.int64], watch: Watch, *, runs: int) -> None:
-        self._split, self._fold, self._watch, self._runs = split, fold, watch, runs
+    def __init__(self, split: "training.Split", fold: NDArray[np.int64], progress: StageProgress, *, runs: int) -> None:
+        self._split, self._fold, self._progress, self._runs = split, fold, progress, runs
         self._done = 0
 
     def predict(self, recipes: list[_Recipe], *, folds: int, classes: int) -> tuple[NDArray[np.float32], _Recipe]:
@@ -223,7 +223,7 @@ class _CrossValidation:
             for event in training.fit(inputs, store=store):
                 if isinstance(event, training.Points | training.Epoch):
                     note = f"model {self._done + 1} of {self._runs}"
-                    self._watch.progress(self._done * per_run + event.step, self._runs * per_run, note)
+                    self._progress.update(self._done * per_run + event.step, self._runs * per_run, note)
                 while store.ended:
                     epoch, weights = store.ended.popitem()
                     if epoch >= plan.epochs // 2:

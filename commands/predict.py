@@ -85,8 +85,8 @@ def predict_shards(workspace: Workspace, request: Request) -> bool:
         RatchetError: as `tasks.score.score`.
     """
     params = settings.load(workspace.params)
-    with Terminal("predict", unit="MiB") as watch:
-        scored = score_shards(params, workspace, request, watch=watch)
+    with Terminal("predict", unit="MiB") as progress:
+        scored = score_shards(params, workspace, request, progress=progress)
     echo(scored.summary, err=True)
     return scored.refused < scored.rows
 

@@ -26,7 +26,7 @@ from ratchet.registry.alias_sync import require_agreement
 from ratchet.registry.runs import SENDER
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
-from tasks.scratch_project import Scratch
+from tasks.scratch_project import ScratchProject
 from tasks.stopping import TrainingStopped
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class _Preflight:
     findings: "list[Finding]" = field(default_factory=list)
     _messages: list[str] = field(default_factory=list)
 
-    def run(self, params: Params, scratch: Scratch) -> bool:
+    def run(self, params: Params, scratch: ScratchProject) -> bool:
         """Run every step until one fails. Return whether all succeeded."""
         from tasks.export import export
 
@@ -78,7 +78,7 @@ class _Preflight:
             "doctor": lambda: self._examine(params, scratch),
             "train": lambda: self._train(tiny, scratch),
             "evaluate": lambda: self._evaluate(params, tiny, scratch),
-            "export": lambda: export(tiny, scratch, watch=self).summary,
+            "export": lambda: export(tiny, scratch, progress=self).summary,
             "register": lambda: self._register(tiny, scratch),
             "predict": lambda: self._predict(tiny, scratch),
         }
@@ -104,7 +104,7 @@ class _Preflight:
         self._show("yellow" if wrong else "green", "!" if wrong else "✓", name, summary, begun)
         return True
 
-    def progress(self, done: int, total: int, note: str = "") -> None:
+    def update(self, done: int, total: int, note: str = "") -> None:
         """Show nothing: steps are short, and their time is printed at the end."""
 
     def say(self, text: str) -> None:
@@ -117,18 +117,18 @@ class _Preflight:
         for message in self._messages:
             self.console.print(f"{'':23}{message}", markup=False, style="dim")
 
-    def _tiny(self, params: Params, scratch: Scratch) -> Params:
+    def _tiny(self, params: Params, scratch: ScratchProject) -> Params:
         shutil.copyfile(self.workspace.params, scratch.params)
         ledger = {"registry.ledger": f"sqlite:///{scratch.mlruns / 'ledger.db'}"}
         tiny = settings.override(scratch.params, {**_TINY, **ledger, **scratch.own})
         # The file does not allow 0, but a few samples may miss a class by chance.
         return tiny.model_copy(update={"data": tiny.data.model_copy(update={"min_per_class": 0})})
 
-    def _ingest(self, params: Params, tiny: Params, scratch: Scratch) -> str:
+    def _ingest(self, params: Params, tiny: Params, scratch: ScratchProject) -> str:
         from tasks.ingest import ingest
 
         try:
-            return ingest(tiny, scratch, watch=self, sample=True).summary
+            return ingest(tiny, scratch, progress=self, sample=True).summary
         except DataError as error:
             if params.data.download and "no usable copy" in str(error):
                 raise DataError(
@@ -137,7 +137,7 @@ class _Preflight:
                 ) from error
             raise
 
-    def _examine(self, params: Params, scratch: Scratch) -> str:
+    def _examine(self, params: Params, scratch: ScratchProject) -> str:
         """The doctor, on the sample, with the real settings. A baseline has no network that could be examined."""
         from ratchet.doctor import check_samples, examine
         from ratchet.training import TrainingInputs, initial_model, open_split
@@ -183,18 +183,18 @@ class _Preflight:
                 return manifest.splits["train"].rows
         return max(sampled, batch_size)
 
-    def _train(self, tiny: Params, scratch: Scratch) -> str:
+    def _train(self, tiny: Params, scratch: ScratchProject) -> str:
         from tasks.train import train
 
-        trained = train(tiny, scratch, watch=self)
+        trained = train(tiny, scratch, progress=self)
         return f"{trained.name}: {trained.steps} steps, checkpoints and best model saved"
 
-    def _evaluate(self, params: Params, tiny: Params, scratch: Scratch) -> str:
+    def _evaluate(self, params: Params, tiny: Params, scratch: ScratchProject) -> str:
         """Measure the model, and check that it has the gate's metric. Few samples may leave a metric undefined."""
         from ratchet.evaluation.problems import read_metrics
         from tasks.evaluate import evaluate
 
-        rows, key = evaluate(tiny, scratch, watch=self).rows, params.gate.minimum_metric
+        rows, key = evaluate(tiny, scratch, progress=self).rows, params.gate.minimum_metric
         metrics = read_metrics(scratch.reports)
         known = ("auto", "none", *metrics.named())
         if key not in known and not hasattr(getattr(metrics, "average", metrics), key):
@@ -204,15 +204,15 @@ class _Preflight:
             )
         return f"{rows} test samples predicted and measured"
 
-    def _register(self, tiny: Params, scratch: Scratch) -> str:
+    def _register(self, tiny: Params, scratch: ScratchProject) -> str:
         from tasks.register import register
 
-        registered = register(tiny, scratch, watch=self)
+        registered = register(tiny, scratch, progress=self)
         if registered.version is None:  # the gate is open: only a fault of the stored model can be the reason
             raise RegistryError(registered.summary)
         return f"{registered.model} version {registered.version}, with the gate's limits off"
 
-    def _predict(self, tiny: Params, scratch: Scratch) -> str:
+    def _predict(self, tiny: Params, scratch: ScratchProject) -> str:
         """Load the registered model as any MLflow user does, and predict one test image."""
         import numpy as np
 
@@ -260,7 +260,7 @@ def preflight(workspace: Workspace) -> int:
     begun = time.perf_counter()
     flight = _Preflight(workspace, console)
     with temporary_folder() as folder:
-        works = flight.run(params, Scratch(workspace.root, folder))
+        works = flight.run(params, ScratchProject(workspace.root, folder))
     console.print()
     for number, finding in enumerate(flight.findings, 1):
         problem, fix = describe_finding(finding)

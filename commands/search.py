@@ -172,8 +172,8 @@ def _search(workspace: Workspace, params: "Params") -> None:
     from tasks.progress import Terminal
     from tasks.search import search as find
 
-    with Terminal("search", unit="trials") as watch, _shown("search") as see:
-        result = find(params, workspace, watch=watch, see=see)
+    with Terminal("search", unit="trials") as progress, _shown("search") as see:
+        result = find(params, workspace, progress=progress, see=see)
     if not result.did_work:
         echo("Nothing to do: the study has ended, and its budget is the same.")
     for line in summary(result.study):

@@ -143,11 +143,11 @@ def relocate(
     from ratchet import settings
     from ratchet.errors import WorkspaceError
     from ratchet.registry import relocation
-    from ratchet.servers.record import Record
+    from ratchet.servers.record import ServerRecord
 
     workspace, former = Workspace.find(), Path(os.path.abspath(folder)) if folder else None  # it may not exist
     tracking = settings.load(workspace.params).tracking
-    if Record.read(workspace).alive():
+    if ServerRecord.read(workspace).alive():
         raise WorkspaceError(f"{workspace.root}: its servers still run. Fix: `ratchet down`, then `ratchet relocate`")
     with workspace.hold("relocating the project"):
         lines = list(relocation.relocate(workspace, tracking, former))

@@ -14,7 +14,7 @@ from ratchet.errors import RegistryError
 from ratchet.provenance.archive import Archive, ArchivedRun
 from ratchet.provenance.lineage import Acts, Link, data_link
 from ratchet.provenance.sealed import SealedReader
-from ratchet.registry.ledger import Entry, Ledger
+from ratchet.registry.ledger import Ledger, LedgerEntry
 from ratchet.registry.provenance_record import PACKED, PROVENANCE_TAG
 from ratchet.registry.versions import REFERENCE
 from ratchet.reports.lineage_pages import trace_page
@@ -98,7 +98,7 @@ def _answered(workspace: Workspace, name: str) -> tuple[list[str], str]:
     ], f"models:/{first['model']}/{first['version']}"
 
 
-def _acts(entries: Sequence[Entry]) -> Acts:
+def _acts(entries: Sequence[LedgerEntry]) -> Acts:
     acts: dict[tuple[str, str], list[str]] = {}
     for entry in entries:
         begin, over = f"{entry.at[:19]}Z {entry.who}: {entry.what}", entry.content.get("over")

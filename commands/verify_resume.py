@@ -29,7 +29,7 @@ from ratchet.settings.model import Params
 from ratchet.typed_json import to_plain
 from ratchet.workspace import ROOT_VARIABLE, Workspace
 from tasks.progress import Terminal
-from tasks.scratch_project import Scratch
+from tasks.scratch_project import ScratchProject
 from tasks.training_job import TrainingJob
 
 __all__ = ["differences", "verify_and_certify"]
@@ -92,17 +92,17 @@ def verify_and_certify(workspace: Workspace, *, steps: int | None, kills: int) -
     return not different
 
 
-def _prepare(workspace: Workspace, folder: Path, changes: Mapping[str, object]) -> Scratch:
+def _prepare(workspace: Workspace, folder: Path, changes: Mapping[str, object]) -> ScratchProject:
     """Prepare a training with the workspace's settings and `changes` (by dotted key), without a budget."""
     folder.mkdir()
-    scratch = Scratch(workspace.root, folder)
+    scratch = ScratchProject(workspace.root, folder)
     scratch.packed.symlink_to(workspace.packed)
     shutil.copyfile(workspace.params, scratch.params)
     settings.override(scratch.params, {**changes, **scratch.own})
     return scratch
 
 
-def _run(trial: Scratch, planned: int, terminal: Terminal, *, until: float = math.inf, delay: float = 0.0) -> bool:
+def _run(trial: ScratchProject, planned: int, terminal: Terminal, *, until: float = math.inf, delay: float = 0.0) -> bool:
     """Train, or resume; kill `delay` seconds after step `until` is logged. Return False if it ended before.
 
     Raises:
@@ -119,7 +119,7 @@ def _run(trial: Scratch, planned: int, terminal: Terminal, *, until: float = mat
         )
     try:
         while process.poll() is None and (done := _steps(trial)) < until:
-            terminal.progress(done, planned, trial.folder.name)
+            terminal.update(done, planned, trial.folder.name)
             time.sleep(_POLL_SECONDS)
         time.sleep(delay)
     finally:
@@ -131,7 +131,7 @@ def _run(trial: Scratch, planned: int, terminal: Terminal, *, until: float = mat
     return process.returncode == -signal.SIGKILL
 
 
-def _train_both(undisturbed: Scratch, killed: Scratch, planned: int, kills: int, terminal: Terminal) -> list[Any]:
+def _train_both(undisturbed: ScratchProject, killed: ScratchProject, planned: int, kills: int, terminal: Terminal) -> list[Any]:
     """Train one without a kill, the other with kills at random steps. Return the step and checkpoint of each kill."""
     clock, chance, records = time.monotonic(), random.SystemRandom(), []
     _run(undisturbed, planned, terminal)
@@ -150,7 +150,7 @@ def _train_both(undisturbed: Scratch, killed: Scratch, planned: int, kills: int,
     return records
 
 
-def _steps(workspace: Scratch) -> int:
+def _steps(workspace: ScratchProject) -> int:
     """Return the last optimizer step that was logged."""
     last = next((line for line in reversed(_journal(workspace)) if b'"step/loss"' in line), None)
     return int(json.loads(last)["content"]["step"]) if last else 0
@@ -185,7 +185,7 @@ def _verdict(params: Params, steps: int, kills: int, different: list[str]) -> st
     return f"different: after {times} in {steps} steps: {'; '.join(different)}{hint}"
 
 
-def differences(a: Scratch, b: Scratch) -> list[str]:
+def differences(a: ScratchProject, b: ScratchProject) -> list[str]:
     """Return a sentence for each output whose bytes differ, and one for the first logged point that does."""
     first, second = _digests(a), _digests(b)
     paths = [path for path in sorted(first.keys() | second.keys()) if first.get(path) != second.get(path)]
@@ -205,19 +205,19 @@ def _file_difference(a: Path, b: Path) -> str:
     return "differs"
 
 
-def _digests(workspace: Scratch) -> dict[str, str]:
+def _digests(workspace: ScratchProject) -> dict[str, str]:
     """Return the SHA-256 of each output of the training, by path."""
     paths = sorted(path for folder in (workspace.model, workspace.checkpoints) for path in folder.rglob("*"))
     return {path.relative_to(workspace.folder).as_posix(): files.digest_file(path) for path in paths if path.is_file()}
 
 
-def _journal(workspace: Scratch) -> list[bytes]:
+def _journal(workspace: ScratchProject) -> list[bytes]:
     """Return the journal's complete lines; the training may be writing the last one."""
     written = b"".join(path.read_bytes() for path in workspace.mlruns.glob("journal/*/events.jsonl"))
     return [line for line in written.splitlines(keepends=True) if line.endswith(b"\n")]
 
 
-def _points(workspace: Scratch) -> dict[tuple[int, str], Counter[float]]:
+def _points(workspace: ScratchProject) -> dict[tuple[int, str], Counter[float]]:
     """Return the values logged for each step and metric: one that a resume logs twice counts twice."""
     points: dict[tuple[int, str], Counter[float]] = {}
     entries = [json.loads(line) for line in _journal(workspace)]
@@ -269,7 +269,7 @@ def _attach(certificate: dict[str, Any], params: Params, workspace: Workspace) -
 def _train(folder: Path) -> None:
     from tasks.train import train
 
-    workspace = Scratch(Workspace.find().root, folder)
+    workspace = ScratchProject(Workspace.find().root, folder)
     with Terminal("train", unit="steps") as terminal:
         train(settings.load(workspace.params), workspace, watch=terminal)
 

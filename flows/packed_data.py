@@ -15,9 +15,9 @@ def bring_data(params: Params, workspace: Workspace) -> None:
     Raises:
         DataError: the source cannot be read, or too much of it is bad.
     """
-    with Terminal("ingest", unit="samples") as watch:
-        dvc_stage.refresh_code(params, workspace, say=watch.say)
+    with Terminal("ingest", unit="samples") as progress:
+        dvc_stage.refresh_code(params, workspace, say=progress.say)
         if dvc_stage.settle(workspace.root, "ingest"):
             return
-        watch.say(ingest(params, workspace, watch=watch).summary)
-        dvc_stage.record(workspace.root, "ingest", say=watch.say)
+        progress.say(ingest(params, workspace, progress=progress).summary)
+        dvc_stage.record(workspace.root, "ingest", say=progress.say)

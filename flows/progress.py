@@ -48,8 +48,8 @@ class PrefectProgress(Terminal):
         if self._artifact is not None and kind is None:
             self._publish(100.0)
 
-    def progress(self, done: int, total: int, note: str = "") -> None:
-        super().progress(done, total, note)
+    def update(self, done: int, total: int, note: str = "") -> None:
+        super().update(done, total, note)
         if note.startswith("epoch") and note != self._noted:
             self._noted = note
             self._log.info("%s: %s", self.stage, note)

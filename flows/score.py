@@ -93,9 +93,9 @@ def score_task(params: Params, workspace: Workspace, request: Request) -> "State
     attempts = (flow_run.get_run_count(), task_run.get_run_count())
     request = replace(request, again=request.again and max(attempts) == 1)  # a retry continues what the first began
     try:
-        with disk_errors(workspace.root), PrefectProgress("score", unit="MiB") as watch:
-            scored = score(params, workspace, request, watch=watch)
-            watch.say(scored.summary)
+        with disk_errors(workspace.root), PrefectProgress("score", unit="MiB") as progress:
+            scored = score(params, workspace, request, progress=progress)
+            progress.say(scored.summary)
         return Completed(message=scored.summary, data=scored)
     except RatchetError as error:
         return ended_by(error)

@@ -25,7 +25,7 @@ from ratchet.search.store import StudyStore
 from ratchet.settings.model import Overrides, Params
 from ratchet.settings.run_settings import overridden
 from ratchet.workspace import Workspace, disk_errors
-from tasks.progress import Watch
+from tasks.progress import StageProgress
 from tasks.search import Searched, run_workers, search
 
 __all__ = ["search_flow", "search_worker_flow"]
@@ -94,8 +94,8 @@ def search_worker_flow(
 def search_task(params: Params, workspace: Workspace) -> "State[Searched]":
     """Begin or continue the study, and wait for its end."""
     try:
-        with disk_errors(workspace.root), PrefectProgress("search", unit="trials") as watch:
-            result = search(params, workspace, watch=watch, see=lambda study: _show(study, watch))
+        with disk_errors(workspace.root), PrefectProgress("search", unit="trials") as progress:
+            result = search(params, workspace, progress=progress, see=lambda study: _show(study, progress))
         return Completed(message=_summary(result.study), data=result)
     except RatchetError as error:
         return ended_by(error)
@@ -107,18 +107,18 @@ def join_task(params: Params, workspace: Workspace, name: str) -> "State[Study]"
     try:
         store = StudyStore(workspace, params.search.storage, name)
         store.require()
-        with disk_errors(workspace.root), PrefectProgress("search", unit="trials") as watch:
-            run_workers(params, workspace, store, see=lambda study: _show(study, watch))
+        with disk_errors(workspace.root), PrefectProgress("search", unit="trials") as progress:
+            run_workers(params, workspace, store, see=lambda study: _show(study, progress))
         study = store.require()
         return Completed(message=_summary(study), data=study)
     except RatchetError as error:
         return ended_by(error)
 
 
-def _show(study: Study, watch: Watch) -> None:
+def _show(study: Study, progress: StageProgress) -> None:
     ended = sum(trial.state in ("complete", "pruned", "failed") for trial in study.searched)
     best = study.ranked()[:1]
-    watch.progress(ended, study.search.trials, f"best {best[0].value:.4f}" if best else "")
+    progress.update(ended, study.search.trials, f"best {best[0].value:.4f}" if best else "")
 
 
 def _summary(study: Study) -> str:

@@ -75,10 +75,10 @@ def as_task(
         extra = {"flow_run": flow_run.get_id()} if knows_flow else {}
         place = holding(params) if holding else nullcontext()
         require_current(name, params, workspace)
-        with place, ending_promptly(), disk_errors(workspace.root), PrefectProgress(name, unit=unit) as watch:
-            output = stage(params, workspace, watch=watch, **extra)
-            watch.say(output.summary)
-            dvc_stage.record(workspace.root, name, say=watch.say, params=workspace.settings_as_read)
+        with place, ending_promptly(), disk_errors(workspace.root), PrefectProgress(name, unit=unit) as progress:
+            output = stage(params, workspace, progress=progress, **extra)
+            progress.say(output.summary)
+            dvc_stage.record(workspace.root, name, say=progress.say, params=workspace.settings_as_read)
         return Completed(message=output.summary, data=output)
 
     def run_plainly(params: Params, workspace: Workspace, *waits_for: object) -> "R | State[R]":

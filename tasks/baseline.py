@@ -87,9 +87,15 @@ class Baseline:
         metrics = validated(self.model, inputs.validation, job)
         sizes = sum(tensor.numel() for tensor in self.model.state_dict().values())
         yield training.Started(
-            device="cpu", described=f"baseline {self.name}", precision="fp32", parameters=sizes, step=0, total_steps=0,
-            steps_per_epoch=0, resumed_from=None,
-        )  # fmt: skip
+            device="cpu",
+            device_name=f"baseline {self.name}",
+            precision="fp32",
+            parameters=sizes,
+            step=0,
+            total_steps=0,
+            steps_per_epoch=0,
+            resumed_from=None,
+        )
         yield training.Epoch(1, 0, metrics, {}, best=True, attempt=0)
         history = [{"epoch": 1.0, "step": 0.0, **metrics}]
         yield training.Finished(
@@ -157,7 +163,7 @@ def _samples(
             arrays = dict(zip(train.array_names, train.gather(rows), strict=True))
             return arrays, described if job.variant == "blend" else job.spec.table.unscaled
         case ArraysSplit():
-            arrays = dict(zip(train.described.names, train.gather(rows), strict=True))
+            arrays = dict(zip(train.input_spec.names, train.gather(rows), strict=True))
             return arrays, described if job.variant == "blend" else job.spec.arrays.unscaled
         case _:
             return {}, described

@@ -12,7 +12,7 @@ from typing import Any
 
 from ratchet import files, git
 from ratchet.errors import TrainingError
-from ratchet.registry.provenance_record import CodeChange
+from ratchet.registry.provenance_record import ContinuedCode
 from ratchet.workspace import Workspace
 from tasks.training_job import TrainingJob
 from tasks.unfinished import NOTE, checkpoint_steps
@@ -34,9 +34,9 @@ class _Interrupted:
     def step(self) -> int:
         return max(checkpoint_steps(self.folder))
 
-    def continued(self, job: TrainingJob, *changes: CodeChange) -> TrainingJob:
+    def continued(self, job: TrainingJob, *changes: ContinuedCode) -> TrainingJob:
         """Return the job with this training's identity and the code changes so far, and further `changes`."""
-        before = (CodeChange.load(change) for change in self.note["code_changes"])
+        before = (ContinuedCode.load(change) for change in self.note["code_changes"])
         return replace(job, identity=self.note["identity"], code_changes=(*before, *changes))
 
     def changed(self, job: TrainingJob) -> list[str]:
@@ -62,7 +62,7 @@ def resumed(workspace: Workspace, job: TrainingJob) -> TrainingJob:
     other, changed = others[0], others[0].changed(job)
     if os.environ.get(ALLOWED_VARIABLE):
         commit = git.line(workspace.root, "rev-parse", "HEAD")
-        return other.continued(job, CodeChange(other.step, tuple(changed), commit))
+        return other.continued(job, ContinuedCode(other.step, tuple(changed), commit))
     if workspace.is_checkout and not checkpoint_steps(workspace.running / job.key):
         return job
     raise TrainingError(

@@ -15,7 +15,7 @@ from ratchet.errors import WorkspaceError
 from ratchet.settings.model import Params
 from ratchet.settings.model_names import OWN
 from ratchet.workspace import Workspace
-from tasks.progress import Watch
+from tasks.progress import StageProgress
 
 __all__ = ["Code", "choice", "code", "own_code", "require_current", "require_own", "stage_files"]
 
@@ -36,7 +36,7 @@ class Code:
         return f"data/code.json has the code of {', '.join(self.stages)}"
 
 
-def code(params: Params, workspace: Workspace, *, watch: Watch | None = None) -> Code:
+def code(params: Params, workspace: Workspace, *, progress: StageProgress | None = None) -> Code:
     """Write data/code.json.
 
     Raises:

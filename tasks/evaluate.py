@@ -15,7 +15,7 @@ from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
 from tasks.explain import explain_samples
 from tasks.finished import remove_recorded
-from tasks.progress import Watch
+from tasks.progress import StageProgress
 from tasks.trained_model import TrainedModel
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Evaluation:
         return cls(metrics.rows, summary + constant + baseline)
 
 
-def evaluate(params: Params, workspace: Workspace, *, watch: Watch) -> Evaluation:
+def evaluate(params: Params, workspace: Workspace, *, progress: StageProgress) -> Evaluation:
     """Predict every test sample, measure the predictions, and write the metrics and plots."""
     from ratchet.evaluation import plots
     from ratchet.evaluation.calibration import fit_temperature
@@ -74,7 +74,7 @@ def evaluate(params: Params, workspace: Workspace, *, watch: Watch) -> Evaluatio
     model.flip_average = params.evaluation.flip_average and kind_of(spec.input).mirrors
     workers, timeout = params.training.workers, params.training.sample_timeout
     test = open_split(workspace.packed, "test", spec.input, workers=workers, sample_timeout=timeout)
-    outputs, targets = answers(model, test, report=lambda done: watch.progress(done, len(test)))
+    outputs, targets = answers(model, test, report=lambda done: progress.update(done, len(test)))
 
     def validation() -> "tuple[NDArray[np.float32], NDArray[Any]]":
         held_out = open_split(workspace.packed, "validation", spec.input, workers=workers, sample_timeout=timeout)
@@ -89,7 +89,7 @@ def evaluate(params: Params, workspace: Workspace, *, watch: Watch) -> Evaluatio
     columns = slice_columns(workspace.packed, params.evaluation)
     metrics = predictions.checked().measure(params.evaluation, columns)
     if isinstance(metrics, ClassificationMetrics):
-        metrics = replace(metrics, robustness=_robustness(model, spec, test, predictions, params.evaluation, watch))
+        metrics = replace(metrics, robustness=_robustness(model, spec, test, predictions, params.evaluation, progress))
     metrics = _against_constant(metrics, predictions, test, params.evaluation)
     metrics = _against_baseline(metrics, predictions, test, workspace, params.evaluation)
     explanations = _explanations(workspace, test, predictions, params.evaluation)
@@ -147,7 +147,7 @@ def _robustness(
     test: "Split",
     predictions: "Predictions",
     settings: EvaluationSettings,
-    watch: Watch,
+    progress: StageProgress,
 ) -> "Robustness | NotMeasured":
     """Measure accuracy on some corrupted test images."""
     import numpy as np
@@ -187,7 +187,7 @@ def _robustness(
         labels,
         clean=predictions.outputs[rows].argmax(1),
         confidence=settings.confidence,
-        report=lambda done: watch.progress(len(test) + done, total, "corrupted"),
+        report=lambda done: progress.update(len(test) + done, total, "corrupted"),
     )
 
 

@@ -13,7 +13,7 @@ from ratchet.kinds.registry import kind_of
 from ratchet.settings.model import ExportSettings, Params
 from ratchet.workspace import Workspace
 from tasks.calibrated_model import calibrated
-from tasks.progress import Watch
+from tasks.progress import StageProgress
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,7 +42,7 @@ class Exported:
         return cls("; ".join(map(summary, read(workspace.variants))) or "no variants")
 
 
-def export(params: Params, workspace: Workspace, *, watch: Watch) -> Exported:
+def export(params: Params, workspace: Workspace, *, progress: StageProgress) -> Exported:
     """Write data/variants: the program in fp32, a folder for each variant, and their parity sheets.
 
     A variant that cannot be made, is not faster or is less accurate is refused with its reason. That is a result, not
@@ -62,10 +62,10 @@ def export(params: Params, workspace: Workspace, *, watch: Watch) -> Exported:
         wanted = _wanted(params.export, spec.input) if program is not None else ()
         sheets = []
         for number, name in enumerate(wanted):
-            watch.progress(number, len(wanted), name)
+            progress.update(number, len(wanted), name)
             sheets.append(_variant(name, program, draft / name, params, workspace, spec.input))
         write(draft, tuple(sheets), model=folder)
-    watch.progress(max(1, len(wanted)), max(1, len(wanted)), "exported")
+    progress.update(max(1, len(wanted)), max(1, len(wanted)), "exported")
     return Exported.load(workspace)
 
 

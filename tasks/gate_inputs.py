@@ -57,7 +57,7 @@ def judge_model(
     from ratchet.evaluation.predictions import read_predictions
     from ratchet.gate import Case, judge
     from ratchet.registry.samples import split_samples
-    from ratchet.registry.tries import Question
+    from ratchet.registry.tries import TryKey
 
     path = workspace.reports / "predictions.parquet"
     predictions = read_predictions(path)
@@ -70,7 +70,7 @@ def judge_model(
     candidate, champion = test_set.candidate(exported), test_set.champion(promotions, over)
     gate, rows = params.gate, test_set.rows
     answers = hashlib.sha256(predictions.score.tobytes()).hexdigest()
-    question = Question(run_id, over, answers, rows, gate.model_dump(include=_COMPARISON_SETTINGS))
+    question = TryKey(run_id, over, answers, rows, gate.model_dump(include=_COMPARISON_SETTINGS))
     compared = np.zeros(len(rows), np.bool_)
     compared[Case(candidate, champion, gate, params.evaluation).compared] = True
     return promotions.decide(

@@ -10,7 +10,7 @@ from ratchet.kinds.image.depth import largest
 from ratchet.problems import NextToken
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
-from tasks.progress import Watch
+from tasks.progress import StageProgress
 
 if TYPE_CHECKING:
     import polars
@@ -36,17 +36,17 @@ class Dataset:
         """Read it from data/packed."""
         manifest = Manifest.read(workspace.packed)
         rows = {name: split.rows for name, split in manifest.splits.items()}
-        return cls(manifest.name, manifest.digest, manifest.target.described, rows, manifest.quarantined)
+        return cls(manifest.name, manifest.digest, manifest.target.description, rows, manifest.quarantined)
 
     @property
     def summary(self) -> str:
         rows = ", ".join(f"{count:,} {name}" for name, count in self.rows.items())
-        rows += " (bytes)" if self.target == NextToken(0).described else ""
+        rows += " (bytes)" if self.target == NextToken(0).description else ""
         bad = f"; {self.quarantined:,} quarantined, see data/quarantine.parquet" if self.quarantined else ""
         return f"{self.name}: {self.target}, {rows}{bad}"
 
 
-def ingest(params: Params, workspace: Workspace, *, watch: Watch, sample: bool = False) -> Dataset:
+def ingest(params: Params, workspace: Workspace, *, progress: StageProgress, sample: bool = False) -> Dataset:
     """Read, validate, split and pack the source that `params.data` names, or only a few samples of it (`sample`)."""
     from ratchet.data import ingest as data
 
@@ -56,17 +56,17 @@ def ingest(params: Params, workspace: Workspace, *, watch: Watch, sample: bool =
         packed=workspace.packed,
         quarantine=workspace.quarantine,
         root=workspace.root,
-        report=watch.progress,
+        report=progress.update,
         cache=None if sample else workspace.state / "ingest.parquet",
         releases=workspace.releases,
         sample=sample,
         sample_timeout=params.training.sample_timeout,
-        say_ignored=lambda ignored: watch.say(ignored.text) if ignored.files else None,
+        say_ignored=lambda ignored: progress.say(ignored.text) if ignored.files else None,
     )
     data.ingest(task)
     if not sample:
         _write_card(workspace, before)
-    _report_problems(workspace, watch)
+    _report_problems(workspace, progress)
     return Dataset.load(workspace)
 
 
@@ -94,42 +94,44 @@ def _write_card(workspace: Workspace, before: "polars.DataFrame | None") -> None
     files.write_text(workspace.card, card(workspace.packed, workspace.quarantine, changed=changed))
 
 
-def _report_problems(workspace: Workspace, watch: Watch) -> None:
+def _report_problems(workspace: Workspace, progress: StageProgress) -> None:
     """Report the first quarantined samples, contradicting labels, problems of the splits and 16-bit images."""
     import polars
 
     table = polars.read_parquet(workspace.quarantine)
     for row in table.head(_SHOWN).iter_rows(named=True):
-        watch.say(f"quarantined {row['source']}: {row['rule']} (found {row['value']}); {row['hint']}")
+        progress.say(f"quarantined {row['source']}: {row['rule']} (found {row['value']}); {row['hint']}")
     if len(table) > _SHOWN:
-        watch.say(f"... and {len(table) - _SHOWN:,} more, in {workspace.quarantine}")
+        progress.say(f"... and {len(table) - _SHOWN:,} more, in {workspace.quarantine}")
     profile = files.read_json(workspace.packed / "profile.json")
     conflicts = profile["label_conflicts"]["groups"]
     if conflicts:
-        watch.say(f"{conflicts:,} samples have several labels each: see label_conflicts in data/packed/profile.json")
-    _report_splits(profile, workspace, watch)
+        progress.say(f"{conflicts:,} samples have several labels each: see label_conflicts in data/packed/profile.json")
+    _report_splits(profile, workspace, progress)
     if "problem" in profile:
         problem = profile["problem"]
-        watch.say(f"problem: {problem['chosen']} ({problem['why']}); to change it: ratchet set data.problem=...")
+        progress.say(f"problem: {problem['chosen']} ({problem['why']}); to change it: ratchet set data.problem=...")
         for note in problem["notes"]:
-            watch.say(note)
+            progress.say(note)
     for note in profile.get("notes", ()):
-        watch.say(note)
+        progress.say(note)
     if left_out := [column for column in profile.get("columns", ()) if column["type"] in ("id", "text", "ignored")]:
         named = "; ".join(f"{column['name']} ({column['type']}: {column['why']})" for column in left_out[:_SHOWN])
         more = f"; and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else ""
-        watch.say(f"columns that are left out: {named}{more}; to use one: ratchet set 'data.columns={{NAME: numeric}}'")
+        progress.say(
+            f"columns that are left out: {named}{more}; to use one: ratchet set 'data.columns={{NAME: numeric}}'"
+        )
     for leak in profile["telling"]["class"]:
-        watch.say(
+        progress.say(
             f"possible data leakage: column {leak['column']} alone predicts the target. If it is not known when a "
             f"prediction is needed: ratchet set 'data.drop=[{leak['column']}]'"
         )
     if "depth" in profile:
         bits, samples = profile["depth"]["bits"], sum(profile["depth"]["samples"].values())
-        watch.say(f"{samples:,} 16-bit images: values 0..{largest(bits):,} became 0..255 ({bits} bits, data.depth)")
+        progress.say(f"{samples:,} 16-bit images: values 0..{largest(bits):,} became 0..255 ({bits} bits, data.depth)")
 
 
-def _report_splits(profile: Mapping[str, Any], workspace: Workspace, watch: Watch) -> None:
+def _report_splits(profile: Mapping[str, Any], workspace: Workspace, progress: StageProgress) -> None:
     """Report classes with other shares in validation or test, and near-duplicates in different splits."""
     from ratchet.data.checks.class_shares import other_shares
 
@@ -140,14 +142,14 @@ def _report_splits(profile: Mapping[str, Any], workspace: Workspace, watch: Watc
             f"{s.name} {100 * s.share:.1f} % (train {100 * s.train:.1f} %)" for s in of_split[:_CLASSES_SHOWN]
         )
         more = f" and {len(of_split) - _CLASSES_SHOWN} more classes" if len(of_split) > _CLASSES_SHOWN else ""
-        watch.say(
+        progress.say(
             f"{name} has other shares per class than train: {shown}{more}. Given splits, groups, equal samples or the "
             "order of time force this; compare models by macro recall"
         )
     near = profile.get("near_duplicates")  # tables have none
     if near and near["across_splits"]:
         (left, right), (first, second) = near["first"][0]["ids"], near["first"][0]["splits"]
-        watch.say(
+        progress.say(
             f"{near['across_splits']:,} pairs of near-duplicates are in different splits, such as {left} ({first}) and "
             f"{right} ({second}), so the test may be too easy: see {workspace.card}. Fix: give copies one value of "
             "data.group_column, or remove them"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-__all__ = ["Terminal", "Watch"]
+__all__ = ["StageProgress", "Terminal"]
 
 NO_RESULT = "it prints progress"
 
@@ -20,10 +20,10 @@ _LINE_SECONDS = 10.0  # between progress lines if stderr is not a terminal
 _WIDE, _NARROW = 100, 70  # columns of a terminal, for a long bar, and for the pace beside it
 
 
-class Watch(Protocol):
+class StageProgress(Protocol):
     """Receiver of a stage's progress and messages."""
 
-    def progress(self, done: int, total: int, note: str = "") -> None:
+    def update(self, done: int, total: int, note: str = "") -> None:
         """Report that `done` of `total` units are done."""
 
     def say(self, text: str) -> None:
@@ -53,7 +53,7 @@ class Terminal:
     ) -> None:
         self._bar.stop()
 
-    def progress(self, done: int, total: int, note: str = "") -> None:
+    def update(self, done: int, total: int, note: str = "") -> None:
         now = time.monotonic()
         self._first = self._first or (now, done)
         seconds = now - self._first[0]

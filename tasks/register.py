@@ -15,7 +15,7 @@ from ratchet.typed_json import from_plain, parse, to_plain
 from ratchet.workspace import Workspace
 from tasks.calibrated_model import calibrated
 from tasks.gate_inputs import judge_model
-from tasks.progress import Watch
+from tasks.progress import StageProgress
 from tasks.report import write_report
 from tasks.trained_model import TrainedModel, record_training, run_name
 from tasks.write_model_card import write_model_card
@@ -59,7 +59,9 @@ class Registration:
         files.write_json(workspace.registration, {**vars(self), "verdict": to_plain(self.verdict)})
 
 
-def register(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str | None = None) -> Registration:
+def register(
+    params: Params, workspace: Workspace, *, progress: StageProgress, flow_run: str | None = None
+) -> Registration:
     """Judge the model and register it if it passes. Report, metrics and verdict go to MLflow in either case.
 
     The stage can be killed at any time and run again: it finds the MLflow run, its model and its version by their tags,
@@ -84,21 +86,21 @@ def register(params: Params, workspace: Workspace, *, watch: Watch, flow_run: st
     run = _open_run(promotions, trained.key, weights)
     _complete_run(run, trained, params, workspace, flow_run=flow_run)
     run_id = run.send()
-    watch.progress(1, _STEPS, "the training is in MLflow")
+    progress.update(1, _STEPS, "the training is in MLflow")
 
     with calibrated(workspace) as (folder, spec):
         model_uri = promotions.registry.log_model(run_id, folder, spec, exported=workspace.variants)
-    watch.progress(2, _STEPS, "the model is stored")
+    progress.update(2, _STEPS, "the model is stored")
     record = promotions.registry.provenance_of(run_id)  # of a registered model; else the one begun with the training
     record = record or finish_record(run.journal.folder, workspace, mlflow_run=run_id, training=run.key)
-    result = _Candidate(params, workspace, watch, promotions, run, run_id, model_uri, record).decide()
+    result = _Candidate(params, workspace, progress, promotions, run, run_id, model_uri, record).decide()
     if result.version:
         run.journal.seal(weights)
     run.journal.close()
     if head := promotions.ledger.head:
         result = replace(result, ledger=head.to_json())
     result.save(workspace)
-    watch.progress(_STEPS, _STEPS, "done")
+    progress.update(_STEPS, _STEPS, "done")
     return result
 
 
@@ -108,7 +110,7 @@ class _Candidate:
 
     params: Params
     workspace: Workspace
-    watch: Watch
+    progress: StageProgress
     promotions: "Promotions"
     run: "Run"
     run_id: str
@@ -121,7 +123,7 @@ class _Candidate:
             try:
                 return self._decide_once()
             except ChampionMoved as error:
-                self.watch.say(f"{error}. Judging again, against the new champion")
+                self.progress.say(f"{error}. Judging again, against the new champion")
         raise ChampionMoved(
             f"{self.promotions.name}: the champion changed {_ATTEMPTS} times during the judgement. Fix: run the same "
             "command again"
@@ -137,12 +139,12 @@ class _Candidate:
         verdict = self._valid_verdict(known, over) if known else None
         if verdict is None:
             verdict = judge_model(promotions, self.run_id, self.model_uri, self.params, self.workspace, over=over)
-        self.watch.progress(3, _STEPS, "judged")
+        self.progress.update(3, _STEPS, "judged")
         write_report(verdict, self.record, self.params, self.workspace)
         if not self.run.is_closed:
             self._record_outcome(verdict)
             self._store_provenance()
-        self.watch.progress(4, _STEPS, "reported")
+        self.progress.update(4, _STEPS, "reported")
         version = self._enter(verdict, over) if verdict.passed or known else None
         return Registration(
             passed=verdict.passed,

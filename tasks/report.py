@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ratchet.gate.verdict import Verdict
     from ratchet.registry.provenance_record import Provenance
     from ratchet.reports.distributions import Distribution
-    from ratchet.reports.images import Example
+    from ratchet.reports.images import ErrorExample
 
 __all__ = ["write_report"]
 
@@ -64,16 +64,16 @@ def write_report(verdict: "Verdict", record: "Provenance", params: Params, works
 
 def _examples(
     predictions: "Predictions", explanations: "Explanations", params: Params, workspace: Workspace
-) -> "list[Example]":
+) -> "list[ErrorExample]":
     """Return the images with the most confident wrong predictions. Other samples are shown as texts."""
-    from ratchet.reports.images import Example
+    from ratchet.reports.images import ErrorExample
     from ratchet.training import ImageSplit, open_split
 
     worst = predictions.worst_errors()
     test = open_split(workspace.packed, "test", sample_timeout=params.training.sample_timeout)
     assert isinstance(test, ImageSplit), "the input is an image"
     return [
-        Example(
+        ErrorExample(
             image, predictions.ids[row], predictions.truth(row), predictions.answer(row), predictions.sureness(row),
             explanations.of(row),
         )
@@ -101,8 +101,8 @@ def _data_facts(manifest: Manifest, workspace: Workspace) -> dict[str, Any]:
     return {
         "name": manifest.name,
         "source": manifest.source,
-        "target": manifest.target.described,
-        "input": manifest.input.described,
+        "target": manifest.target.description,
+        "input": manifest.input.description,
         "quarantined": manifest.quarantined,
         "copies within splits": profile["copies_within_splits"],
         "label conflicts": profile["label_conflicts"]["groups"],

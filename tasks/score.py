@@ -21,7 +21,7 @@ from ratchet.serving.versions.following import load
 from ratchet.serving.versions.loaded import Identity, LoadedVersion
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
-from tasks.progress import Watch
+from tasks.progress import StageProgress
 
 __all__ = ["SHARD_ROWS", "Request", "Scored", "absolute", "loaded_version", "new_reader", "score"]
 
@@ -78,7 +78,7 @@ class Scored:
         )
 
 
-def score(params: Params, workspace: Workspace, request: Request, *, watch: Watch) -> Scored:
+def score(params: Params, workspace: Workspace, request: Request, *, progress: StageProgress) -> Scored:
     """Score the files of a request, or continue where an earlier attempt was killed.
 
     Raises:
@@ -95,13 +95,13 @@ def score(params: Params, workspace: Workspace, request: Request, *, watch: Watc
             jobs.forget(output)
         before = jobs.read_job(output)
         reference = request.model or configured(workspace, params)
-        version = _pinned(registry, reference, before, watch)
+        version = _pinned(registry, reference, before, progress)
         variant = before.variant if before else params.serving.variant
         with loaded_version(registry, version, params, variant=variant) as loaded:
             reader = new_reader(loaded, request.column)
             listing = reader.files(request.inputs)
             if reader.ignored.files:
-                watch.say(reader.ignored.text)
+                progress.say(reader.ignored.text)
             job = Job.of(
                 loaded,
                 listing,
@@ -111,9 +111,9 @@ def score(params: Params, workspace: Workspace, request: Request, *, watch: Watc
                 threads=params.serving.threads,
             )
             jobs.begin(output, job, before)
-            counts, earlier = jobs.score_shards(loaded, reader, listing, output, job, watch.progress)
+            counts, earlier = jobs.score_shards(loaded, reader, listing, output, job, progress.update)
             for note in reader.notes:
-                watch.say(f"warning: {note}")
+                progress.say(f"warning: {note}")
     return Scored(output.where, loaded.identity, *counts, earlier, time.monotonic() - began)
 
 
@@ -142,12 +142,12 @@ def new_reader(loaded: LoadedVersion, column: str | None) -> RowReader:
         raise DataError(f"{loaded.identity}: {error}") from None
 
 
-def _pinned(registry: ModelRegistry, reference: str, before: Job | None, watch: Watch) -> Version:
+def _pinned(registry: ModelRegistry, reference: str, before: Job | None, progress: StageProgress) -> Version:
     """Return the version that answers: that of the earlier attempt if the same reference is given."""
     version = registry.find(reference)
     if before is None or before.reference != reference or before.run == version.run_id:
         return version
-    watch.say(f"{reference} is version {version.number} now; this folder's job continues with {before.version}")
+    progress.say(f"{reference} is version {version.number} now; this folder's job continues with {before.version}")
     return registry.find(before.version)
 
 

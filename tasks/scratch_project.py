@@ -6,11 +6,11 @@ from pathlib import Path
 from ratchet.settings.model import BudgetSettings
 from ratchet.workspace import Workspace
 
-__all__ = ["Scratch"]
+__all__ = ["ScratchProject"]
 
 
 @dataclass(frozen=True)
-class Scratch(Workspace):
+class ScratchProject(Workspace):
     """The project, with settings and outputs in `folder`."""
 
     folder: Path

@@ -11,7 +11,7 @@ from typing import Any
 from ratchet import files, settings
 from ratchet.errors import StudyError, StudyUnavailable, TrackingUnavailable
 from ratchet.registry.runs import Run, end_trials
-from ratchet.scale import Shard, map_here
+from ratchet.scale import Call, map_here
 from ratchet.search.finalists import winner
 from ratchet.search.records import Study
 from ratchet.search.scheduler import release
@@ -20,7 +20,7 @@ from ratchet.settings.errors import spell
 from ratchet.settings.model import Params
 from ratchet.settings.search_space import winner_id
 from ratchet.workspace import HOLDER_VARIABLE, Workspace
-from tasks.progress import Watch
+from tasks.progress import StageProgress
 from tasks.search_study import begin
 from tasks.search_worker import new_owner
 from tasks.stopping import TrainingStopped, on_request
@@ -43,7 +43,7 @@ class Searched:
 
 
 def search(
-    params: Params, workspace: Workspace, *, watch: Watch, see: Callable[[Study], None] = lambda study: None
+    params: Params, workspace: Workspace, *, progress: StageProgress, see: Callable[[Study], None] = lambda study: None
 ) -> Searched:
     """Begin or continue the study of these settings, wait for its end, and write the winner to params.yaml.
 
@@ -58,9 +58,9 @@ def search(
     if has_work:
         run_workers(params, workspace, store, see=see)
         study = store.require()
-    publish(study, params, workspace, watch=watch)
+    publish(study, params, workspace, progress=progress)
     require_success(study)
-    changes = keep_winner(study, workspace, watch=watch) if study.state == "ended" else {}
+    changes = keep_winner(study, workspace, progress=progress) if study.state == "ended" else {}
     return Searched(store.require(), changes, page_of(study, workspace), has_work)
 
 
@@ -110,7 +110,7 @@ def run_workers(
         raise TrainingStopped(f"{store.name}: all workers were stopped; the same command continues")
 
 
-def shards_of(params: Params, name: str) -> list[Shard]:
+def shards_of(params: Params, name: str) -> list[Call]:
     """Return the worker processes of this machine: one for each GPU, or for each group of cores."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     gpus = _gpus(params)
@@ -124,7 +124,7 @@ def shards_of(params: Params, name: str) -> list[Shard]:
         if gpus:
             environment["CUDA_VISIBLE_DEVICES"] = _visible(place % gpus)
         content = {"study": name, "owner": new_owner(f"worker-{place}"), "threads": threads}
-        shards.append(Shard(content, environment, () if gpus else own))
+        shards.append(Call(content, environment, () if gpus else own))
     return shards
 
 
@@ -172,7 +172,7 @@ def require_success(study: Study) -> None:
         )
 
 
-def publish(study: Study, params: Params, workspace: Workspace, *, watch: Watch) -> None:
+def publish(study: Study, params: Params, workspace: Workspace, *, progress: StageProgress) -> None:
     """Write the page and the table of a study, and record both with its result in MLflow."""
     from ratchet.reports.search_page import search_page
 
@@ -193,12 +193,12 @@ def publish(study: Study, params: Params, workspace: Workspace, *, watch: Watch)
 
         ModelRegistry(workspace, params).log_files(run_id, {page: "search", table: "search"})
     except TrackingUnavailable as error:
-        watch.say(str(error))
+        progress.say(str(error))
     finally:
         run.journal.close()
 
 
-def keep_winner(study: Study, workspace: Workspace, *, watch: Watch) -> dict[str, tuple[Any, Any]]:
+def keep_winner(study: Study, workspace: Workspace, *, progress: StageProgress) -> dict[str, tuple[Any, Any]]:
     """Write the winner's settings to params.yaml, and return what has changed. Comments stay.
 
     Nothing is written if another setting that decides a training has changed since the study began.
@@ -212,7 +212,7 @@ def keep_winner(study: Study, workspace: Workspace, *, watch: Watch) -> dict[str
     changes = {key: (before[key], value) for key, value in values.items() if before[key] != value}
     if edited := _edited(study, now):
         assignments = " ".join(f"{key}={spell(value)}" for key, value in best.trial.values.items())
-        watch.say(
+        progress.say(
             f"params.yaml was changed since the search began ({', '.join(edited[:5])}), so the winner is not written. "
             f"To write it: `ratchet set {assignments}`"
         )

@@ -34,14 +34,14 @@ def run(stage: Callable[..., Any], *, unit: str) -> None:
         with (
             disk_errors(workspace.root),
             workspace.hold(f"the stage {name}", wait=_LEFT_SECONDS) as restored,
-            Terminal(name, unit=unit) as watch,
+            Terminal(name, unit=unit) as progress,
         ):
             if restored:  # DVC read params.yaml before it was restored
                 raise SettingsError(f"{restored}. Fix: run the same command again")
             if "DVC_STAGE" in os.environ and name != "code":
                 require_current(name, params, workspace)
-            result = stage(params, workspace, watch=watch)
-            watch.say(result.summary)
+            result = stage(params, workspace, progress=progress)
+            progress.say(result.summary)
             _refuse_if_dvc_would_record_an_edit(name, params, workspace)
     except RatchetError as error:
         sys.exit(f"{name}: {error}")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from ratchet.cost import Cost, CostMeter, time_text
+from ratchet.cost import CostMeter, TrainingCost, time_text
 from ratchet.errors import TrainingError
 from ratchet.settings.model import BudgetSettings
 
@@ -42,11 +42,11 @@ class Budget:
         meter: measures this attempt.
     """
 
-    def __init__(self, allowed: BudgetSettings, before: Cost | None, meter: CostMeter) -> None:
+    def __init__(self, allowed: BudgetSettings, before: TrainingCost | None, meter: CostMeter) -> None:
         self.meter = meter
         hours = {"wall": allowed.wall_hours, "cpu": allowed.cpu_hours, "gpu": allowed.gpu_hours}
         self._allowed = {kind: 3600 * most for kind, most in hours.items() if most}  # seconds
-        self._before = before or Cost(0.0, 0.0, 0.0)
+        self._before = before or TrainingCost(0.0, 0.0, 0.0)
         self._next_check = 0.0
         self._spent: str | None = None  # the first kind that was used up
 
@@ -86,7 +86,7 @@ class Budget:
         taken = self._taken(self.meter.spent())[self._spent]
         return BudgetSpent(self._message("stopped", self._spent, taken, step, total, kept=kept), step=step)
 
-    def _taken(self, now: Cost | None = None) -> dict[str, float]:
+    def _taken(self, now: TrainingCost | None = None) -> dict[str, float]:
         """Return the seconds of each kind over all attempts; `now` is the cost of this one."""
         costs = [self._before, now] if now else [self._before]
         return {kind: sum(getattr(cost, kind) for cost in costs) for kind in self._allowed}

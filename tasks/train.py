@@ -19,7 +19,7 @@ from tasks.baseline import Baseline, validated
 from tasks.changed_code import resumed
 from tasks.finished import bring_back, set_aside
 from tasks.machine import MachineUse
-from tasks.progress import Watch
+from tasks.progress import StageProgress
 from tasks.stopping import Budget, BudgetSpent, TrainingStopped, on_request
 from tasks.trained_model import TrainedModel, record_training
 from tasks.training_job import TrainingJob
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 __all__ = ["train"]
 
 
-def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str | None = None) -> TrainedModel:
+def train(
+    params: Params, workspace: Workspace, *, progress: StageProgress, flow_run: str | None = None
+) -> TrainedModel:
     """Train, or continue an interrupted training of the same key, and write the best model.
 
     Checkpoints of a running training are in data/running/KEY, which DVC does not own: it removes the outputs of a stage
@@ -60,7 +62,7 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
         on_request() as stop_requested,
     ):
         budget = Budget(params.budget, None if run.is_closed else total_cost(run.journal), meter)
-        recorder = _Recorder(params, workspace, watch, run, budget)
+        recorder = _Recorder(params, workspace, progress, run, budget)
         recorder.begin(job, store, rows=len(inputs.train), flow_run=flow_run)
         profile = run.journal.folder / "profile"
         if job.variant == "baseline":
@@ -78,7 +80,7 @@ def train(params: Params, workspace: Workspace, *, watch: Watch, flow_run: str |
             finished = recorder.record(events)
             baseline = Baseline.fit(job, inputs.train)
     if run.away:
-        watch.say(run.away)
+        progress.say(run.away)
     _write_outputs(workspace, store.folder, finished, job, saved_spec, baseline)
     return TrainedModel.load(workspace)
 
@@ -109,7 +111,7 @@ class _Recorder:
 
     params: Params
     workspace: Workspace
-    watch: Watch
+    progress: StageProgress
     run: "Run"
     budget: Budget
     curves: "Curves | None" = None
@@ -135,9 +137,9 @@ class _Recorder:
             self._record_stop(refusal)  # the attempt before may have been killed before it recorded this
             raise
         for message in unfinished(self.workspace, job):
-            self.watch.say(message)
+            self.progress.say(message)
         for change in job.code_changes:
-            self.watch.say(f"the training in {store.folder} goes on with changed code: {change}")
+            self.progress.say(f"the training in {store.folder} goes on with changed code: {change}")
 
         def before_write() -> None:
             """Record what the checkpoint is of. The note of an earlier run stays until this one has trained."""
@@ -147,7 +149,7 @@ class _Recorder:
 
         store.before_write = before_write  # in the thread that writes checkpoints: training does not wait for it
         if self.run.is_closed:
-            self.watch.say("a version was registered from this training: its record in MLflow stays as it is")
+            self.progress.say("a version was registered from this training: its record in MLflow stays as it is")
         else:
             code_changes = job.code_changes
             record_training(
@@ -212,19 +214,19 @@ class _Recorder:
                 case training.Points():
                     self._record_metrics(event, step=event.step)
                     text = self.last_epoch or f"loss {event.values['step/loss']:.4f}"
-                    self.watch.progress(event.step, self.total, text)
+                    self.progress.update(event.step, self.total, text)
                 case training.Epoch():
                     self._record_metrics(event, step=event.epoch, more=self.machine.metrics())
                     self.last_epoch = _epoch_summary(event, self.best)
-                    self.watch.progress(event.step, self.total, self.last_epoch)
+                    self.progress.update(event.step, self.total, self.last_epoch)
                 case training.Checkpointed():
                     if self.curves is not None:
                         self.curves.update()
                 case training.Notice():
-                    self.watch.say(event.text)
+                    self.progress.say(event.text)
                 case training.Trouble():
                     self.run.trouble(event.step, event.kind, event.text)
-                    self.watch.say(event.text)
+                    self.progress.say(event.text)
                 case training.Stopped():
                     raise self.budget.stopped(event.step, self.total, kept=event.kept)
                 case training.Finished():
@@ -234,12 +236,12 @@ class _Recorder:
     def _start(self, event: "training.Started") -> None:
         self.total, self.machine = event.total_steps, MachineUse(event.device)
         self.budget.meter.use(event.device)
-        self.watch.say(f"{event.described}; {event.precision}; {event.parameters:,} parameters")
+        self.progress.say(f"{event.device_name}; {event.precision}; {event.parameters:,} parameters")
         if event.resumed_from:
             name = event.resumed_from.name
-            self.watch.say(f"continues at step {event.step:,} of {event.total_steps:,}, from {name}")
-        self.watch.progress(event.step, event.total_steps)
-        self.run.tags({"ratchet.device": event.described, "ratchet.precision": event.precision})
+            self.progress.say(f"continues at step {event.step:,} of {event.total_steps:,}, from {name}")
+        self.progress.update(event.step, event.total_steps)
+        self.run.tags({"ratchet.device": event.device_name, "ratchet.precision": event.precision})
 
     def _record_metrics(
         self, event: "training.Points | training.Epoch", *, step: int, more: Mapping[str, float] | None = None

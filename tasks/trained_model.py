@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ratchet import files
 from ratchet.data.manifest import Manifest
-from ratchet.registry.provenance_record import CodeChange
+from ratchet.registry.provenance_record import ContinuedCode
 from ratchet.registry.runs import NAME
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
@@ -29,7 +29,7 @@ class TrainedModel:
     best_metric: str
     best_value: float
     steps: int
-    code_changes: tuple[CodeChange, ...] = ()  # those with which an interrupted training went on
+    code_changes: tuple[ContinuedCode, ...] = ()  # those with which an interrupted training went on
 
     @classmethod
     def load(cls, workspace: Workspace) -> "TrainedModel":
@@ -40,7 +40,7 @@ class TrainedModel:
         if "baseline" in described:
             baseline = described["baseline"]["name"]
             name = f"average of {name} and {baseline}" if name.startswith("blend:") else f"baseline {baseline}"
-        changes = tuple(map(CodeChange.load, described["training"].pop("code_changes", ())))
+        changes = tuple(map(ContinuedCode.load, described["training"].pop("code_changes", ())))
         return cls(name=name, code_changes=changes, **described["training"])
 
     @property
@@ -57,7 +57,7 @@ def record_training(
     *,
     flow_run: str | None,
     inputs: Mapping[str, str] | None = None,
-    code_changes: tuple[CodeChange, ...],
+    code_changes: tuple[ContinuedCode, ...],
 ) -> None:
     """Record settings, data and provenance of a training in MLflow, before its first step.
 
@@ -78,7 +78,7 @@ def record_training(
         name=manifest.name,
         digest=version.dvc_hash if version else manifest.digest,
         source=manifest.source if params.data.source == "digits" else params.data.path,
-        profile={"target": manifest.target.described, "rows": rows, "quarantined": manifest.quarantined},
+        profile={"target": manifest.target.description, "rows": rows, "quarantined": manifest.quarantined},
     )
     record = begin_record(
         run.journal.folder, workspace, params, flow_run=flow_run, inputs=inputs, code_changes=code_changes

@@ -10,7 +10,7 @@ from ratchet.data.manifest import Manifest
 from ratchet.errors import TrainingError
 from ratchet.kinds import ModelSpec
 from ratchet.problems import Target
-from ratchet.registry.provenance_record import CodeChange
+from ratchet.registry.provenance_record import ContinuedCode
 from ratchet.settings.model import Params, TrainingSettings
 from ratchet.workspace import Workspace
 from tasks.code import choice, own_code
@@ -36,7 +36,7 @@ class TrainingJob:
     variant: Variant  # what is stored: the network, the baseline, or the average of both
     identity: dict[str, str]  # digests of data, settings, code, pretrained weights and teacher
     parts: dict[str, dict[str, Any]]  # the content behind the digests, for messages; see `_parts`
-    code_changes: tuple[CodeChange, ...] = ()  # since it began, if the user let it go on with changed code
+    code_changes: tuple[ContinuedCode, ...] = ()  # since it began, if the user let it go on with changed code
 
     @property
     def code(self) -> dict[str, str]:
@@ -92,7 +92,7 @@ def make_plan(settings: TrainingSettings, target: Target, *, seed: int, kind: st
     """
     from ratchet import training
 
-    return training.settled(training.Plan(seed=seed, **settings.model_dump()), target, kind=kind)
+    return training.resolve_auto(training.Plan(seed=seed, **settings.model_dump()), target, kind=kind)
 
 
 def _deciding(spec: "ModelSpec") -> dict[str, Any]:

@@ -13,7 +13,7 @@ from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
 from tasks.training_job import TrainingJob
 
-__all__ = ["NOTE", "Difference", "Unfinished", "checkpoint_steps", "note", "unfinished"]
+__all__ = ["NOTE", "SettingDifference", "Unfinished", "checkpoint_steps", "note", "unfinished"]
 
 NO_RESULT = "it finds interrupted trainings"
 
@@ -23,7 +23,7 @@ _TRAININGS_SHOWN = 3
 
 
 @dataclass(frozen=True)
-class Difference:
+class SettingDifference:
     """A setting or a file that differs from an interrupted training."""
 
     name: str  # key in params.yaml, or path in the project folder
@@ -44,7 +44,7 @@ class Unfinished:
     folder: Path
     step: int
     total: int | None  # None: not recorded
-    differences: tuple[Difference, ...]
+    differences: tuple[SettingDifference, ...]
     is_checkout: bool  # of a revision: its settings and files are not the user's to restore
 
     @property
@@ -99,7 +99,7 @@ def _others(workspace: Workspace, job: TrainingJob) -> Iterator[Unfinished]:
             yield Unfinished(folder, max(steps), None, (), workspace.is_checkout)
 
 
-def _differences(recorded: dict[str, Any], current: dict[str, dict[str, Any]]) -> Iterator[Difference]:
+def _differences(recorded: dict[str, Any], current: dict[str, dict[str, Any]]) -> Iterator[SettingDifference]:
     for kind in current:
         before, now = recorded[kind], json.loads(json.dumps(current[kind]))  # tuples become lists
         if kind == "data" and before["data/packed"] == now["data/packed"]:
@@ -111,7 +111,7 @@ def _differences(recorded: dict[str, Any], current: dict[str, dict[str, Any]]) -
         if kind == "data" and len(changed) > 1:
             changed.remove("data/packed")  # the changed settings are the reason
         for name in changed:
-            yield Difference(name, kind, before.get(name), now.get(name))
+            yield SettingDifference(name, kind, before.get(name), now.get(name))
 
 
 def checkpoint_steps(folder: Path) -> list[int]:

@@ -124,7 +124,7 @@ def _data(manifest: Manifest, workspace: Workspace, record: "Provenance") -> dic
         "name": manifest.name,
         "source": urls.redacted(manifest.source),
         "version": record.dvc.get("data/packed"),
-        "target": manifest.target.described,
+        "target": manifest.target.description,
         "copies within splits": profile["copies_within_splits"],
         "samples with several labels": profile["label_conflicts"]["groups"],
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ratchet.cost import POWERCAP, Cost, CostMeter, add
+from ratchet.cost import POWERCAP, CostMeter, TrainingCost, add
 
 BURNS = "import sys, time\nwhile time.process_time() < 0.4: pass\nprint('burnt', flush=True)\nsys.stdin.read()\n"
 
@@ -84,21 +84,21 @@ def test_gpu_time_and_energy_count_from_first_use() -> None:
 
 
 def test_attempts_add_up_and_unknown_energy_stays_unknown() -> None:
-    first = Cost(10.0, 20.0, 5.0, {"GPU": 360.0, "processor": 36.0})
-    second = Cost(1.0, 2.0, 0.5, {"GPU": 36.0})
+    first = TrainingCost(10.0, 20.0, 5.0, {"GPU": 360.0, "processor": 36.0})
+    second = TrainingCost(1.0, 2.0, 0.5, {"GPU": 36.0})
     assert add([]) is None
     assert add([first]) == first
-    assert add([first, second]) == Cost(11.0, 22.0, 5.5, {"GPU": 396.0}, attempts=2)
-    assert Cost.from_json(first.to_json()) == first
+    assert add([first, second]) == TrainingCost(11.0, 22.0, 5.5, {"GPU": 396.0}, attempts=2)
+    assert TrainingCost.from_json(first.to_json()) == first
 
 
 def test_it_is_told_in_words_and_hours() -> None:
-    cheap = Cost(23.4, 41.2, 0.0)
+    cheap = TrainingCost(23.4, 41.2, 0.0)
     assert cheap.summary == "23.4 s wall, 41.2 CPU-seconds"
     assert cheap.metrics() == pytest.approx(
         {"cost/wall_hours": 0.0065, "cost/cpu_hours": 41.2 / 3600, "cost/gpu_hours": 0.0}
     )
-    dear = Cost(3600.0 * 30, 3600.0 * 100, 3600.0 * 29, {"GPU": 3.6e7, "processor": 3.6e6}, attempts=3)
+    dear = TrainingCost(3600.0 * 30, 3600.0 * 100, 3600.0 * 29, {"GPU": 3.6e7, "processor": 3.6e6}, attempts=3)
     assert dear.summary == "30 h wall, 100 CPU-hours, 29 GPU-hours, 11,000 Wh (GPU and processor), in 3 attempts"
     assert dear.metrics()["cost/energy_wh"] == pytest.approx(11000.0)
-    assert Cost(600.0, 1200.0, 300.0).summary == "10 min wall, 20 CPU-minutes, 5 GPU-minutes"
+    assert TrainingCost(600.0, 1200.0, 300.0).summary == "10 min wall, 20 CPU-minutes, 5 GPU-minutes"

@@ -64,7 +64,7 @@ from pathlib import Path
 import numpy as np
 from ratchet.kinds import image_spec
 from ratchet.training import CheckpointStore, Finished, ImageSplit, Plan, TrainingInputs, fit
-from ratchet.training import load_model, predict_outputs, save_model, settled
+from ratchet.training import load_model, predict_outputs, save_model, resolve_auto
 
 def split(name, rows, first):
     generator = np.random.default_rng(first)
@@ -75,7 +75,7 @@ def split(name, rows, first):
 folder = Path(tempfile.mkdtemp(dir=sys.argv[1]))
 spec = image_spec("convnet", ("dark", "bright"), 1, 8, 8, (100.0,), (60.0,))
 train, validation = split("train", 24, 0), split("validation", 8, 100)
-plan = settled(Plan(**PLAN), spec.target)
+plan = resolve_auto(Plan(**PLAN), spec.target)
 store = CheckpointStore(folder / "checkpoints")
 inputs = TrainingInputs(train, validation, spec, plan, identity={"data": "made here"})
 *_, finished = fit(inputs, store=store)

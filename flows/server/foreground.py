@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from flows.server.lifecycle import down, exclusive, up
-from ratchet.servers.record import Record
+from ratchet.servers.record import ServerRecord
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 
@@ -48,10 +48,10 @@ def stay(workspace: Workspace, params: Params, *, say: Callable[[str], None]) ->
 
 def _supervisor_died(workspace: Workspace, say: Callable[[str], None]) -> bool:
     """Wait. Returns True when the supervisor has died, False when everything was stopped by `ratchet down`."""
-    while Record.read(workspace).alive():
+    while ServerRecord.read(workspace).alive():
         time.sleep(_INTERVAL)
     with exclusive(workspace, say):  # another `up` or `down` may be replacing it
-        return bool(Record.read(workspace).services)
+        return bool(ServerRecord.read(workspace).services)
 
 
 @contextmanager

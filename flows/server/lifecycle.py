@@ -27,7 +27,7 @@ from ratchet.servers import addresses, start
 from ratchet.servers.environment import require_secrets
 from ratchet.servers.http import answers
 from ratchet.servers.ports import free_port_after, port_holder
-from ratchet.servers.record import TITLES, Record, failure, start_supervisor
+from ratchet.servers.record import TITLES, ServerRecord, failure, start_supervisor
 from ratchet.servers.supervisor import Launch, Service, end_marked
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
@@ -77,7 +77,7 @@ def down(workspace: Workspace, *, say: Callable[[str], None]) -> None:
         PlatformError: .ratchet/servers.json is damaged.
     """
     with exclusive(workspace, say):
-        record, began = Record.read(workspace), time.monotonic()
+        record, began = ServerRecord.read(workspace), time.monotonic()
         if not record.services:
             say("nothing is up")
         alive = record.alive()
@@ -132,7 +132,7 @@ class _Startup:
     def __init__(self, workspace: Workspace, params: Params, say: Callable[[str], None]) -> None:
         self.workspace, self.params, self.say = workspace, params, say
         self.platform = params.platform
-        self.record = Record.read(workspace)
+        self.record = ServerRecord.read(workspace)
         self.fresh = not self.record.alive()
         self.tracking = mlflow_store.address(workspace, params.tracking)
         api = self.platform.prefect_api
@@ -155,7 +155,7 @@ class _Startup:
             return self._configure(failures)
         except BaseException:
             if self.fresh:
-                Record.read(self.workspace).end()
+                ServerRecord.read(self.workspace).end()
                 remove_client_file(self.workspace)
             raise
 
@@ -203,7 +203,7 @@ class _Startup:
         if self.record.services:
             self.say(f"supervisor: process {self.record.pid} is gone; restarting all services")
             self.record.end()
-            self.record = Record.read(self.workspace)
+            self.record = ServerRecord.read(self.workspace)
         self._check_ports(names)
         addresses.require_authentication(
             self.platform,
@@ -216,7 +216,7 @@ class _Startup:
         launches = [self._launch(name) for name in names]
         process = start_supervisor(self.workspace, launches)
         process.returncode = 0  # it outlives this process, which must neither wait for it nor warn
-        self.record = Record.read(self.workspace)
+        self.record = ServerRecord.read(self.workspace)
         if not self.record.services:
             raise failure(launches[0].service, "the supervisor ended while starting")
         return dict.fromkeys(names, 0)
@@ -296,7 +296,7 @@ class _Startup:
             ):
                 self.say(f"alerts: to {', '.join(receivers)}")
             deployments = self._deploy(client, failures)
-        mlflow = Record.read(self.workspace).services.get("mlflow")
+        mlflow = ServerRecord.read(self.workspace).services.get("mlflow")
         tracking = mlflow.address if mlflow else self.tracking
         return Addresses(self.api.removesuffix("/api"), self.api, tracking, tuple(deployments))
 
@@ -329,7 +329,7 @@ class _Startup:
         """Wait until services are up; `failures` as `_start` returns them."""
         pending, progress = dict(failures), StartProgress(start.START_TIMEOUT)
         while pending:
-            record = Record.read(self.workspace)
+            record = ServerRecord.read(self.workspace)
             for name, limit in list(pending.items()):
                 service = record.services.get(name, self.record.services[name])
                 if service.restarts > limit or not record.alive():

@@ -8,7 +8,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.events.schemas.events import Event, Resource
 
 from ratchet.servers.http import read_json
-from ratchet.servers.record import Record
+from ratchet.servers.record import ServerRecord
 from ratchet.workspace import Workspace
 
 __all__ = ["NOT_SERVED", "WITHDRAWN", "ServingWatch"]
@@ -31,7 +31,7 @@ class ServingWatch:
         Raises:
             httpx.HTTPError: Prefect's server does not answer.
         """
-        service = Record.read(self.workspace).services.get("serving")
+        service = ServerRecord.read(self.workspace).services.get("serving")
         state = read_json(service.health) if service else None
         if state is None:  # it is not started, or does not answer
             return

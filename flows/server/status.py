@@ -10,7 +10,7 @@ from typing import Literal
 
 from ratchet.servers.addresses import prefect_credentials
 from ratchet.servers.http import answers, read_json
-from ratchet.servers.record import TITLES, Record
+from ratchet.servers.record import TITLES, ServerRecord
 from ratchet.servers.start import POOL, START_TIMEOUT, worker_name
 from ratchet.servers.supervisor import Service
 from ratchet.workspace import Workspace
@@ -51,7 +51,7 @@ def status(workspace: Workspace) -> list[ServerStatus]:
     Raises:
         PlatformError: .ratchet/servers.json is damaged.
     """
-    record, states = Record.read(workspace), []
+    record, states = ServerRecord.read(workspace), []
     for name in TITLES:
         if service := record.services.get(name):
             state = service_state(workspace, record, service)
@@ -67,7 +67,7 @@ def status(workspace: Workspace) -> list[ServerStatus]:
     return states
 
 
-def service_state(workspace: Workspace, record: Record, service: Service) -> State:
+def service_state(workspace: Workspace, record: ServerRecord, service: Service) -> State:
     """Return the state of a service that was started."""
     if not record.alive():
         return "down"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["Cost", "CostMeter", "add", "time_text"]
+__all__ = ["CostMeter", "TrainingCost", "add", "time_text"]
 
 NO_RESULT = {"train": "it measures time and energy; the cost is no output of this stage"}
 
@@ -17,7 +17,7 @@ POWERCAP = Path("/sys/class/powercap")  # energy counters of the processor, on L
 
 
 @dataclass(frozen=True)
-class Cost:
+class TrainingCost:
     """Cost in seconds and joules."""
 
     wall: float
@@ -48,18 +48,18 @@ class Cost:
         return {"wall": self.wall, "cpu": self.cpu, "gpu": self.gpu, "energy": dict(self.energy)}
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "Cost":
+    def from_json(cls, content: Mapping[str, Any]) -> "TrainingCost":
         """Read what `to_json` returned."""
         return cls(**{name: content[name] for name in ("wall", "cpu", "gpu", "energy")})
 
 
-def add(costs: Iterable[Cost]) -> Cost | None:
+def add(costs: Iterable[TrainingCost]) -> TrainingCost | None:
     """Return the sum over attempts, or None without any. A device's energy is dropped if an attempt lacks it."""
     attempts = list(costs)
     if not attempts:
         return None
     measured = set.intersection(*(set(cost.energy) for cost in attempts))
-    return Cost(
+    return TrainingCost(
         wall=sum(cost.wall for cost in attempts),
         cpu=sum(cost.cpu for cost in attempts),
         gpu=sum(cost.gpu for cost in attempts),
@@ -96,11 +96,11 @@ class CostMeter:
             self._energy.append(_GpuEnergy(device))
             self.spent()
 
-    def spent(self) -> Cost:
+    def spent(self) -> TrainingCost:
         """Return the cost so far."""
         now = time.monotonic()
         joules = {counter.name: counter.joules() for counter in self._energy}
-        return Cost(
+        return TrainingCost(
             wall=now - self._began,
             cpu=max(0.0, _cpu_seconds() - self._cpu),
             gpu=now - self._gpu_began if self._gpu_began is not None else 0.0,

@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 from PIL import Image
 
-from ratchet.data.reading.images import Decoder
+from ratchet.data.reading.images import ImageDecoder
 from ratchet.data.reading.storage import LocalFolder
 from ratchet.errors import DataError, WorkspaceError
 
@@ -170,7 +170,7 @@ def test_a_file_without_read_permission_is_a_fact() -> None:
         path.chmod(0)
         os.chmod(folder, 0o755)
         with _as_nobody():
-            facts, _ = Decoder((8, 1), 100).read_one(LocalFolder(Path(folder)).read, "a.png")
+            facts, _ = ImageDecoder((8, 1), 100).read_one(LocalFolder(Path(folder)).read, "a.png")
     assert facts.permitted is False
     assert facts.readable is None
 

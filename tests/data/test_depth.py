@@ -123,7 +123,7 @@ def test_a_transparent_value_is_white_and_sets_no_scale(tmp_path: Path) -> None:
     values = scan(1)
     values[5] = 65_535
     Image.fromarray(values).save(tmp_path / "a.png", transparency=65_535)
-    decoder = images.Decoder((32, 1), 10**7, depth=12)
+    decoder = images.ImageDecoder((32, 1), 10**7, depth=12)
     facts, pixels = decoder.read_one(storage.LocalFolder(tmp_path).read, "a.png")
     assert facts.depth == 12
     assert pixels is not None

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ratchet.data.reading.images import FORMATS, Decoder, Facts, check_formats, format_of_extension
+from ratchet.data.reading.images import FORMATS, Facts, ImageDecoder, check_formats, format_of_extension
 from ratchet.data.reading.pixels import to_pixels
 from ratchet.data.reading.storage import LocalFolder
 
 
 def read(path: Path, shape: tuple[int, int] | None = (8, 1)) -> tuple[Facts, np.ndarray | None]:
-    return Decoder(shape, max_pixels=10**7).read_one(LocalFolder(path.parent).read, path.name)
+    return ImageDecoder(shape, max_pixels=10**7).read_one(LocalFolder(path.parent).read, path.name)
 
 
 def test_orientation_is_applied(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from ratchet.data.reading import images
-from ratchet.data.reading.images import Decoder
+from ratchet.data.reading.images import ImageDecoder
 from ratchet.data.reading.pixels import digest_of_pixels, full_digest
 from ratchet.data.reading.plain_png import plain_png
 
@@ -43,7 +43,7 @@ def test_short_reading_gives_what_pillow_gives(mode: str, channels: int, monkeyp
         Image.fromarray(np.arange(180, dtype=np.uint16).reshape(12, 15) * 300).save(file, "PNG")
         content = file.getvalue()
     files = [content, *_damaged(content)]
-    decoder = Decoder((8, channels), 1 << 20)
+    decoder = ImageDecoder((8, channels), 1 << 20)
     facts, pixels = decoder.read_all(files.__getitem__, range(len(files)))
     monkeypatch.setattr(images, "plain_png", lambda content: None)
     expected, whole = decoder.read_all(files.__getitem__, range(len(files)))

@@ -19,7 +19,7 @@ from ratchet.errors import TrainingError
 from ratchet.training import ImageSplit
 from ratchet.training.custom_dataset import DatasetSplit, _Stack
 from ratchet.training.custom_samples import Factory
-from ratchet.training.sample_reader import Reader
+from ratchet.training.sample_reader import SampleReader
 from tests.doctor.test_models import CPU, PLAN, SPEC, TRAIN, VALIDATION, Net, look, split
 
 
@@ -214,7 +214,7 @@ def opened(factory: Factory, name: str, first: int) -> DatasetSplit:
     return DatasetSplit(
         name, (), np.array([label for _, label in read], np.int64),
         np.arange(first, first + len(read), dtype=np.uint64),
-        reader=Reader(factory, _Stack((height, width, channels), "float32"), workers=0),
+        reader=SampleReader(factory, _Stack((height, width, channels), "float32"), workers=0),
         places=np.arange(len(read)), low=np.zeros(channels, np.float32), high=np.ones(channels, np.float32),
     )  # fmt: skip
 

@@ -20,7 +20,7 @@ from ratchet.gate.rules import ExportResult, MetricResult
 from ratchet.gate.text import message, rule_text
 from ratchet.gate.verdict import Verdict
 from ratchet.problems import Classes
-from ratchet.reports.run_report import Example, ReportContent, render
+from ratchet.reports.run_report import ErrorExample, ReportContent, render
 from ratchet.settings.model import EvaluationSettings, GateSettings, Params
 
 FEW = EvaluationSettings(resamples=100)
@@ -93,7 +93,7 @@ def content(predictions: Predictions) -> ReportContent:
         metrics=metrics,
         history=epochs,
         examples=[
-            Example(
+            ErrorExample(
                 images[row].astype(np.uint8),
                 id=predictions.ids[row],
                 truth=predictions.target.names[predictions.targets[row]],

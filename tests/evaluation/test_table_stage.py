@@ -50,7 +50,7 @@ def evaluated(root: Path, labels: str, problem: str) -> tuple[Workspace, Metrics
         torch.manual_seed(0)
         save_model(workspace.model, build(spec).state_dict(), spec, about={"training": training})
         Baseline("another start", spec, build(spec).eval()).write(workspace)
-    evaluate(Params(evaluation=SETTINGS), workspace, watch=Terminal("evaluate", unit="rows"))
+    evaluate(Params(evaluation=SETTINGS), workspace, progress=Terminal("evaluate", unit="rows"))
     return workspace, read_metrics(workspace.reports)
 
 

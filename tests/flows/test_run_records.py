@@ -14,7 +14,7 @@ from flows.run_records import close_dead_runs
 from flows.server.client import prefect_client
 from ratchet.servers import client_environment, prefect_server
 from ratchet.servers.http import answers
-from ratchet.servers.record import Record
+from ratchet.servers.record import ServerRecord
 from ratchet.servers.supervisor import started_at
 from ratchet.workspace import Workspace
 
@@ -76,7 +76,7 @@ def api(workspace: Workspace) -> Iterator[str]:
 
 def test_private_server_keeps_its_files_in_the_workspace(workspace: Workspace, api: str) -> None:
     assert answers(f"{api}/health")
-    assert Record.read(workspace).api is None  # it is not the one of `ratchet up`
+    assert ServerRecord.read(workspace).api is None  # it is not the one of `ratchet up`
     assert client_environment(workspace, api)["PREFECT_HOME"].startswith(str(workspace.state))
     assert (workspace.state / "prefect" / "prefect.db").is_file()
 
@@ -124,7 +124,7 @@ def test_living_run_stays_when_the_clock_is_set(workspace: Workspace, api: str, 
 
 
 def test_servers_are_known_when_the_clock_is_set(tmp_path: Path, set_clock: Callable[[], None]) -> None:
-    record = Record(tmp_path / "servers.json", os.getpid(), started_at(os.getpid()))
+    record = ServerRecord(tmp_path / "servers.json", os.getpid(), started_at(os.getpid()))
     set_clock()
     assert record.alive()
 

@@ -7,7 +7,7 @@ import pytest
 from ratchet.evaluation.answers import ScoreUnit
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.latency import Cost, Costs
-from ratchet.gate.case import Comparison, LeftOut, Obstacle
+from ratchet.gate.case import ChampionTest, LeftOut, Obstacle
 from ratchet.gate.rules import (
     CalibrationResult,
     ChampionResult,
@@ -46,7 +46,7 @@ LOW = accuracy(False, Interval(0.21, 0.25, 0.2946), 400)
 COMPARED = ChampionResult(
     True,
     champion="digits version 3",
-    comparison=Comparison(1, rows=1000, p=0.0025, level=0.0086, remaining=0.041, won=True),
+    comparison=ChampionTest(1, rows=1000, p=0.0025, level=0.0086, remaining=0.041, won=True),
     scores=paired(921, 897, 46, 22, Interval(0.008, 0.024, 0.04)),
     test_images=1400,
     left_out=LeftOut(seen=316, unknown=50, reserved=34),
@@ -55,7 +55,7 @@ COMPARED = ChampionResult(
 LOST = ChampionResult(
     False,
     champion="digits version 3",
-    comparison=Comparison(2, rows=1000, p=0.31, level=0.0036, remaining=0.038, won=False),
+    comparison=ChampionTest(2, rows=1000, p=0.31, level=0.0036, remaining=0.038, won=False),
     scores=paired(900, 897, 25, 22, Interval(-0.01, 0.003, 0.016)),
     test_images=1000,
 )
@@ -132,7 +132,7 @@ def test_comparison_with_the_champion_has_all_values() -> None:
 
 def test_identical_answers_are_named() -> None:
     scores = paired(390, 390, 0, 0, Interval(0.0, 0.0, 0.0))
-    comparison = Comparison(1, rows=400, p=1.0, level=0.0086, remaining=0.041, won=False)
+    comparison = ChampionTest(1, rows=400, p=1.0, level=0.0086, remaining=0.041, won=False)
     same = ChampionResult(
         True, champion="pets version 3", comparison=comparison, scores=scores, goal="not-worse", test_images=400
     )

@@ -13,7 +13,7 @@ import pytest
 from ports import reserved_port
 from waiting import until
 
-from ratchet.servers.record import Record, start_supervisor
+from ratchet.servers.record import ServerRecord, start_supervisor
 from ratchet.servers.supervisor import Launch, Service
 from ratchet.workspace import Workspace
 
@@ -41,8 +41,8 @@ def test_small(torn_down: None) -> None:
     workspace = Workspace(PLACE)
     service = Service("part", "", str(PLACE / "part.log"), "part", 5.0)
     _supervisor = start_supervisor(workspace, [Launch(service, SLEEP, dict(os.environ))])
-    command = until(lambda: Record.read(workspace).services["part"].pid)
-    part = Record.read(workspace)
+    command = until(lambda: ServerRecord.read(workspace).services["part"].pid)
+    part = ServerRecord.read(workspace)
     alone = subprocess.Popen(SLEEP, start_new_session=True)
     child = subprocess.Popen(SLEEP)
     say([part.pid, command, alone.pid, child.pid])
@@ -55,7 +55,7 @@ def test_servers(project: Any, torn_down: None) -> None:
     up = subprocess.Popen(["ratchet", "up"], cwd=project.root, env=project.environment)
 
     def started() -> list[int]:
-        record = Record.read(project.workspace)
+        record = ServerRecord.read(project.workspace)
         commands = [part.pid for part in record.services.values() if part.pid]
         return [up.pid, record.pid, *commands] if len(commands) == 4 else []
 

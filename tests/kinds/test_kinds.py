@@ -96,7 +96,7 @@ def test_columns_of_a_table_are_sorted_by_type() -> None:
     table = TableInput((NUMBER, COLOUR, DATE))
     assert table.numeric == (NUMBER, DATE)
     assert table.categorical == (COLOUR,)
-    assert table.described == "3 columns"
+    assert table.description == "3 columns"
 
 
 def test_16_bit_images_are_served_as_such() -> None:
@@ -183,6 +183,6 @@ def test_next_tokens_are_served_as_probabilities_at_each_place() -> None:
 
 
 def test_targets_are_described_for_people() -> None:
-    described = [target.described for target in TARGETS]
+    described = [target.description for target in TARGETS]
     assert described == ["2 classes", "2 labels", "numbers cnt, price", "next token"]
     assert [target.outputs for target in TARGETS] == [2, 2, 2, 65]

@@ -16,7 +16,7 @@ from ratchet import files
 from ratchet.errors import LedgerBroken, RegistryError
 from ratchet.registry import audit as auditing
 from ratchet.registry import recovery
-from ratchet.registry.chain import COLUMNS, FIRST, Entry
+from ratchet.registry.chain import COLUMNS, FIRST, LedgerEntry
 from ratchet.registry.heads import FILE
 from ratchet.registry.ledger import Ledger
 from ratchet.settings.model import Params, RegistrySettings
@@ -45,7 +45,7 @@ def edit(line: Line, *statements: str) -> None:
             connection.execute(statement)
 
 
-def rewrite(line: Line, change: Callable[[Entry], Entry], start: int = 1) -> None:
+def rewrite(line: Line, change: Callable[[LedgerEntry], LedgerEntry], start: int = 1) -> None:
     """Change every entry from `start` on, seal it again, and update the anchor in MLflow."""
     ledger = Ledger(line.place.workspace, line.params.registry.ledger)
     entries, before = [], FIRST
@@ -63,7 +63,7 @@ def rewrite(line: Line, change: Callable[[Entry], Entry], start: int = 1) -> Non
     line.promotions.registry.set_anchor(line.name, entries[-1].seal)
 
 
-def forged(entry: Entry) -> Entry:
+def forged(entry: LedgerEntry) -> LedgerEntry:
     return replace(entry, why=f"{entry.why}!")
 
 
@@ -417,7 +417,7 @@ def test_a_sealed_entry_with_unreadable_content_is_a_fault(
     """An added entry has a valid seal. Content of another type stops every act with a clear error."""
     ledger = fill(project, 2)
     last = ledger.entries()[-1]
-    added = Entry(3, last.at, "eve", what, "pets", "1", "", content, last.seal, "")
+    added = LedgerEntry(3, last.at, "eve", what, "pets", "1", "", content, last.seal, "")
     row = replace(added, seal=added.sealed()).row()
     with closing(sqlite3.connect(project.mlruns / "ledger.db")) as connection, connection:
         marks = ", ".join(f":{name}" for name in COLUMNS)

@@ -9,7 +9,7 @@ import pytest
 from markdown_it import MarkdownIt
 from measured import measure_classes as measure
 
-from ratchet.cost import Cost
+from ratchet.cost import TrainingCost
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.metrics import NamedMetric
 from ratchet.evaluation.robustness import Robustness
@@ -60,7 +60,7 @@ def content() -> CardContent:
             "data.path": ("s3://me:secret@host/images", "data/raw"),
             "training.betas": ([0.9, 0.99], [0.9, 0.999]),
         },
-        cost=Cost(23.0, 41.0, 0.0),
+        cost=TrainingCost(23.0, 41.0, 0.0),
         checksums={"model.safetensors": "ab" * 32},
         address="sqlite:///mlruns/mlflow.db",
         lineage={"provenance": "00112233", "commit": None},

@@ -101,7 +101,7 @@ class Pets:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             save_model(self.workspace.model, build(spec).state_dict(), spec, about={"training": {}})
-        evaluate(self.params, self.workspace, watch=Terminal("evaluate", unit="rows"))
+        evaluate(self.params, self.workspace, progress=Terminal("evaluate", unit="rows"))
         run = Run(self.workspace, self.params, f"run-{self.runs}")
         run.settings({"seed": seed})
         run_id = run.send()

@@ -138,7 +138,7 @@ def test_it_is_judged_as_champion(project: Workspace, monkeypatch: pytest.Monkey
     with torch.random.fork_rng():
         save_model(project.model, build(spec).state_dict(), spec, about={"training": TRAINING})
         Baseline.fit(job, open_split(project.packed, "train")).write(project)
-    evaluate(params, project, watch=Terminal("evaluate", unit="rows"))
+    evaluate(params, project, progress=Terminal("evaluate", unit="rows"))
     run = Run(project, params, "newer")
     run_id = run.send()
     run.journal.close()

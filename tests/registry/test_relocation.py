@@ -18,7 +18,7 @@ from ratchet.errors import RegistryError, TrackingRefused, TrackingUnavailable
 from ratchet.references import broken_references
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.relocation import former_roots, moved_fault, relocate
-from ratchet.servers.record import Record
+from ratchet.servers.record import ServerRecord
 from ratchet.settings import load, template
 from ratchet.settings.model import TrackingSettings
 from ratchet.workspace import Workspace
@@ -123,10 +123,10 @@ def test_copy_does_not_own_the_servers_of_the_original(tmp_path: Path) -> None:
     (original.state / "logs").mkdir(parents=True)
     files.write_json(original.state / "servers.json", {"pid": os.getpid(), "created": 0.0, "services": [service]})
     shutil.copytree(original.root, copy.root)
-    assert list(Record.read(original).services) == ["mlflow"]
-    assert Record.read(copy).services == {}
+    assert list(ServerRecord.read(original).services) == ["mlflow"]
+    assert ServerRecord.read(copy).services == {}
     shutil.rmtree(original.root)
-    assert list(Record.read(copy).services) == ["mlflow"], "a moved project still ends its own servers"
+    assert list(ServerRecord.read(copy).services) == ["mlflow"], "a moved project still ends its own servers"
 
 
 def project_at(root: Path, *places: str) -> Workspace:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from waiting import until
 
-from ratchet.cost import Cost
+from ratchet.cost import TrainingCost
 from ratchet.errors import RegistryError, TrackingRefused, TrackingUnavailable, TrainingError
 from ratchet.registry.mlflow_store import VIEW, check_experiment, connect, experiment_id, file_errors, reachable
 from ratchet.registry.runs import NAME, Run, send_all, total_cost
@@ -375,9 +375,9 @@ def test_total_cost_adds_the_last_record_of_each_attempt(place: Any, key: str) -
     run = Run(place.workspace, place.params, key)
     assert total_cost(run.journal) is None
     for attempt, seconds in (("first", 1.0), ("first", 5.0), ("second", 2.0), ("second", 3.0)):
-        run.cost(attempt, Cost(seconds, 2 * seconds, 0.0))
+        run.cost(attempt, TrainingCost(seconds, 2 * seconds, 0.0))
     run_id = run.send()
-    assert total_cost(closed(run).journal) == Cost(8.0, 16.0, 0.0, attempts=2)
+    assert total_cost(closed(run).journal) == TrainingCost(8.0, 16.0, 0.0, attempts=2)
     assert run.journal.is_sent
     assert place.client.get_run(run_id).data.metrics == {}
 
@@ -386,11 +386,11 @@ def test_a_later_attempt_writes_nothing_to_a_registered_run(tmp_path: Path) -> N
     workspace, params = Workspace(tmp_path), Params(tracking=TrackingSettings(uri=DEAD))
     first = Run(workspace, params, "k")
     first.tags({"a": "b"})
-    first.cost("1", Cost(1.0, 1.0, 0.0))
+    first.cost("1", TrainingCost(1.0, 1.0, 0.0))
     first.journal.seal("weights")
     before = closed(first).journal.entries(0)
     again = Run(workspace, params, "k")
     log_training(again)
-    again.cost("2", Cost(5.0, 5.0, 0.0))
+    again.cost("2", TrainingCost(5.0, 5.0, 0.0))
     assert again.is_closed
     assert closed(again).journal.entries(0) == before

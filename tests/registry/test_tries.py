@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ratchet.gate.case import Comparison
+from ratchet.gate.case import ChampionTest
 from ratchet.gate.rules import ChampionResult
 from ratchet.gate.significance import Tries, spend
 from ratchet.gate.verdict import Verdict
-from ratchet.registry.ledger import Entry
+from ratchet.registry.ledger import LedgerEntry
 from ratchet.registry.samples import Samples
-from ratchet.registry.tries import Question, judgement, known_try, tries_before
+from ratchet.registry.tries import TryKey, judgement, known_try, tries_before
 
 
 def samples(first: int, count: int) -> Samples:
@@ -28,20 +28,20 @@ class Log:
     """The entries of one model in memory."""
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[LedgerEntry] = []
 
     def add(self, what: str, version: str | None = None, **content: Any) -> None:
         written: Mapping[str, Any] = json.loads(json.dumps(content))
         number = len(self.entries) + 1
-        self.entries.append(Entry(number, "", "ann", what, "pets", version, "", written, "", f"seal {number}"))
+        self.entries.append(LedgerEntry(number, "", "ann", what, "pets", version, "", written, "", f"seal {number}"))
 
     def judge(self, run: str, rows: Samples, *, over: str | None = "1", won: bool = False) -> Tries:
         """Add one candidate's try; return the tries before it."""
-        question = Question(run, over, f"answers of {run}", rows, {"confidence": 0.95})
+        question = TryKey(run, over, f"answers of {run}", rows, {"confidence": 0.95})
         before = tries_before(self.entries, rows, np.ones(len(rows), np.bool_))
         level = spend(before, confidence=0.95)
         p = level.level if won else 0.5
-        comparison = Comparison(before.count + 1, len(rows), p, level.level, level.remaining, won)
+        comparison = ChampionTest(before.count + 1, len(rows), p, level.level, level.remaining, won)
         verdict = Verdict(won, (ChampionResult(won, champion=over, comparison=comparison if over else None),))
         self.add("judge", **judgement(self.entries, question, before, verdict, reserved=0.0))
         return before
@@ -129,11 +129,11 @@ def test_samples_of_a_far_larger_set_are_recognized() -> None:
 def test_only_the_same_question_is_the_same_try() -> None:
     log = Log()
     log.judge("run", ROWS)
-    first = Question("run", "1", "answers of run", ROWS, {"confidence": 0.95})
+    first = TryKey("run", "1", "answers of run", ROWS, {"confidence": 0.95})
     assert known_try(log.entries, first) == Tries()
     assert known_try(log.entries, replace(first, run="another")) == Tries()
     for changed in ({"answers": "others"}, {"over": "2"}, {"settings": {"confidence": 0.9}}):
-        assert known_try(log.entries, Question(**{**vars(first), **changed})) is None
+        assert known_try(log.entries, TryKey(**{**vars(first), **changed})) is None
 
 
 def test_a_candidate_without_a_champion_uses_no_try() -> None:
@@ -148,7 +148,7 @@ def test_a_damaged_entry_is_ignored() -> None:
     assert tries_before(log.entries, ROWS, np.ones(3000, bool)) == Tries()
 
 
-def recovered(log: Log, intact: int, champion: str | None) -> tuple[list[Entry], list[Entry]]:
+def recovered(log: Log, intact: int, champion: str | None) -> tuple[list[LedgerEntry], list[LedgerEntry]]:
     """Add a recovery; return the valid entries and those set aside."""
     aside = log.entries[intact:]
     log.add("recover", models={"pets": {"champion": champion}}, intact=intact, aside=len(aside))

@@ -20,7 +20,7 @@ from waiting import until
 from flows.run_records import close_run
 from flows.server.client import prefect_client
 from ratchet.servers.http import answers, read_json
-from ratchet.servers.record import Record
+from ratchet.servers.record import ServerRecord
 
 pytestmark = pytest.mark.slow
 
@@ -208,9 +208,11 @@ def test_crashed_run_is_reported(alerted: Alerted) -> None:
 def test_dead_run_is_reported_at_once_after_a_restart(alerted: Alerted) -> None:
     """Prefect's new process has not seen the state before, which is younger than five minutes."""
     run = alerted.waiting_run(type="RUNNING", name="Running")
-    services = Record.read(alerted.project.workspace).services
+    services = ServerRecord.read(alerted.project.workspace).services
     psutil.Process(services["prefect"].pid).kill()
-    until(lambda: Record.read(alerted.project.workspace).services["prefect"].restarts > services["prefect"].restarts)
+    until(
+        lambda: ServerRecord.read(alerted.project.workspace).services["prefect"].restarts > services["prefect"].restarts
+    )
     until(lambda: answers(f"{alerted.api}/health"))
     with prefect_client(alerted.api) as client:
         close_run(client, client.read_flow_run(uuid.UUID(run["id"])), Crashed(message="Its process ended."))
@@ -233,7 +235,7 @@ def test_unreachable_webhook_affects_neither_run_nor_mail(alerted: Alerted) -> N
     try:
         run = alerted.waiting_run(type="FAILED", name="Failed", message="the disk is full")
         until(lambda: alerted.post.about(run["id"]))
-        log = Path(Record.read(alerted.project.workspace).services["prefect"].log)
+        log = Path(ServerRecord.read(alerted.project.workspace).services["prefect"].log)
         line = f"an alert was not delivered: the webhook at http://{HOST} cannot be reached ("
         until(lambda: line in log.read_text())
         assert alerted.read_run(run["id"])["state"] == run["state"]
@@ -281,12 +283,12 @@ def test_prefects_api_returns_the_secrets_of_its_own_blocks(alerted: Alerted) ->
 
 def test_only_prefects_server_gets_the_secrets(alerted: Alerted) -> None:
     having = set()
-    for name, service in Record.read(alerted.project.workspace).services.items():
+    for name, service in ServerRecord.read(alerted.project.workspace).services.items():
         assert service.pid is not None
         if alerted.secrets.keys() & psutil.Process(service.pid).environ().keys():
             having.add(name)
     assert having == {"prefect"}
-    supervisor = psutil.Process(Record.read(alerted.project.workspace).pid)
+    supervisor = psutil.Process(ServerRecord.read(alerted.project.workspace).pid)
     assert not alerted.secrets.keys() & supervisor.environ().keys()
 
 

@@ -11,7 +11,7 @@ from ports import reserved_port
 from waiting import until
 
 from ratchet import settings
-from ratchet.servers.record import Record
+from ratchet.servers.record import ServerRecord
 from ratchet.servers.supervisor import MARK, Service, marked
 
 pytestmark = pytest.mark.slow
@@ -49,7 +49,7 @@ def begin(project: Any) -> Iterator[Begin]:
 
 
 def services(project: Any) -> dict[str, Service]:
-    return Record.read(project.workspace).services
+    return ServerRecord.read(project.workspace).services
 
 
 def processes(project: Any) -> list[psutil.Process]:
@@ -72,7 +72,7 @@ def test_two_replace_a_dead_supervisor_once_and_sigterm_stops_all(project: Any, 
     """The second one also ends when the first has stopped all, as after `ratchet down` in another shell."""
     first = begin()
     read_until(first, "staying in the foreground")
-    before, supervisor = services(project), Record.read(project.workspace).pid
+    before, supervisor = services(project), ServerRecord.read(project.workspace).pid
     assert list(before) == ["prefect", "mlflow", "worker"]
     second = begin()
     read_until(second, "staying in the foreground")

@@ -28,7 +28,7 @@ from flows.server.status import ServerStatus, status
 from ratchet.errors import PlatformError
 from ratchet.servers import PrefectServer
 from ratchet.servers.ports import port_holder
-from ratchet.servers.record import Record
+from ratchet.servers.record import ServerRecord
 from ratchet.servers.start import worker_name
 from ratchet.servers.supervisor import Service, marked
 from ratchet.settings import override
@@ -116,7 +116,7 @@ class Running:
     home: Path
 
     def services(self) -> dict[str, Service]:
-        return Record.read(self.workspace).services
+        return ServerRecord.read(self.workspace).services
 
     def up_again(self, say: Callable[[str], None]) -> Addresses:
         return begin(self.workspace, self.settings, say)
@@ -406,7 +406,7 @@ def test_second_folder_joins_the_server_that_its_settings_name(running: Running,
     try:
         assert addresses.prefect_api == api
         assert f"Prefect server: {api} (platform.prefect_api; not ours to start)" in output
-        assert list(Record.read(project).services) == ["worker"]
+        assert list(ServerRecord.read(project).services) == ["worker"]
         known = {worker["name"] for worker in ask(f"{api}/work_pools/local/workers/filter", {})}
         assert {worker_name(project), worker_name(running.workspace)} <= known
     finally:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.errors import PlatformError
-from ratchet.servers import Line, read_logs
+from ratchet.servers import LogLine, read_logs
 from ratchet.workspace import Workspace
 
 # As the program begins in a shell: a test may run where SIGINT is ignored, which would be inherited.
@@ -80,7 +80,7 @@ def test_last_lines_include_the_rotated_log(workspace: Workspace) -> None:
 def test_following_continues_after_rotation_truncation_and_late_start(workspace: Workspace) -> None:
     log = write(workspace, "worker", "old\n")
     lines = read_logs(workspace, lines=1, follow=True)
-    assert next(lines) == Line("worker", "old")
+    assert next(lines) == LogLine("worker", "old")
     write(workspace, "worker", "half ")
     write(workspace, "worker", "a line\n")
     assert next(lines).text == "half a line"
@@ -90,9 +90,9 @@ def test_following_continues_after_rotation_truncation_and_late_start(workspace:
     assert [next(lines).text for _ in range(2)] == ["last of the old", "first of the new"]
     log.write_text("")
     write(workspace, "prefect", "later\n")
-    assert next(lines) == Line("prefect", "later")
+    assert next(lines) == LogLine("prefect", "later")
     write(workspace, "worker", "after\n")
-    assert next(lines) == Line("worker", "after")
+    assert next(lines) == LogLine("worker", "after")
     lines.close()
 
 

@@ -14,7 +14,7 @@ import pytest
 from waiting import until
 
 from ratchet.servers.private import TiedServers
-from ratchet.servers.record import Record, start_supervisor
+from ratchet.servers.record import ServerRecord, start_supervisor
 from ratchet.servers.supervisor import Launch, Service, marked
 from ratchet.workspace import Workspace
 
@@ -61,8 +61,8 @@ class Started:
     log: Path
 
     @property
-    def record(self) -> Record:
-        return Record.read(self.workspace)
+    def record(self) -> ServerRecord:
+        return ServerRecord.read(self.workspace)
 
     @property
     def service(self) -> Service:
@@ -174,11 +174,11 @@ def test_services_end_in_reverse_order_each_with_its_last_command(tmp_path: Path
     workspace, ended = Workspace(tmp_path), list[str]()
     process = start_supervisor(workspace, [ends("server"), ends("worker")])
     until(lambda: (tmp_path / "server").exists() and (tmp_path / "worker").exists())
-    Record.read(workspace).end(lambda service: ended.append(service.name))
+    ServerRecord.read(workspace).end(lambda service: ended.append(service.name))
     assert (tmp_path / "order").read_text().split() == ["worker", "last-of-worker", "server", "last-of-server"]
     assert ended == ["worker", "server"]
     assert process.wait() == 143
-    assert not Record.read(workspace).services
+    assert not ServerRecord.read(workspace).services
 
 
 def test_run_of_a_killed_tied_service_ends(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_process_with_a_reused_pid_is_not_signalled(tmp_path: Path) -> None:
         try:
             created = psutil.Process(foreign.pid).create_time()
             stale = Service("prefect", "", str(tmp_path / "log"), "unknown-mark", 0.0, pid=foreign.pid)
-            record = Record(tmp_path / "servers.json", foreign.pid, created - 3600.0, {"prefect": stale})
+            record = ServerRecord(tmp_path / "servers.json", foreign.pid, created - 3600.0, {"prefect": stale})
             assert not record.alive()
             record.end()
             assert foreign.poll() is None

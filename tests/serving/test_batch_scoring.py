@@ -46,12 +46,12 @@ RANDOM = random.Random(8)
 
 
 class Silent:
-    """Watch that remembers messages."""
+    """StageProgress that remembers messages."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
 
-    def progress(self, done: int, total: int, note: str = "") -> None:
+    def update(self, done: int, total: int, note: str = "") -> None:
         assert done <= total
 
     def say(self, text: str) -> None:
@@ -86,8 +86,8 @@ class Place:
     def score(self, inputs: Path | str, output: Path | str, **more: Any) -> Scored:
         paths = (str(inputs), *map(str, filter(None, [more.pop("other", None)])))
         request = Request(paths, str(output), "titanic@champion", None, 200)
-        self.watch = Silent()
-        return score(self.params, self.workspace, replace(request, **more), watch=self.watch)
+        self.progress = Silent()
+        return score(self.params, self.workspace, replace(request, **more), progress=self.progress)
 
     def command(self, inputs: Path, output: Path, *more: str) -> list[str]:
         return ["ratchet", "predict", str(inputs), "--model", "titanic@champion", "--output", str(output), *more]
@@ -230,7 +230,7 @@ def test_a_moved_alias_does_not_change_a_job(place: Place, titanic: Path, tmp_pa
     place.registry.set_aliases("titanic", {"champion": number})
     try:
         assert place.score(titanic, out).identity.version == "1"
-        assert f"titanic@champion is version {number} now" in place.watch.messages[0]
+        assert f"titanic@champion is version {number} now" in place.progress.messages[0]
         assert digests(out) == before
         assert place.score(titanic, out, again=True).identity.version == number
     finally:

@@ -15,7 +15,7 @@ from waiting import let_turn, until_in_loop
 
 from ratchet.serving.app import ModelServer
 from ratchet.serving.entrance import Entrance, busy_app
-from ratchet.serving.formats.envelopes import Question
+from ratchet.serving.formats.envelopes import ModelRequest
 from ratchet.serving.keys import KeyStore
 from ratchet.serving.process import configuration
 from ratchet.serving.protocol import Server, _path_of_post
@@ -324,7 +324,7 @@ def test_many_new_connections_are_accepted_in_a_few_turns() -> None:
 
 
 def test_remembered_answers_that_no_client_repeats_are_not_looked_for() -> None:
-    recent, question = RecentAnswers(), Question((np.zeros((1, 1), np.float32),))
+    recent, question = RecentAnswers(), ModelRequest((np.zeros((1, 1), np.float32),))
     recent.add(("known",), question, np.zeros((1, 3), np.float32))
     for _ in range(256):
         recent.get(("new",))

@@ -21,7 +21,7 @@ from ratchet.problems import Classes
 from ratchet.serving.app import ModelServer
 from ratchet.serving.keys import KeyStore
 from ratchet.serving.log_lines import LimitedHandler
-from ratchet.serving.metrics import Metrics
+from ratchet.serving.metrics import ServerMetrics
 from ratchet.serving.process import configuration
 from ratchet.serving.versions.batching import Batcher
 from ratchet.serving.versions.following import Fixed, Follower
@@ -184,7 +184,7 @@ def test_refused_version_is_a_metric(folder: Path, tmp_path: Path) -> None:
     follower, batcher = Follower(registry, lambda: "model@champion", folder=tmp_path, threads=1), Batcher(queue_rows=1)
 
     def refused() -> tuple[str, float]:
-        text = Metrics(follower, batcher, deadline=1.0).text().decode()
+        text = ServerMetrics(follower, batcher, deadline=1.0).text().decode()
         families = {family.name: family for family in text_string_to_metric_families(text)}
         (sample,) = families["ratchet_version_refused"].samples
         return sample.labels["refused"], sample.value

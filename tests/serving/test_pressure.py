@@ -23,7 +23,7 @@ from ratchet.kinds.protocol import TooManyRows
 from ratchet.kinds.registry import kind_of
 from ratchet.serving.answered import Answered
 from ratchet.serving.canary import Canary
-from ratchet.serving.formats.envelopes import Question
+from ratchet.serving.formats.envelopes import ModelRequest
 from ratchet.serving.lifetime import Lifetime
 from ratchet.serving.recent import RecentAnswers
 from ratchet.serving.requests import Bodies, Refused
@@ -257,7 +257,7 @@ def test_bodies_in_memory_have_a_common_limit() -> None:
 def test_remembered_answers_count_their_warnings() -> None:
     recent, warnings = RecentAnswers(), (WARNING,) * 10_000
     for place in range(50):
-        recent.add((str(place),), Question(rows(1), warnings=warnings), np.zeros((1, 3), np.float32))
+        recent.add((str(place),), ModelRequest(rows(1), warnings=warnings), np.zeros((1, 3), np.float32))
     assert recent.get(("0",)) is None
     assert recent.get(("49",)) is not None
 
@@ -289,7 +289,7 @@ def answered(run: str = "served", *, client: str = "", seconds: float = 0.01, up
     """An answer to one row."""
     loaded = SimpleNamespace(identity=SimpleNamespace(run_id=run), spec=SimpleNamespace())
     answer = SimpleNamespace(id="0" * 32, instead="", predictions=np.zeros((1, 3), np.float32))
-    fields: Any = ("own", Question(rows(1)), answer, loaded, "", client, 0.0, seconds + upload, seconds)
+    fields: Any = ("own", ModelRequest(rows(1)), answer, loaded, "", client, 0.0, seconds + upload, seconds)
     return Answered(*fields)
 
 
@@ -341,7 +341,7 @@ def test_shadow_drops_what_has_waited_too_long() -> None:
             assert free.wait(ENOUGH)
 
     shadow = Noting(cast(Any, Slow()), cast(Any, SimpleNamespace(share=1.0)), share=1.0, clock=clock)
-    shadow.observe(answered(client="first")._replace(question=Question(rows(1), warnings=(WARNING,))))
+    shadow.observe(answered(client="first")._replace(question=ModelRequest(rows(1), warnings=(WARNING,))))
     assert taken.wait(ENOUGH)
     shadow.observe(answered(client="old"))
     clock.now = 9.0

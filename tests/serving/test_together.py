@@ -13,7 +13,7 @@ from ratchet.data.tables import encode as encoding
 from ratchet.kinds import Column, Input, TableInput, TextInput
 from ratchet.kinds.protocol import InputError
 from ratchet.kinds.registry import kind_of
-from ratchet.serving.formats.envelopes import Invocations, Question, encode_together
+from ratchet.serving.formats.envelopes import Invocations, ModelRequest, encode_together
 from ratchet.serving.lifetime import Lifetime
 from ratchet.serving.versions.batching import Batcher, Raw
 from ratchet.serving.versions.loaded import LoadedVersion
@@ -52,12 +52,12 @@ class Version:
     def given(self, values: Any, field: str, **_: Any) -> Any:
         return self.kind.read(values, self.input, field)
 
-    def read(self, rows: list[Any]) -> Question:
+    def read(self, rows: list[Any]) -> ModelRequest:
         body = json.dumps({"inputs": rows}).encode()
         return Invocations(1024).read(body, {}, cast(LoadedVersion, self))
 
 
-def alone(question: Question) -> Any:
+def alone(question: ModelRequest) -> Any:
     """Return the bytes of the arrays of a request, or the message that refuses it."""
     try:
         return content(encode_together([question])[0])
@@ -65,11 +65,11 @@ def alone(question: Question) -> Any:
         return str(error)
 
 
-def content(question: Question) -> list[tuple[tuple[int, ...], bytes]]:
+def content(question: ModelRequest) -> list[tuple[tuple[int, ...], bytes]]:
     return [(array.shape, array.tobytes()) for array in question.arrays]
 
 
-def tables(described: TableInput, count: int, seed: int) -> list[Question]:
+def tables(described: TableInput, count: int, seed: int) -> list[ModelRequest]:
     random, version = np.random.default_rng(seed), Version(described)
     names = [column.name for column in described.columns]
 

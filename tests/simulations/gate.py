@@ -15,14 +15,14 @@ from ratchet.evaluation.answers import ScoreUnit
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.metrics import NamedMetric
 from ratchet.gate import Candidate, Case, Champion, Tries, judge, reload_rule
-from ratchet.gate.case import Comparison
+from ratchet.gate.case import ChampionTest
 from ratchet.gate.rules import ChampionResult
 from ratchet.gate.significance import FIRST_TRY, p_better, spend
 from ratchet.gate.verdict import Verdict
 from ratchet.problems import Classes, Numbers
-from ratchet.registry.ledger import Entry
+from ratchet.registry.ledger import LedgerEntry
 from ratchet.registry.samples import Samples
-from ratchet.registry.tries import Question, judgement, tries_before
+from ratchet.registry.tries import TryKey, judgement, tries_before
 from ratchet.settings.model import EvaluationSettings, GateSettings
 
 __all__ = [
@@ -193,18 +193,18 @@ def levels_on(sets: Sequence[slice], *, minimum: int = BETTER.minimum_rows) -> l
     A set is a slice of one pool of rows. The level is 0 where a set has fewer rows than `minimum`: nothing is compared.
     """
     digests = np.random.default_rng(7).integers(1, 2**64, max(rows.stop for rows in sets), dtype=np.uint64)
-    entries: list[Entry] = []
+    entries: list[LedgerEntry] = []
     levels = []
     for number, chosen in enumerate(sets, start=1):
         rows = Samples(digests[chosen], digests[chosen], np.zeros(len(digests[chosen]), np.uint64))
         before = tries_before(entries, rows, np.ones(len(rows), np.bool_))
         level = spend(before, confidence=BETTER.confidence)
         is_compared = len(rows) >= minimum
-        comparison = Comparison(before.count + 1, len(rows), 1.0, level.level, level.remaining, won=False)
+        comparison = ChampionTest(before.count + 1, len(rows), 1.0, level.level, level.remaining, won=False)
         verdict = Verdict(False, (ChampionResult(False, comparison=comparison if is_compared else None),))
-        question = Question(f"run {number}", "1", "", rows, {})
+        question = TryKey(f"run {number}", "1", "", rows, {})
         content = judgement(entries, question, before, verdict, reserved=0.0)
-        entries.append(Entry(number, "", "", "judge", "", None, "", content, "", ""))
+        entries.append(LedgerEntry(number, "", "", "judge", "", None, "", content, "", ""))
         levels.append(level.level if is_compared else 0.0)
     return levels
 

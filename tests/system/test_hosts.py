@@ -25,7 +25,7 @@ import pytest
 from waiting import until
 
 from ratchet.servers.http import read_json
-from ratchet.servers.record import Record
+from ratchet.servers.record import ServerRecord
 
 pytestmark = pytest.mark.slow
 
@@ -224,7 +224,7 @@ def states(hosts: list[Host], ids: set[str]) -> list[str]:
 
 
 def test_up_starts_on_each_host_what_belongs_there(hosts: list[Host]) -> None:
-    parts = [set(Record.read(host.project.workspace).services) for host in hosts]
+    parts = [set(ServerRecord.read(host.project.workspace).services) for host in hosts]
     assert parts == [{"prefect", "mlflow", "worker"}, {"worker"}, {"worker"}]
     output = hosts[1].good("ratchet", "status")
     assert f"Prefect server: elsewhere, {API}\n" in output
@@ -258,7 +258,7 @@ def suspend_runs(host: Host) -> list[psutil.Process]:
 
 
 def worker_of(host: Host) -> Any:
-    return Record.read(host.project.workspace).services["worker"]
+    return ServerRecord.read(host.project.workspace).services["worker"]
 
 
 def test_runs_of_killed_workers_and_lost_machines_are_settled(hosts: list[Host]) -> None:
@@ -303,7 +303,7 @@ def test_a_missing_server_password_is_named_with_its_fix(hosts: list[Host]) -> N
     output = hosts[2].project.refused(*hosts[2].inside, "ratchet", "up", **forgotten)
     wanted = f"ratchet: Prefect's server at {API} asks for a password. Fix: export the PREFECT_API_AUTH_STRING"
     assert output.splitlines()[-1].startswith(wanted)
-    assert not Record.read(hosts[2].project.workspace).services
+    assert not ServerRecord.read(hosts[2].project.workspace).services
 
 
 def test_no_host_has_the_password_in_a_file(hosts: list[Host]) -> None:

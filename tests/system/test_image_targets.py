@@ -79,7 +79,7 @@ def test_angles_of_images_are_predicted(project) -> None:
     for row, rule in BAD.items():
         assert re.search(rf"{row:04d}\.png.*{rule}", table), table
     manifest = Manifest.read(project.workspace.packed)
-    assert manifest.target.described == "number angle"
+    assert manifest.target.description == "number angle"
     assert manifest.quarantined == len(BAD)
 
     answers, targets = served(project, registration)
@@ -119,9 +119,9 @@ def test_classes_stay_classes_unless_numbers_have_fractions(project) -> None:
     source = ("data.source=image-manifest", "data.path=data/raw/turned", "data.manifest=list.csv")
     project.good("ratchet", "set", *source, "data.label_column=hundred", "data.min_per_class=1")
     project.good(*project.stage("ingest"))
-    assert Manifest.read(project.workspace.packed).target.described == "100 classes"
+    assert Manifest.read(project.workspace.packed).target.description == "100 classes"
     project.good("ratchet", "set", "data.problem=regression")
     project.good(*project.stage("ingest"))
-    assert Manifest.read(project.workspace.packed).target.described == "number hundred"
+    assert Manifest.read(project.workspace.packed).target.description == "number hundred"
     refused = project.refused("ratchet", "set", "data.source=digits")
     assert "data.problem: found regression. Allowed with images: only with data.source image-manifest" in refused

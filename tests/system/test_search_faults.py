@@ -65,7 +65,7 @@ class Watching:
     def say(self, text: str) -> None:
         self.texts.append(text)
 
-    def progress(self, done: int, total: int, note: str = "") -> None:
+    def update(self, done: int, total: int, note: str = "") -> None:
         """Show nothing."""
 
 
@@ -118,7 +118,7 @@ def test_a_loss_that_stays_nan_fails_its_trial(search, packed) -> None:
     assert "the loss is not finite: " in states[100.0].reason
     assert "Fix: lower training.learning_rate" in states[100.0].reason
     assert study.winner == states[0.01].number
-    publish(study, settings.load(packed.workspace.params), packed.workspace, watch=Watching())
+    publish(study, settings.load(packed.workspace.params), packed.workspace, progress=Watching())
     statuses = {number: run.info.status for number, run in trial_runs(packed, study).items()}
     assert statuses == {trial.number: "FAILED" if trial.state == "failed" else "FINISHED" for trial in study.trials}
 
@@ -151,7 +151,7 @@ def test_a_worker_lost_at_a_rung_leaves_no_gap(search, packed, monkeypatch: pyte
     assert release(store, owner) == 1
     study = run_search(packed)
     assert sum(trial.losses for trial in study.trials) == 1
-    publish(study, params, workspace, watch=Watching())
+    publish(study, params, workspace, progress=Watching())
     runs = trial_runs(packed, study)
     assert {run.info.status for run in runs.values()} == {"FINISHED"}
     for trial in study.trials:
@@ -248,15 +248,15 @@ def test_edited_settings_are_not_overwritten(search, packed) -> None:
     study = search()
     path = packed.workspace.params
     settings.override(path, {"training.momentum": 0.5})
-    before, watch = path.read_bytes(), Watching()
-    assert keep_winner(study, packed.workspace, watch=watch) == {}
+    before, progress = path.read_bytes(), Watching()
+    assert keep_winner(study, packed.workspace, progress=progress) == {}
     assert path.read_bytes() == before
-    (text,) = watch.texts
+    (text,) = progress.texts
     assert "params.yaml was changed since the search began (training.momentum), so the winner is not written" in text
     best = study.trials[study.winner or 0]
     assert f"`ratchet set {RATE}={best.values[RATE]}`" in text
     settings.override(path, {"training.momentum": 0.9})
-    keep_winner(study, packed.workspace, watch=watch)
+    keep_winner(study, packed.workspace, progress=progress)
     assert settings.load(path).training.learning_rate == best.values[RATE]
     assert settings.load(path).search.winner.startswith(f"{study.name}/{study.winner}:")
 

@@ -10,11 +10,11 @@ from safetensors.torch import save_file
 
 from commands.tensors import tensor_difference
 from commands.verify_resume import differences
-from tasks.scratch_project import Scratch
+from tasks.scratch_project import ScratchProject
 
 WEIGHTS = {"a": torch.tensor([0.0, 1.0]), "b": torch.tensor([[2.0]], dtype=torch.bfloat16), "n": torch.tensor(3)}
 POINTS = [(1, "step/loss", 0.9), (2, "step/loss", 0.8), (2, "step/samples_per_second", 10.0), (1, "train/loss", 0.7)]
-Make = Callable[..., Scratch]
+Make = Callable[..., ScratchProject]
 
 
 @pytest.fixture
@@ -24,8 +24,8 @@ def training(tmp_path: Path) -> Make:
 
     def make(
         weights: dict[str, torch.Tensor] = WEIGHTS, epoch: int = 1, points: list[tuple[int, str, float]] = POINTS
-    ) -> Scratch:
-        workspace = Scratch(tmp_path, tmp_path / str(next(count)))
+    ) -> ScratchProject:
+        workspace = ScratchProject(tmp_path, tmp_path / str(next(count)))
         journal = workspace.mlruns / "journal" / "key"
         for folder in (journal, workspace.model, workspace.checkpoints):
             folder.mkdir(parents=True)

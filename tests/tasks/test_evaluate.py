@@ -80,7 +80,7 @@ class Silent:
     def __init__(self) -> None:
         self.reported: list[tuple[int, int]] = []
 
-    def progress(self, done: int, total: int, note: str = "") -> None:
+    def update(self, done: int, total: int, note: str = "") -> None:
         self.reported.append((done, total))
 
     def say(self, text: str) -> None:
@@ -100,9 +100,9 @@ def with_model(workspace: Workspace) -> None:
 def run_evaluate(workspace: Workspace, **changes: object) -> None:
     """Evaluate with these settings."""
     settings = EvaluationSettings(resamples=100, **changes)  # type: ignore[arg-type]
-    watch = Silent()
-    evaluate(Params(evaluation=settings), workspace, watch=watch)
-    assert watch.reported[-1][0] == watch.reported[-1][1]
+    progress = Silent()
+    evaluate(Params(evaluation=settings), workspace, progress=progress)
+    assert progress.reported[-1][0] == progress.reported[-1][1]
 
 
 def test_robustness_is_measured_on_test_images_and_in_metrics(workspace: Workspace) -> None:

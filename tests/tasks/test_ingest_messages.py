@@ -19,7 +19,7 @@ class Messages:
     def __init__(self) -> None:
         self.texts: list[str] = []
 
-    def progress(self, done: int, total: int, note: str = "") -> None:
+    def update(self, done: int, total: int, note: str = "") -> None:
         pass
 
     def say(self, text: str) -> None:
@@ -36,9 +36,9 @@ def messages(tmp_path: Path):
         source = {"source": "image-folder", "path": "images", **changes}
         workspace.params.write_text(shipped)
         settings.override(workspace.params, {f"data.{name}": value for name, value in source.items()})
-        watch = Messages()
-        ingest(settings.load(workspace.params), workspace, watch=watch)
-        return watch.texts
+        progress = Messages()
+        ingest(settings.load(workspace.params), workspace, progress=progress)
+        return progress.texts
 
     return run
 

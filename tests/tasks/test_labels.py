@@ -22,7 +22,7 @@ class Quiet:
     def __init__(self) -> None:
         self.calls: list[tuple[int, int]] = []
 
-    def progress(self, done: int, total: int, note: str = "") -> None:
+    def update(self, done: int, total: int, note: str = "") -> None:
         self.calls.append((done, total))
 
     def say(self, text: str) -> None:
@@ -64,8 +64,8 @@ def test_planted_wrong_labels_rank_first(digits) -> None:
         return labels
 
     _, index = change_labels(digits, change)
-    watch = Quiet()
-    checked = check_labels(settings.load(digits.params), digits, folds=2, epochs=5, watch=watch)
+    progress = Quiet()
+    checked = check_labels(settings.load(digits.params), digits, folds=2, epochs=5, progress=progress)
     planted = {index["id"][int(row)] for row in chosen}
     assert checked.samples.columns == ["id", "class", "likely", "given", "doubt", "flagged"]
     assert checked.samples.height == 1257
@@ -75,19 +75,19 @@ def test_planted_wrong_labels_rank_first(digits) -> None:
     assert len(planted & flagged) >= 0.8 * len(flagged)
     assert "without mirrored images" in checked.method
     assert "expected precision" in "\n".join(summary_lines(checked, Path("labels.csv")))
-    assert watch.calls == sorted(watch.calls)
+    assert progress.calls == sorted(progress.calls)
 
 
 def test_random_labels_are_not_flagged(digits) -> None:
     change_labels(digits, lambda labels: np.random.default_rng(1).permutation(labels))
-    checked = check_labels(settings.load(digits.params), digits, folds=2, epochs=1, watch=Quiet())
+    checked = check_labels(settings.load(digits.params), digits, folds=2, epochs=1, progress=Quiet())
     assert checked.judgement.flagged == 0
     assert any("not better than chance" in line for line in summary_lines(checked, Path("labels.csv")))
 
 
 def test_more_folds_than_samples_are_refused(digits) -> None:
     with pytest.raises(DataError, match="fewer folds"):
-        check_labels(settings.load(digits.params), digits, folds=5000, epochs=1, watch=Quiet())
+        check_labels(settings.load(digits.params), digits, folds=5000, epochs=1, progress=Quiet())
 
 
 def other_kind(root: Path, kind: str, **changes: object) -> tuple[Workspace, Params]:
@@ -115,7 +115,7 @@ def test_wrong_labels_of_rows_and_texts_rank_first(tmp_path, kind: str) -> None:
         return np.concatenate([(labels[:30] + 1) % 3, labels[30:]])
 
     _, index = change_labels(workspace, change)
-    checked = check_labels(params, workspace, folds=3, epochs=0, watch=Quiet())
+    checked = check_labels(params, workspace, folds=3, epochs=0, progress=Quiet())
     planted = set(index["id"][:30])
     assert len(planted & set(checked.samples["id"].head(30))) >= 25
     flagged = set(checked.samples.filter("flagged")["id"])
@@ -128,4 +128,4 @@ def test_labels_that_are_no_classes_are_refused_in_one_sentence(tmp_path) -> Non
     workspace, params = other_kind(tmp_path, "table", **{"data.label_column": ["size"], "data.drop": ["text"]})
     ingest(IngestTask(params.data, packed=workspace.packed, quarantine=workspace.quarantine, root=tmp_path))
     with pytest.raises(DataError, match=r"problem of the data is regression\. Allowed for this check: classification"):
-        check_labels(params, workspace, folds=3, epochs=0, watch=Quiet())
+        check_labels(params, workspace, folds=3, epochs=0, progress=Quiet())

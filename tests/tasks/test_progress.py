@@ -25,7 +25,7 @@ def test_progress_lines_are_at_least_ten_seconds_apart(
     with Terminal("train", unit="steps") as terminal:
         for step in range(1, 51):
             now[0] += 1.0
-            terminal.progress(step, 50, f"loss {1 / step:.2f}")
+            terminal.update(step, 50, f"loss {1 / step:.2f}")
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(" of ")[0] for line in lines] == ["train: 11", "train: 22", "train: 33", "train: 44"]
     assert lines[0] == "train: 11 of 50 steps, 1/s, 0:00:39 left, loss 0.09"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ratchet.cost import Cost, CostMeter
+from ratchet.cost import CostMeter, TrainingCost
 from ratchet.settings.model import BudgetSettings
 from tasks.stopping import Budget
 
@@ -18,7 +18,7 @@ from tasks.stopping import Budget
 def test_stop_names_the_checkpoint_that_exists(kept: int | None, text: str) -> None:
     request = Budget(BudgetSettings(), None, CostMeter()).stopped(9, 80, kept=kept)
     assert str(request).startswith("stopped at step 9 of 80: ")
-    spent = Budget(BudgetSettings(wall_hours=0.001), Cost(4.0, 0.0, 0.0), CostMeter())
+    spent = Budget(BudgetSettings(wall_hours=0.001), TrainingCost(4.0, 0.0, 0.0), CostMeter())
     assert spent.is_spent()
     for refusal in (request, spent.stopped(9, 80, kept=kept)):
         assert text in str(refusal)

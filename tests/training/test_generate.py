@@ -173,7 +173,7 @@ def test_the_text_ends_before_a_stop_text() -> None:
     for stop in (whole[100], whole[50:53], whole[0:2]):
         [text] = generator.texts(["the "], Sampling(max_tokens=150, temperature=2.0, stop=("@@@", stop)))
         assert text == whole[: whole.index(stop)]
-    ids = encode(whole, generator.described).tolist()
+    ids = encode(whole, generator.input_spec).tolist()
     ended = Sampling(max_tokens=150, temperature=2.0, stop_tokens=frozenset({ids[9]}))
     assert list(generator.ids(generator.prompt_ids("the "), ended)) == ids[: ids.index(ids[9])]
 

@@ -40,7 +40,7 @@ def test_events_report_the_whole_training_in_order(lab) -> None:
     assert isinstance(started, Started)
     assert (started.step, started.total_steps, started.steps_per_epoch, started.resumed_from) == (0, 12, 4, None)
     assert started.device == "cpu"
-    assert "CPU" in started.described
+    assert "CPU" in started.device_name
     assert [point.step for point in lab.every(events, Points)] == list(range(1, 13))
     assert [(epoch.epoch, epoch.step) for epoch in lab.every(events, Epoch)] == [(1, 4), (2, 8), (3, 12)]
     assert [event.step for event in lab.every(events, Checkpointed)] == [3, 4, 6, 8, 9, 12, 12]

@@ -68,7 +68,7 @@ def test_losses_of_micro_batches_add_up(kind: str, weights) -> None:
     assert total / objective.weight(LABELS) == pytest.approx(whole, rel=1e-12)
     there = LABELS != 2
     assert mean(objective, logits()[torch.from_numpy(there)], LABELS[there]) == pytest.approx(whole, rel=1e-12)
-    assert objective.counted(LABELS) == there.sum()
+    assert objective.count(LABELS) == there.sum()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

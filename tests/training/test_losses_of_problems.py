@@ -7,7 +7,7 @@ from torch import nn
 
 from ratchet.errors import TrainingError
 from ratchet.problems import Classes, Labels, NextToken, Numbers, Target
-from ratchet.training import settled
+from ratchet.training import resolve_auto
 from ratchet.training.losses import Objective, class_weights
 from tests.training.conftest import make_plan
 
@@ -77,7 +77,7 @@ def test_next_tokens_are_counted_one_by_one(ignored: int) -> None:
     expected = own(outputs.flatten(0, 1), torch.from_numpy(targets).flatten()).item()
     loss = objective("cross-entropy", TOKENS, ignore_index=ignored, label_smoothing=0.0)
     assert mean(loss, outputs, targets) == pytest.approx(expected, rel=1e-12)
-    assert loss.counted(targets) == (targets != ignored).sum()
+    assert loss.count(targets) == (targets != ignored).sum()
 
 
 @pytest.mark.parametrize(
@@ -133,13 +133,16 @@ def test_right_answers_are_counted_by_problem() -> None:
     outputs = torch.tensor([[1.0, -1.0, 2.0], [-1.0, 1.0, -2.0]])
     marks = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]])
     of_labels = objective("binary-cross-entropy", LABELS)
-    assert of_labels.right(outputs, marks).item() == 4
-    assert of_labels.answers(marks.numpy()) == 6
-    assert objective("mse", NUMBERS).right(outputs[:, :2], marks[:, :2]).item() == 0
+    assert of_labels.num_correct(outputs, marks).item() == 4
+    assert of_labels.num_scored(marks.numpy()) == 6
+    assert objective("mse", NUMBERS).num_correct(outputs[:, :2], marks[:, :2]).item() == 0
     members = torch.tensor([[[3.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]])
-    assert objective("cross-entropy", CLASSES).right(members, torch.tensor([0])).item() == 1
+    assert objective("cross-entropy", CLASSES).num_correct(members, torch.tensor([0])).item() == 1
     stream = objective("cross-entropy", TOKENS)
-    assert stream.right(nn.functional.one_hot(torch.from_numpy(tokens()), 11).float(), torch.from_numpy(tokens())) == 35
+    assert (
+        stream.num_correct(nn.functional.one_hot(torch.from_numpy(tokens()), 11).float(), torch.from_numpy(tokens()))
+        == 35
+    )
 
 
 @pytest.mark.parametrize(
@@ -152,9 +155,9 @@ def test_right_answers_are_counted_by_problem() -> None:
     ],
 )
 def test_auto_is_settled_by_the_problem(target: Target, loss: str, best: str) -> None:
-    plan = settled(make_plan(loss="auto", best="auto"), target)
+    plan = resolve_auto(make_plan(loss="auto", best="auto"), target)
     assert (plan.loss, plan.best) == (loss, best)
-    assert settled(plan, target) == plan
+    assert resolve_auto(plan, target) == plan
 
 
 @pytest.mark.parametrize(
@@ -172,7 +175,7 @@ def test_auto_is_settled_by_the_problem(target: Target, loss: str, best: str) ->
 )  # fmt: skip
 def test_a_loss_or_metric_of_another_problem_is_refused(target: Target, changes: dict[str, str], message: str) -> None:
     with pytest.raises(TrainingError, match=message):
-        settled(make_plan(**{"loss": "auto", "best": "auto", **changes}), target)
+        resolve_auto(make_plan(**{"loss": "auto", "best": "auto", **changes}), target)
 
 
 @pytest.mark.parametrize("target", [LABELS, NUMBERS, TOKENS])

@@ -24,7 +24,7 @@ from ratchet.data.reading.subset import evenly_spaced
 from ratchet.data.sample_rules import failures, must, terms
 from ratchet.data.sources.factory import CustomSource
 from ratchet.data.split import SPLITS
-from ratchet.data.tables.targets import Labelling
+from ratchet.data.tables.targets import TargetTable
 from ratchet.errors import DataError
 from ratchet.kinds import ImageInput
 
@@ -51,7 +51,7 @@ def ingest_custom(task: IngestTask) -> Manifest:
     labels = index["label"].to_numpy().astype(np.int64)
     packed = PackedSet(
         name=source.name, source=settings.source, index=index, bad=bad, released=overrides.read(None),
-        labels=Labelling("classification", "", source.classes, labels, index["class"], {}),
+        labels=TargetTable("classification", "", source.classes, labels, index["class"], {}),
     )  # fmt: skip
     request = terms(_rules(facts["image"], classes=1), ("image", "finite"))
     profile = image_profile(index, packed.labels, pixels=measured.pixel_statistics, request=request)

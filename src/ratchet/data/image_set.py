@@ -29,7 +29,7 @@ from ratchet.data.reading.subset import subset
 from ratchet.data.reading.survey import Survey
 from ratchet.data.reading.worker import Scratch
 from ratchet.data.sources import LISTING, Source, open_source
-from ratchet.data.tables.targets import Labelling
+from ratchet.data.tables.targets import TargetTable
 from ratchet.kinds import ImageInput
 
 __all__ = ["deciding_code", "ingest_images"]
@@ -160,13 +160,13 @@ class _Ingest:
             extra=[name for name in self.listing.columns if name not in LISTING],
         )  # fmt: skip
 
-    def _labels(self, good: pl.DataFrame) -> Labelling:
+    def _labels(self, good: pl.DataFrame) -> TargetTable:
         labels = good["label"].to_numpy().astype(np.int64)
         if self.labelling is not None:
             return self.labelling.take(labels)
         classes = tuple(self.source.classes)
         shown = pl.Series(classes, dtype=pl.String).gather(good["label"])
-        return Labelling("classification", "", classes, labels, shown, {})
+        return TargetTable("classification", "", classes, labels, shown, {})
 
     def _pack(self, draft: Path, packed: PackedSet, facts: pl.DataFrame, pixels: PixelStore) -> Manifest:
         index, settings, near_duplicates = packed.index, self.settings, NearDuplicates()

@@ -19,7 +19,7 @@ from ratchet.data.sample_rules import failures, must
 from ratchet.data.sources.image_folder import SPLIT_FOLDERS
 from ratchet.data.sources.table_file import MISSING, require_column
 from ratchet.data.system_files import Ignored
-from ratchet.data.tables.targets import Labelling
+from ratchet.data.tables.targets import TargetTable
 from ratchet.settings.model import DataSettings
 
 __all__ = [
@@ -53,7 +53,7 @@ class LabelledSamples:
     name: str
     where: str
     table: pl.DataFrame
-    labels: Labelling
+    labels: TargetTable
     refused: pl.DataFrame
     extra: tuple[str, ...] = ()
     ignored: Ignored = field(default_factory=Ignored)

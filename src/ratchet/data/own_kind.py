@@ -307,5 +307,5 @@ def _profile(reading: _Reading, packed: PackedSet, described: Sequence[Array]) -
                 f"mean missing, replace them in {reading.kind.name.rpartition(':')[2]}.arrays"
             )
     watched += [train["class"]] if packed.labels.classes else []
-    request = {array.name: [{"rule": "other-shape", "check": array.described}] for array in described}
+    request = {array.name: [{"rule": "other-shape", "check": array.description}] for array in described}
     return {"arrays": facts, "notes": notes, **contract(request, watched)}

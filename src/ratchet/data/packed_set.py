@@ -19,7 +19,7 @@ from ratchet.data import overrides, pack, quarantine, set_rules, split
 from ratchet.data.checks import exact_duplicates
 from ratchet.data.manifest import FORMAT, CustomDataset, CustomRows, Manifest, Shard, SplitFiles
 from ratchet.data.system_files import Ignored
-from ratchet.data.tables.targets import Labelling
+from ratchet.data.tables.targets import TargetTable
 from ratchet.kinds import Input
 from ratchet.settings.model import DataSettings
 
@@ -77,7 +77,7 @@ class IngestTask:
 
 
 def divide(
-    good: pl.DataFrame, labels: Labelling, settings: DataSettings, *, declared: Collection[split.SplitName]
+    good: pl.DataFrame, labels: TargetTable, settings: DataSettings, *, declared: Collection[split.SplitName]
 ) -> pl.DataFrame:
     """Return the samples as rows of an index: split by split, each in the order of `good`.
 
@@ -129,7 +129,7 @@ class PackedSet:
     name: str
     source: str
     index: pl.DataFrame
-    labels: Labelling
+    labels: TargetTable
     bad: pl.DataFrame
     released: pl.DataFrame
     extra: Sequence[str] = ()

@@ -10,7 +10,7 @@ from ratchet.data.checks import exact_duplicates
 from ratchet.data.checks.leakage import determining_columns, revealing_columns
 from ratchet.data.checks.value_bins import value_edges
 from ratchet.data.reading.pixels import QUANTILES
-from ratchet.data.tables.targets import Labelling
+from ratchet.data.tables.targets import TargetTable
 
 __all__ = [
     "bins", "conflicts", "contract", "copies", "image_profile", "quantiles", "sorted_bins", "target_leaks",
@@ -24,7 +24,7 @@ _WATCHED = ("brightness", "contrast", "width", "height", "format")
 
 
 def image_profile(
-    index: pl.DataFrame, labels: Labelling, *, pixels: Mapping[str, object], request: Mapping[str, object],
+    index: pl.DataFrame, labels: TargetTable, *, pixels: Mapping[str, object], request: Mapping[str, object],
     extra: Sequence[str] = (), near_duplicates: pl.DataFrame | None = None,
 ) -> dict[str, object]:  # fmt: skip
     """Return the part of a profile about images.
@@ -50,7 +50,7 @@ def image_profile(
     }
 
 
-def copies(index: pl.DataFrame, labels: Labelling, *, digest: str = "pixels") -> dict[str, object]:
+def copies(index: pl.DataFrame, labels: TargetTable, *, digest: str = "pixels") -> dict[str, object]:
     """Return the part of a profile about rows with the same `digest`: how many, and those with different labels."""
     return {
         "copies_within_splits": index.height - index.select("split", digest).n_unique(),
@@ -58,7 +58,7 @@ def copies(index: pl.DataFrame, labels: Labelling, *, digest: str = "pixels") ->
     }
 
 
-def conflicts(index: pl.DataFrame, labels: Labelling) -> dict[str, object]:
+def conflicts(index: pl.DataFrame, labels: TargetTable) -> dict[str, object]:
     """Return the part of a profile about rows with the same digest `pixels` and different classes."""
     groups = exact_duplicates.label_conflicts(index) if labels.classes else []
     return {"label_conflicts": {"groups": len(groups), "first": groups[:_MAX_LISTED]}}
@@ -74,7 +74,7 @@ def quantiles(values: pl.Series) -> dict[str, float]:
     return {str(q): float(values.quantile(q, "nearest") or 0.0) for q in QUANTILES}
 
 
-def telling_columns(index: pl.DataFrame, targets: Labelling, columns: Sequence[str]) -> dict[str, object]:
+def telling_columns(index: pl.DataFrame, targets: TargetTable, columns: Sequence[str]) -> dict[str, object]:
     """Return the constant columns, and those that predict the target without the sample itself.
 
     Args:
@@ -88,7 +88,7 @@ def telling_columns(index: pl.DataFrame, targets: Labelling, columns: Sequence[s
 
 
 def target_leaks(
-    rows: pl.DataFrame, targets: Labelling, columns: Sequence[str], *, notable: float, explained: float
+    rows: pl.DataFrame, targets: TargetTable, columns: Sequence[str], *, notable: float, explained: float
 ) -> list[dict[str, object]]:
     """Return the columns that predict a target alone, each once.
 

@@ -29,7 +29,7 @@ from ratchet.data.sources.image_folder import SPLIT_FOLDERS
 from ratchet.data.sources.typed_files import json_object
 from ratchet.data.split import SPLITS, SplitName, assign
 from ratchet.data.system_files import Ignored
-from ratchet.data.tables.targets import Labelling
+from ratchet.data.tables.targets import TargetTable
 from ratchet.data.texts.decoding import Decoded, decode, encoding_of
 from ratchet.errors import DataError, first_line
 from ratchet.kinds import TokensInput
@@ -86,7 +86,7 @@ def ingest_tokens(task: IngestTask) -> Manifest:
     _require_text(parts, storage)
     packed = PackedSet(
         name=PurePosixPath(settings.path.rstrip("/")).stem, source=settings.path, index=_piece_index(parts),
-        labels=Labelling("next-token", "", (), np.zeros(0, np.int64), pl.Series(dtype=pl.String), {}),
+        labels=TargetTable("next-token", "", (), np.zeros(0, np.int64), pl.Series(dtype=pl.String), {}),
         bad=bad, released=overrides.read(None), keys=np.zeros(0, np.uint64),
         rows={split: sum(map(len, _texts(parts, split))) for split in SPLITS},
     )  # fmt: skip

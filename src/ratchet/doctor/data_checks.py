@@ -85,7 +85,7 @@ def _targets(split: Split, spec: ModelSpec, ignored: int) -> Iterator[Finding]:
         return
     wrong = ~((values >= 0) & (values <= target.highest)) & (values != ignored)
     if wrong.any():
-        counts = {"count": int(wrong.sum()), "highest": target.highest, "meaning": target.described}
+        counts = {"count": int(wrong.sum()), "highest": target.highest, "meaning": target.description}
         yield Finding.of("labels-out-of-range", *map(str, np.unique(values[wrong])), split=split.name, **counts)
 
 

@@ -163,8 +163,8 @@ class ModelProbe:
             error = float((self.numbers - outputs).square().sum())
             constant = float((self.numbers - self.numbers.mean(0)).square().sum())
         else:
-            answers = self.objective.answers(targets.cpu().numpy())
-            error = float(answers - self.objective.right(outputs, targets))
+            answers = self.objective.num_scored(targets.cpu().numpy())
+            error = float(answers - self.objective.num_correct(outputs, targets))
             if self.target.is_indexed:
                 constant = float(answers - targets[targets != self.objective.ignored].bincount().max())
             else:
@@ -175,7 +175,7 @@ class ModelProbe:
         self.model.load_state_dict(self.start, strict=False)  # not strict: forward() may have created layers
 
     def _loss(self, outputs: torch.Tensor) -> torch.Tensor:
-        return self.objective(outputs, self.targets) / max(1, self.objective.counted(self.targets.cpu().numpy()))
+        return self.objective(outputs, self.targets) / max(1, self.objective.count(self.targets.cpu().numpy()))
 
     def _check_outputs(self, outputs: torch.Tensor, mode: str) -> Iterator[Finding]:
         indexed, loss = self.target.is_indexed, self.plan.loss

@@ -51,7 +51,7 @@ class Predictions:
         if (self.targets.shape, self.outputs.shape) != ANSWERS[self.target.problem].shapes(self.target, rows):
             raise DataError(
                 f"predictions: {rows} ids, targets of shape {self.targets.shape}, outputs of shape "
-                f"{self.outputs.shape} for {self.target.described}: the shapes disagree. Fix: run evaluate again"
+                f"{self.outputs.shape} for {self.target.description}: the shapes disagree. Fix: run evaluate again"
             )
         if len(set(self.ids)) != rows:
             raise DataError(

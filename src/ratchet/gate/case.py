@@ -26,7 +26,7 @@ from ratchet.gate.significance import (
 from ratchet.problems import Target
 from ratchet.settings.model import EvaluationSettings, GateSettings
 
-__all__ = ["Candidate", "Case", "Champion", "Comparison", "LeftOut", "Obstacle", "Unused"]
+__all__ = ["Candidate", "Case", "Champion", "ChampionTest", "LeftOut", "Obstacle", "Unused"]
 
 Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -36,7 +36,7 @@ _IN_A_TAIL = 200  # resamples that should be outside an interval, so that its bo
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ChampionTest:
     """Significance test against the champion, at the level of this try."""
 
     number: int  # of the try, since the last promotion through the gate
@@ -185,7 +185,7 @@ class Case:
         return int(np.count_nonzero(ours > theirs)), int(np.count_nonzero(theirs > ours))
 
     @functools.cached_property
-    def comparison(self) -> Comparison | None:
+    def comparison(self) -> ChampionTest | None:
         """The significance test against the champion at the level of this try; None: they cannot be compared."""
         if self.comparable is None:
             return None
@@ -199,7 +199,7 @@ class Case:
             p = p_not_worse(*self.counts, rows, tolerance=tolerance)
         spent = spend(self.tries, confidence=self.gate.confidence)
         number = self.tries.count + 1
-        return Comparison(number, rows, p, level=spent.level, remaining=spent.remaining, won=p <= spent.level)
+        return ChampionTest(number, rows, p, level=spent.level, remaining=spent.remaining, won=p <= spent.level)
 
     @functools.cached_property
     def unused(self) -> Unused | None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ratchet.gate.case import Candidate, Case, Champion, Comparison, Unused
+from ratchet.gate.case import Candidate, Case, Champion, ChampionTest, Unused
 from ratchet.gate.rules import RULES, BaselineRule, ChampionResult, ConstantRule, ReloadResult, RuleResult
 from ratchet.gate.significance import FIRST_TRY, Tries
 from ratchet.settings.model import EvaluationSettings, GateSettings
@@ -31,7 +31,7 @@ class Verdict:
     kind: str = "image"  # of the samples
 
     @property
-    def comparison(self) -> Comparison | None:
+    def comparison(self) -> ChampionTest | None:
         """The test against the champion; None where nothing was compared."""
         return next((rule.comparison for rule in self.rules if isinstance(rule, ChampionResult)), None)
 

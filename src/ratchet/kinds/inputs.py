@@ -96,7 +96,7 @@ class ImageInput(InputSpec):
         return "image"
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         """Text for people: "8 x 8 x 1 pixels"."""
         return " x ".join(map(str, self.shape)) + " pixels"
 
@@ -179,7 +179,7 @@ class TableInput(InputSpec):
         return "row"
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         """Text for people: "14 columns"."""
         return f"{len(self.columns)} columns"
 
@@ -205,7 +205,7 @@ class TextInput(InputSpec):
         return "text"
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         return "texts"
 
 
@@ -228,7 +228,7 @@ class TokensInput(InputSpec):
         return "piece of text"
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         return "a stream of text"
 
 
@@ -255,7 +255,7 @@ class Array:
         return math.prod(self.shape)
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         """Text for people: "load, float32 (168)"."""
         return f"{self.name}, {self.dtype} ({', '.join(map(str, self.shape))})"
 
@@ -307,9 +307,9 @@ class ArraysInput(InputSpec):
         return "sample"
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         """Text for people: "arrays load, float32 (168); weather, float32 (4, 24)"."""
-        return f"array{'s' * (len(self.arrays) > 1)} {'; '.join(array.described for array in self.arrays)}"
+        return f"array{'s' * (len(self.arrays) > 1)} {'; '.join(array.description for array in self.arrays)}"
 
 
 Input = ImageInput | TableInput | TextInput | TokensInput | ArraysInput

@@ -285,12 +285,12 @@ class Kind(Generic[S]):
 
     def summary(self, spec: Any) -> str:
         """Return what the model takes, for its card."""
-        text: str = spec.described
+        text: str = spec.description
         return text
 
     def argument(self, spec: Any) -> str:
         """Return type and shape of the argument of `predict`, for a comment."""
-        text: str = spec.described
+        text: str = spec.description
         return text
 
     # Batch scoring

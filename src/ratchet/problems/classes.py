@@ -29,7 +29,7 @@ class Classes(Target):
     smoothing: ClassVar[float] = 0.1
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         return f"{len(self.names)} classes"
 
     @property

@@ -28,7 +28,7 @@ class Labels(Target):
     meaning: ClassVar[str] = "one logit per label"
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         return f"{len(self.names)} labels"
 
     def predictions(self, outputs: Floats) -> NDArray[np.float64]:
@@ -52,12 +52,12 @@ class Labels(Target):
     def learned(self, device: "torch.device", smoothing: float) -> "Callable[[Tensor], Tensor]":
         return lambda targets: targets * (1.0 - smoothing) + smoothing / 2
 
-    def right(self, outputs: "Tensor", targets: "Tensor", ignored: int) -> "Tensor":
+    def num_correct(self, outputs: "Tensor", targets: "Tensor", ignored: int) -> "Tensor":
         """Return the number of right answers: a label is right if its logit is on the right side of 0."""
         return ((outputs > 0) == (targets > 0.5)).sum()
 
     @property
-    def answers(self) -> int:
+    def answers_per_target(self) -> int:
         return self.outputs
 
     def sums(self, ignored: int, device: "torch.device") -> "_Sums":

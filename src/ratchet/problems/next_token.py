@@ -31,7 +31,7 @@ class NextToken(Target):
     ignored: ClassVar[int | None] = PADDED
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         return "next token"
 
     @property

@@ -41,7 +41,7 @@ class Numbers(Target):
     linear_name: ClassVar[str] = "ridge regression"
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         return f"{'number' if len(self.names) == 1 else 'numbers'} {', '.join(self.names)}"
 
     def predictions(self, outputs: Floats) -> NDArray[np.float64]:
@@ -89,7 +89,7 @@ class Numbers(Target):
 
         return scaled
 
-    def right(self, outputs: "Tensor", targets: "Tensor", ignored: int) -> "Tensor":
+    def num_correct(self, outputs: "Tensor", targets: "Tensor", ignored: int) -> "Tensor":
         """Return 0: no number is right or wrong."""
         import torch
 

@@ -65,7 +65,7 @@ class Target(ABC):
 
     @property
     @abstractmethod
-    def described(self) -> str:
+    def description(self) -> str:
         """Text for people: "10 classes"."""
 
     @property
@@ -124,12 +124,12 @@ class Target(ABC):
         """Return outputs and targets with one line for each target."""
         return outputs, targets
 
-    def right(self, outputs: "Tensor", targets: "Tensor", ignored: int) -> "Tensor":
+    def num_correct(self, outputs: "Tensor", targets: "Tensor", ignored: int) -> "Tensor":
         """Return the number of right answers among those that count: int64 scalar."""
         return ((outputs.argmax(-1) == targets) & (targets != ignored)).sum()
 
     @property
-    def answers(self) -> int:
+    def answers_per_target(self) -> int:
         """Number of answers to one target that can be right."""
         return 1
 

@@ -11,7 +11,7 @@ from ratchet import files, git, urls
 from ratchet.data.versions import dvc_hashes, dvc_inputs
 from ratchet.errors import WorkspaceError
 from ratchet.provenance.git_patch import UncommittedChanges, uncommitted_changes
-from ratchet.registry.provenance_record import CodeChange, Hardware, Provenance
+from ratchet.registry.provenance_record import ContinuedCode, Hardware, Provenance
 from ratchet.settings.model import Params
 from ratchet.settings.search_space import winner_of
 from ratchet.typed_json import parse, to_plain
@@ -80,7 +80,7 @@ def begin_record(
     *,
     flow_run: str | None,
     inputs: Mapping[str, str] | None,
-    code_changes: tuple[CodeChange, ...],
+    code_changes: tuple[ContinuedCode, ...],
 ) -> Provenance:
     """Write the record and the patch of a training that begins to `folder`; return the one there if it has begun.
 

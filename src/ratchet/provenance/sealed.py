@@ -10,7 +10,7 @@ from typing import TypeVar
 from ratchet import files
 from ratchet.provenance.archive import Archive, ArchivedRun
 from ratchet.registry.alias_state import replay
-from ratchet.registry.ledger import Entry, Ledger
+from ratchet.registry.ledger import Ledger, LedgerEntry
 from ratchet.registry.provenance_record import PROVENANCE_FILE, Provenance, parse_object
 from ratchet.registry.statement import STATEMENT, Statement
 from ratchet.registry.versions import Version
@@ -74,12 +74,12 @@ class SealedReader:
         state = "is gone" if copy is None else "was changed since it was registered: it is not read"
         return None, f"{path} {state}"
 
-    def evidence(self, run: ArchivedRun) -> tuple[Mapping[str, str] | None, Entry | None]:
+    def evidence(self, run: ArchivedRun) -> tuple[Mapping[str, str] | None, LedgerEntry | None]:
         """Return the digests that the run's version was last judged by, and the entry; None for an unknown run."""
         return self._by_run.get(run.run_id, (None, None))
 
     @cached_property
-    def _by_run(self) -> dict[str, tuple[Mapping[str, str], Entry]]:
+    def _by_run(self) -> dict[str, tuple[Mapping[str, str], LedgerEntry]]:
         by_run = {}
         for entry in self.chain.valid:
             content = entry.content

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ratchet.registry.ledger import Entry
+from ratchet.registry.ledger import LedgerEntry
 
 __all__ = ["AliasState", "replay"]
 
@@ -36,7 +36,7 @@ class AliasState:
         return {"champion": self.champion, "challenger": self.challenger}
 
 
-def replay(entries: Iterable[Entry], model: str = "") -> AliasState:
+def replay(entries: Iterable[LedgerEntry], model: str = "") -> AliasState:
     """Apply one model's entries in order. `model` is its name, because a recovery concerns all models."""
     state = AliasState()
     for entry in entries:
@@ -44,7 +44,7 @@ def replay(entries: Iterable[Entry], model: str = "") -> AliasState:
     return state
 
 
-def _apply(state: AliasState, entry: Entry, model: str) -> AliasState:
+def _apply(state: AliasState, entry: LedgerEntry, model: str) -> AliasState:
     version = entry.version
     if entry.what in ("adopt", "recover"):
         content = entry.state_of(model)

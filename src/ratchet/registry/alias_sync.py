@@ -14,7 +14,7 @@ from ratchet.errors import LedgerBroken, RegistryError, TrackingRefused, Trackin
 from ratchet.registry.access import require, user
 from ratchet.registry.alias_state import AliasState, replay
 from ratchet.registry.fingerprints import collect_evidence
-from ratchet.registry.ledger import RECOVER, Entry, Ledger
+from ratchet.registry.ledger import RECOVER, Ledger, LedgerEntry
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.names import registered_name
 from ratchet.registry.versions import Version
@@ -51,7 +51,7 @@ class AliasSync:
         names = named | ModelRegistry(workspace, params).anchored()
         return [cls(workspace, params, name, ledger=ledger) for name in sorted(names)]
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[LedgerEntry]:
         """Return the ledger's entries about this model."""
         return self.ledger.entries(model=self.name)
 
@@ -175,7 +175,7 @@ class AliasSync:
         """Return the version's present evidence, as `collect_evidence` does."""
         return collect_evidence(self.registry, version, self.rejections(version))
 
-    def rejections(self, version: Version) -> list[Entry]:
+    def rejections(self, version: Version) -> list[LedgerEntry]:
         """Return every entry that rejected the version, oldest first."""
         return [entry for entry in self.entries() if entry.what == "reject" and _is_about(entry, version)]
 
@@ -204,7 +204,7 @@ class AliasSync:
             )
         return read_samples(copy)
 
-    def _last(self, version: Version, *what: str, up_to: int | None = None) -> Entry | None:
+    def _last(self, version: Version, *what: str, up_to: int | None = None) -> LedgerEntry | None:
         """Return the last entry of these kinds about the version, and not about a deleted one of the same number."""
         entries = [entry for entry in self.entries() if up_to is None or entry.number <= up_to]
         about = [entry for entry in entries if entry.what in what and _is_about(entry, version)]
@@ -278,7 +278,7 @@ def require_agreement(workspace: Workspace, params: Params) -> None:
         raise problem
 
 
-def _is_about(entry: Entry, version: Version) -> bool:
+def _is_about(entry: LedgerEntry, version: Version) -> bool:
     """Return whether the entry holds evidence of this version: its number and its run must match."""
     if entry.what in ("adopt", "recover"):
         return bool(entry.held(version.name).get(version.number, {}).get("run") == version.run_id)

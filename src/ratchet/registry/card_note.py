@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ratchet import files
-from ratchet.registry.ledger import Entry
+from ratchet.registry.ledger import LedgerEntry
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.versions import Version
 from ratchet.reports.templating import escaped
@@ -18,7 +18,9 @@ CARDS = ("card/card.html", "card/card.md")
 _ANCHORS = {"card/card.html": b"</h1>\n", "card/card.md": b"\n\n"}  # the note follows the first of these, the title
 
 
-def show(registry: ModelRegistry, version: Version, rejections: Iterable[Entry], current: Entry | None) -> None:
+def show(
+    registry: ModelRegistry, version: Version, rejections: Iterable[LedgerEntry], current: LedgerEntry | None
+) -> None:
     """Write the current rejection into the cards of a version, in place of the note about an earlier one.
 
     Args:
@@ -38,7 +40,7 @@ def show(registry: ModelRegistry, version: Version, rejections: Iterable[Entry],
                 registry.log_files(version.run_id, {card: "card"})
 
 
-def without_notes(path: str, content: bytes, rejections: Iterable[Entry]) -> bytes:
+def without_notes(path: str, content: bytes, rejections: Iterable[LedgerEntry]) -> bytes:
     """Return a file of the run without the notes about these rejections. Any other change of it stays."""
     if path in CARDS:
         for entry in rejections:
@@ -46,7 +48,7 @@ def without_notes(path: str, content: bytes, rejections: Iterable[Entry]) -> byt
     return content
 
 
-def _note(path: str, entry: Entry) -> bytes:
+def _note(path: str, entry: LedgerEntry) -> bytes:
     text = f"by {entry.who} at {entry.at[:19]}Z: {entry.why}"
     if path.endswith(".html"):
         return f'<p class="summary"><strong>Rejected</strong> {html.escape(text)}</p>\n'.encode()

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, TypeAdapter
 
 from ratchet.typed_json import STRICT
 
-__all__ = ["COLUMNS", "FIRST", "SIGNATURE", "Chain", "Entry", "Fault", "digest_rows"]
+__all__ = ["COLUMNS", "FIRST", "SIGNATURE", "Chain", "Fault", "LedgerEntry", "digest_rows"]
 
 FIRST = "0" * 64  # `before` of the first entry
 COLUMNS = ("number", "at", "who", "what", "model", "version", "why", "content", "before", "seal")
@@ -21,7 +21,7 @@ Row = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     """One act. `at` is the time in UTC (ISO 8601); `content` is plain data: digests, numbers, the state before."""
 
     number: int
@@ -36,7 +36,7 @@ class Entry:
     seal: str
 
     @classmethod
-    def of(cls, row: Row) -> "Entry":
+    def of(cls, row: Row) -> "LedgerEntry":
         """Read a row. Damaged content is kept as text under the key `damaged`, so that the seal does not match."""
         named = dict(zip(COLUMNS, row, strict=True))
         return cls(**{**named, "content": _content(named["content"])})
@@ -83,8 +83,8 @@ class Chain:
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
         self.rows: list[Row] = []
-        self.entries: list[Entry] = []
-        self.valid: list[Entry] = []
+        self.entries: list[LedgerEntry] = []
+        self.valid: list[LedgerEntry] = []
         self.faults: list[Fault] = []
         self._add(rows)
 
@@ -101,13 +101,13 @@ class Chain:
         chain._add(rows[len(chain.rows) :])
         return chain
 
-    def of_model(self, model: str) -> list[Entry]:
+    def of_model(self, model: str) -> list[LedgerEntry]:
         """Return the valid entries about a model, and each recovery, which concerns all models."""
         return [entry for entry in self.valid if entry.model == model or entry.what == "recover"]
 
     def _add(self, rows: Iterable[Row]) -> None:
         for row in rows:
-            entry = Entry.of(row)
+            entry = LedgerEntry.of(row)
             previous = self.entries[-1] if self.entries else None
             if not (entry.what == "recover" and entry.seal == entry.sealed() and self._set_aside(entry)):
                 self._check_link(previous, entry)
@@ -115,7 +115,7 @@ class Chain:
             self.entries.append(entry)
             self.valid.append(entry)
 
-    def _set_aside(self, recovery: Entry) -> bool:
+    def _set_aside(self, recovery: LedgerEntry) -> bool:
         """Drop what a recovery set aside, if it is unchanged since; return whether it is."""
         intact = recovery.content.get("intact")
         if not isinstance(intact, int):
@@ -127,7 +127,7 @@ class Chain:
         self.valid = [entry for entry in self.valid if entry.number <= intact]
         return True
 
-    def _check_link(self, previous: Entry | None, entry: Entry) -> None:
+    def _check_link(self, previous: LedgerEntry | None, entry: LedgerEntry) -> None:
         name = f"ledger entry {entry.number}"
         last, before = (previous.number, previous.seal) if previous else (0, FIRST)
         if entry.number != last + 1:

@@ -14,7 +14,7 @@ from ratchet.registry.versions import MLFLOW_NOTE
 from ratchet.typed_json import parse
 
 if TYPE_CHECKING:
-    from ratchet.registry.ledger import Entry
+    from ratchet.registry.ledger import LedgerEntry
     from ratchet.registry.models import ModelRegistry
     from ratchet.registry.versions import Version
 
@@ -24,7 +24,7 @@ _FOLDERS = ("report", "provenance", "card")  # of the run's artifacts
 
 
 def collect_evidence(
-    registry: "ModelRegistry", version: "Version", rejections: "Collection[Entry]" = ()
+    registry: "ModelRegistry", version: "Version", rejections: "Collection[LedgerEntry]" = ()
 ) -> dict[str, str]:
     """Return the SHA-256 (hex) of each file of the version, of its run's report and provenance, and of its verdict.
 

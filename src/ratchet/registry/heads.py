@@ -18,7 +18,7 @@ from typing import Any
 
 from ratchet import git
 from ratchet.errors import RegistryError
-from ratchet.registry.chain import Entry, Fault
+from ratchet.registry.chain import Fault, LedgerEntry
 from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
 
@@ -69,12 +69,12 @@ class Heads:
         self.file = project.root / FILE
         self.registration = project.registration
 
-    def write(self, ledger: str, entry: Entry) -> None:
+    def write(self, ledger: str, entry: LedgerEntry) -> None:
         """Log an entry that was written."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         _append(self.log, f"{ledger} {entry.number} {entry.seal}\n")
 
-    def publish(self, ledger: str, entry: Entry) -> None:
+    def publish(self, ledger: str, entry: LedgerEntry) -> None:
         """Add an entry to the file for Git, unless it has it."""
         if any((head.number, head.seal) == (entry.number, entry.seal) for head in _read(self.file, FILE)):
             return
@@ -111,7 +111,7 @@ class Heads:
         return heads, absent
 
 
-def head_faults(entries: Sequence[Entry], logged: Sequence[Head], others: Iterable[Head]) -> list[Fault]:
+def head_faults(entries: Sequence[LedgerEntry], logged: Sequence[Head], others: Iterable[Head]) -> list[Fault]:
     """Compare a ledger with heads that were stored before. An empty ledger has no faults: it may be about to begin.
 
     `logged` were written on this machine, so the last of them identifies the ledger. `others` are from files that
@@ -146,7 +146,7 @@ def head_faults(entries: Sequence[Entry], logged: Sequence[Head], others: Iterab
     return sorted(faults.values(), key=lambda fault: fault.number)
 
 
-def lost_heads(entries: Iterable[Entry]) -> set[tuple[int, str]]:
+def lost_heads(entries: Iterable[LedgerEntry]) -> set[tuple[int, str]]:
     """Return (number, seal) of the heads that recoveries recorded as lost."""
     return {
         (int(number), str(seal))

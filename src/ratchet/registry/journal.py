@@ -16,14 +16,14 @@ from typing import Any
 
 from ratchet import files
 
-__all__ = ["STATE", "Entry", "Journal"]
+__all__ = ["STATE", "Journal", "JournalEntry"]
 
 STATE = "state.json"
 """File of a journal with its id, and how far it has been sent to which MLflow run."""
 
 
 @dataclass(frozen=True)
-class Entry:
+class JournalEntry:
     """One line: kind, content, time (milliseconds since 1970), and the byte at which the next line starts."""
 
     kind: str
@@ -131,9 +131,9 @@ class Journal:
             if must or error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
 
-    def entries(self, start: int) -> list[Entry]:
+    def entries(self, start: int) -> list[JournalEntry]:
         """Return the entries from byte `start` on."""
-        entries: list[Entry] = []
+        entries: list[JournalEntry] = []
         if not self._path.exists():
             return entries
         with self._path.open("rb") as file:
@@ -143,7 +143,7 @@ class Journal:
                     break  # another thread is writing it
                 start += len(line)
                 read = json.loads(line)
-                entries.append(Entry(read["kind"], read["content"], read["time"], start))
+                entries.append(JournalEntry(read["kind"], read["content"], read["time"], start))
         return entries
 
     def mark_sent(self, run_id: str, end: int) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ratchet import urls
 from ratchet.errors import LedgerBroken, RegistryError
 from ratchet.registry.access import user
-from ratchet.registry.chain import COLUMNS, FIRST, Chain, Entry, Fault, Row
+from ratchet.registry.chain import COLUMNS, FIRST, Chain, Fault, LedgerEntry, Row
 from ratchet.registry.heads import Head, Heads, head_faults
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
@@ -25,7 +25,7 @@ from ratchet.workspace import Workspace
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-__all__ = ["FIRST", "RECOVER", "Chain", "Entry", "Fault", "Ledger"]
+__all__ = ["FIRST", "RECOVER", "Chain", "Fault", "Ledger", "LedgerEntry"]
 
 RECOVER = '`ratchet recover` keeps the evidence and begins again (docs/governance.md, "A broken ledger")'
 _MAX_TRIES = 50  # to write while other processes write
@@ -90,7 +90,7 @@ class Ledger:
         derive: Callable[[Chain], Mapping[str, Any]] = lambda chain: {},
         verify: bool = True,
         **content: Any,
-    ) -> Entry:
+    ) -> LedgerEntry:
         """Write one act, done by `who` (this user by default), after verifying the whole ledger.
 
         `derive` returns more content from the chain, or forbids the act by raising. No other entry is written between
@@ -107,7 +107,7 @@ class Ledger:
             number, before = (last.number + 1, last.seal) if last else (1, FIRST)
             values = {**content, **derive(chain)}
             at = datetime.now(UTC).isoformat(timespec="microseconds")
-            entry = Entry(number, at, who or user(), what, model, version, why, values, before, "")
+            entry = LedgerEntry(number, at, who or user(), what, model, version, why, values, before, "")
             entry = replace(entry, seal=entry.sealed())
             if self._insert(entry):
                 self.heads.write(chain.entries[0].seal if chain.entries else entry.seal, entry)
@@ -115,7 +115,7 @@ class Ledger:
             time.sleep(0.002 * attempt)
         raise RegistryError(f"{self._name}: other processes write to it all the time. Fix: run the same command again")
 
-    def _insert(self, entry: Entry) -> bool:
+    def _insert(self, entry: LedgerEntry) -> bool:
         """Write a row; return False if another process has written this number or holds the database."""
         from sqlalchemy import text
         from sqlalchemy.exc import DBAPIError, IntegrityError
@@ -260,7 +260,7 @@ class Ledger:
             connection.invalidate()  # ends its session, and with it the lock
             connection.close()
 
-    def entries(self, *, model: str | None = None) -> list[Entry]:
+    def entries(self, *, model: str | None = None) -> list[LedgerEntry]:
         """Return the valid entries, or those of a model: all except the ones that a recovery set aside.
 
         A broken ledger returns them too. Acts check it with `require_intact` first.
@@ -268,7 +268,7 @@ class Ledger:
         chain = self.read()
         return chain.valid[:] if model is None else chain.of_model(model)
 
-    def set_aside(self, *, model: str) -> list[Entry]:
+    def set_aside(self, *, model: str) -> list[LedgerEntry]:
         """Return a model's entries that recoveries set aside."""
         chain = self.read()
         valid = {entry.number for entry in chain.valid}

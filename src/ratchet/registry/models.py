@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ratchet.kinds import ModelSpec
 
-__all__ = ["CHECKSUMS_TAG", "Champion", "ModelRegistry"]
+__all__ = ["CHECKSUMS_TAG", "ChampionFiles", "ModelRegistry"]
 
 CHECKSUMS_TAG = "ratchet.model_checksums"  # of the run: the digest of all checksums, stored apart from the files
 _EXPORT_TAG = "ratchet.model_export"  # of the run: registry.export and a digest of the programs, when it was stored
@@ -34,7 +34,7 @@ _NOT_STORED = shutil.ignore_patterns("__pycache__")
 
 
 @dataclass(frozen=True)
-class Champion:
+class ChampionFiles:
     """The current champion: its version, and the folder with a copy of its files."""
 
     version: Version
@@ -166,7 +166,7 @@ class ModelRegistry(Versions):
                     raise self._damaged(model_uri, error, Path(folder, "data", _ARTIFACT)) from error
             yield loaded, Path(folder, "data", _ARTIFACT)
 
-    def champion(self, name: str, into: Path) -> Champion | None:
+    def champion(self, name: str, into: Path) -> ChampionFiles | None:
         """Copy the champion's files to `into`; return None if there is no champion yet.
 
         Raises:
@@ -177,7 +177,7 @@ class ModelRegistry(Versions):
             return None
         version = self.find(f"{name}/{number}")
         fix = f"restore them, or `ratchet rollback {name}` to a version that has its files"
-        return Champion(version, self.copy_files(version, into, called=f"{version.uri}, the champion", fix=fix))
+        return ChampionFiles(version, self.copy_files(version, into, called=f"{version.uri}, the champion", fix=fix))
 
     def copy_files(self, version: Version, into: Path, *, called: str = "", fix: str = "restore them") -> Path:
         """Copy a version's files to `into`; return the folder with model.json. `called` and `fix` are for messages.

@@ -15,7 +15,7 @@ from ratchet.registry.access import Role, require, user
 from ratchet.registry.alias_state import AliasState, replay
 from ratchet.registry.alias_sync import AliasSync
 from ratchet.registry.fingerprints import evidence_changes, listed, unexpected_changes
-from ratchet.registry.ledger import Entry
+from ratchet.registry.ledger import LedgerEntry
 from ratchet.registry.shadow_rule import judge_shadow
 from ratchet.registry.versions import Version
 from ratchet.traffic.reading import log_folder
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ratchet.gate.significance import Tries
     from ratchet.gate.verdict import Verdict
-    from ratchet.registry.tries import Question
+    from ratchet.registry.tries import TryKey
 
 __all__ = ["Promotions"]
 
@@ -50,7 +50,7 @@ class Promotions(AliasSync):
 
     def decide(
         self,
-        question: "Question",
+        question: "TryKey",
         compared: "NDArray[np.bool_]",
         judge: "Callable[[Tries], Verdict]",
         *,
@@ -119,7 +119,7 @@ class Promotions(AliasSync):
             self._append("promote", version, who=who, why="passed the gate", over=over)
             return self._update_mlflow()
 
-    def approve(self, version: Version, *, why: str, who: str = "", via: str = "command line") -> Entry:
+    def approve(self, version: Version, *, why: str, who: str = "", via: str = "command line") -> LedgerEntry:
         """Record that a user approves the version. Any change of its evidence makes the approval void."""
         who = who or user()
         require(self.params.access, "approvers", who, f"approve {self.name}")
@@ -136,7 +136,7 @@ class Promotions(AliasSync):
             self._show_rejection(version)
             return entry
 
-    def reject(self, version: Version, *, why: str, who: str = "", via: str = "command line") -> Entry:
+    def reject(self, version: Version, *, why: str, who: str = "", via: str = "command line") -> LedgerEntry:
         """Record that a user rejects the version, which takes back an approval. It is no longer challenger.
 
         Raises:
@@ -222,7 +222,7 @@ class Promotions(AliasSync):
             self.synchronize()
             yield
 
-    def _append(self, what: str, version: Version, *, who: str, why: str, **content: Any) -> Entry:
+    def _append(self, what: str, version: Version, *, who: str, why: str, **content: Any) -> LedgerEntry:
         run = version.run_id
         return self.ledger.append(what, model=self.name, version=version.number, who=who, why=why, run=run, **content)
 
@@ -250,7 +250,7 @@ class Promotions(AliasSync):
         registered = {entry.who for entry in entries if entry.content.get("run") == version.run_id}
         return registered | self.registry.users(version)
 
-    def _is_used(self, approval: Entry, version: Version) -> bool:
+    def _is_used(self, approval: LedgerEntry, version: Version) -> bool:
         """Return whether the version was promoted since and then rolled back: it needs a new approval."""
         promotion = self._last(version, "promote")
         is_promoted = promotion is not None and promotion.number > approval.number

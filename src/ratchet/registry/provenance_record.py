@@ -20,7 +20,7 @@ __all__ = [
     "PROVENANCE_FILE",
     "PROVENANCE_TAG",
     "RECORD_TAG",
-    "CodeChange",
+    "ContinuedCode",
     "Hardware",
     "Provenance",
     "parse_object",
@@ -54,7 +54,7 @@ class Hardware:
 
 
 @dataclass(frozen=True)
-class CodeChange:
+class ContinuedCode:
     """Code that changed while a training was interrupted, and with which a user let it go on."""
 
     __pydantic_config__: ClassVar["ConfigDict"] = STRICT
@@ -64,7 +64,7 @@ class CodeChange:
     git_commit: str | None
 
     @classmethod
-    def load(cls, content: Mapping[str, Any]) -> "CodeChange":
+    def load(cls, content: Mapping[str, Any]) -> "ContinuedCode":
         """Read what a file of JSON has."""
         return cls(content["step"], tuple(content["files"]), content["git_commit"])
 
@@ -101,7 +101,7 @@ class Provenance:
     weights: str | None = None  # SHA-256 (hex) of model.safetensors
     mlflow_run: str | None = None
     training: str | None = None
-    code_changes: tuple[CodeChange, ...] = ()  # since the training began
+    code_changes: tuple[ContinuedCode, ...] = ()  # since the training began
     search: str | None = None  # study and trial that chose its settings, as STUDY/NUMBER
 
     def with_id(self) -> "Provenance":

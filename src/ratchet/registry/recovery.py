@@ -15,7 +15,7 @@ from ratchet.registry.alias_sync import AliasSync
 from ratchet.registry.chain import digest_rows
 from ratchet.registry.fingerprints import evidence_changes, listed
 from ratchet.registry.heads import Head, head_faults, lost_heads
-from ratchet.registry.ledger import Chain, Entry, Ledger
+from ratchet.registry.ledger import Chain, Ledger, LedgerEntry
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 
@@ -65,7 +65,7 @@ def examine(workspace: Workspace, params: Params) -> Damage:
 
 def recover(
     workspace: Workspace, params: Params, confirmed: Mapping[str, Mapping[str, str | None]], *, why: str
-) -> Entry:
+) -> LedgerEntry:
     """Set the broken part of the ledger aside and begin again with the aliases that a user confirms.
 
     `confirmed` is model -> alias -> version, None for no version. It names every model.

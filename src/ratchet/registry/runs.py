@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from ratchet import files
-from ratchet.cost import Cost, add
+from ratchet.cost import TrainingCost, add
 from ratchet.errors import TrackingRefused, TrackingUnavailable, TrainingBusy
 from ratchet.registry.access import user
-from ratchet.registry.journal import STATE, Entry, Journal
+from ratchet.registry.journal import STATE, Journal, JournalEntry
 from ratchet.registry.mlflow_store import address, all_pages, connect, experiment_id, or_none, reachable
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
@@ -124,7 +124,7 @@ class Run:
         if last != content:
             self._write("metrics", content, again=True)
 
-    def cost(self, attempt: str, cost: Cost) -> None:
+    def cost(self, attempt: str, cost: TrainingCost) -> None:
         """Record the cost of an attempt so far. The last record of an attempt counts; `total_cost` adds them up."""
         self._write("cost", {"attempt": attempt, **cost.to_json()}, again=True)
 
@@ -197,10 +197,10 @@ def _refuse_deleted_run(journal: Journal, workspace: Workspace, params: Params) 
     )
 
 
-def total_cost(journal: Journal) -> Cost | None:
+def total_cost(journal: Journal) -> TrainingCost | None:
     """Return the cost of all attempts at a run, as far as recorded; None if nothing was recorded."""
     attempts = {entry.content["attempt"]: entry.content for entry in journal.entries(0) if entry.kind == "cost"}
-    return add(Cost.from_json(content) for content in attempts.values())
+    return add(TrainingCost.from_json(content) for content in attempts.values())
 
 
 def send_all(workspace: Workspace, params: Params) -> list[tuple[str, str]]:
@@ -312,7 +312,7 @@ def _format(value: object) -> str:
     return str(value)
 
 
-def _send_metrics(client: "MlflowClient", run_id: str, entries: Sequence[Entry]) -> None:
+def _send_metrics(client: "MlflowClient", run_id: str, entries: Sequence[JournalEntry]) -> None:
     from mlflow.entities import Metric
 
     points = [
@@ -324,7 +324,7 @@ def _send_metrics(client: "MlflowClient", run_id: str, entries: Sequence[Entry])
         client.log_batch(run_id, metrics=points[start : start + _BATCH])
 
 
-def _send_params(client: "MlflowClient", run_id: str, entries: Sequence[Entry]) -> None:
+def _send_params(client: "MlflowClient", run_id: str, entries: Sequence[JournalEntry]) -> None:
     from mlflow.entities import Param
 
     values = {name: value for entry in entries for name, value in entry.content["values"].items()}
@@ -333,7 +333,7 @@ def _send_params(client: "MlflowClient", run_id: str, entries: Sequence[Entry]) 
         client.log_batch(run_id, params=settings[start : start + 100])
 
 
-def _send_tags(client: "MlflowClient", run_id: str, entries: Sequence[Entry]) -> None:
+def _send_tags(client: "MlflowClient", run_id: str, entries: Sequence[JournalEntry]) -> None:
     """Set tags. The name of an incident's tag has step and position in the journal: a step can have several."""
     from mlflow.entities import RunTag
 
@@ -349,7 +349,7 @@ def _send_tags(client: "MlflowClient", run_id: str, entries: Sequence[Entry]) ->
     client.log_batch(run_id, tags=[RunTag(name, value) for name, value in values.items()])
 
 
-def _send_dataset(client: "MlflowClient", run_id: str, entries: Sequence[Entry]) -> None:
+def _send_dataset(client: "MlflowClient", run_id: str, entries: Sequence[JournalEntry]) -> None:
     import json
 
     from mlflow.entities import Dataset, DatasetInput, InputTag
@@ -366,7 +366,7 @@ def _send_dataset(client: "MlflowClient", run_id: str, entries: Sequence[Entry])
         client.log_inputs(run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
 
 
-def _send_status(client: "MlflowClient", run_id: str, entries: Sequence[Entry]) -> None:
+def _send_status(client: "MlflowClient", run_id: str, entries: Sequence[JournalEntry]) -> None:
     status = entries[-1].content["status"]
     if status == "RUNNING":
         client.update_run(run_id, status)

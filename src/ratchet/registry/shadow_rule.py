@@ -5,7 +5,7 @@ from typing import Any
 
 from ratchet.errors import RegistryError
 from ratchet.settings.model import GateSettings
-from ratchet.traffic.comparison import Comparison, comparisons
+from ratchet.traffic.comparison import ShadowComparison, comparisons
 
 __all__ = ["judge_shadow"]
 
@@ -40,7 +40,7 @@ def judge_shadow(gate: GateSettings, requests: Path, *, champion: str, version: 
     }
 
 
-def _problem(gate: GateSettings, measured: Comparison | None, *, champion: str) -> str:
+def _problem(gate: GateSettings, measured: ShadowComparison | None, *, champion: str) -> str:
     answered = measured.requests if measured else 0
     if measured is None or answered < gate.shadow_requests:
         return (

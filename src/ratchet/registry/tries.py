@@ -19,16 +19,16 @@ from numpy.typing import NDArray
 from ratchet import files
 from ratchet.gate.significance import Tries
 from ratchet.gate.verdict import Verdict
-from ratchet.registry.ledger import Entry
+from ratchet.registry.ledger import LedgerEntry
 from ratchet.registry.samples import Samples
 
-__all__ = ["Question", "judgement", "known_try", "tries_before"]
+__all__ = ["TryKey", "judgement", "known_try", "tries_before"]
 
 _KEPT = 1024  # digests in a subset, at most twice as many
 
 
 @dataclass(frozen=True)
-class Question:
+class TryKey:
     """One comparison of a candidate with the champion. A repeated one is the same try, also of another run.
 
     `settings` are those that decide the comparison.
@@ -46,7 +46,7 @@ class Question:
         return files.digest_json([self.over, self.answers, self.rows.fingerprint, dict(self.settings)])
 
 
-def known_try(entries: Iterable[Entry], question: Question) -> Tries | None:
+def known_try(entries: Iterable[LedgerEntry], question: TryKey) -> Tries | None:
     """Return the tries before this question was first asked; None if it is new."""
     for content in _judged(entries):
         if content["question"] == question.digest:
@@ -55,12 +55,12 @@ def known_try(entries: Iterable[Entry], question: Question) -> Tries | None:
 
 
 def tries_before(
-    entries: Sequence[Entry],
+    entries: Sequence[LedgerEntry],
     rows: Samples,
     compared: NDArray[np.bool_],
     *,
     model: str = "",
-    aside: Sequence[Entry] = (),
+    aside: Sequence[LedgerEntry] = (),
 ) -> Tries:
     """Return the tries that were used up before these test samples are compared.
 
@@ -90,7 +90,7 @@ def tries_before(
 
 
 def judgement(
-    entries: Iterable[Entry], question: Question, before: Tries, verdict: Verdict, *, reserved: float
+    entries: Iterable[LedgerEntry], question: TryKey, before: Tries, verdict: Verdict, *, reserved: float
 ) -> dict[str, Any]:
     """Return the content of a `judge` entry; p and level are None without a champion to compare with."""
     comparison = verdict.comparison
@@ -113,16 +113,16 @@ def judgement(
     }
 
 
-def _judged(entries: Iterable[Entry]) -> list[Mapping[str, Any]]:
+def _judged(entries: Iterable[LedgerEntry]) -> list[Mapping[str, Any]]:
     """Return the contents of the readable `judge` entries. The chain reports the others."""
     return [entry.content for entry in entries if entry.what == "judge" and "question" in entry.content]
 
 
-def _since_promotion(entries: Sequence[Entry], untrusted: Container[int], model: str) -> list[Entry]:
+def _since_promotion(entries: Sequence[LedgerEntry], untrusted: Container[int], model: str) -> list[LedgerEntry]:
     """Return the comparisons since the last promotion that restored the tries and that no rollback reverted."""
-    now: list[Entry] = []
+    now: list[LedgerEntry] = []
     won: set[str] = set()  # runs that won their comparison and were not promoted yet
-    champions: list[tuple[str | None, list[Entry]]] = []  # and the comparisons that their promotion closed
+    champions: list[tuple[str | None, list[LedgerEntry]]] = []  # and the comparisons that their promotion closed
     for entry in sorted(entries, key=lambda entry: entry.number):
         run, to = str(entry.content.get("run")), entry.version
         if entry.what == "judge" and (entry.number in untrusted or entry.content.get("p") is not None):

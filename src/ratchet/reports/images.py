@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["COLOURS", "ErrorCard", "Example", "InlineImage", "error_cards", "inline", "inline_png", "overlay"]
+__all__ = ["COLOURS", "ErrorCard", "ErrorExample", "InlineImage", "error_cards", "inline", "inline_png", "overlay"]
 
 Pixels = NDArray[np.uint8]
 
@@ -47,7 +47,7 @@ def inline_png(content: bytes, *, small: bool = True) -> InlineImage:
 
 
 @dataclass(frozen=True)
-class Example:
+class ErrorExample:
     """A test sample with a wrong prediction; `image` is uint8 (height, width, channels) with 1 or 3 channels."""
 
     image: Pixels
@@ -64,12 +64,12 @@ class Example:
 class ErrorCard:
     """A wrong prediction with its images for the page."""
 
-    example: Example
+    example: ErrorExample
     image: InlineImage
     explanation: InlineImage | None
 
 
-def error_cards(examples: Sequence[Example]) -> list[ErrorCard]:
+def error_cards(examples: Sequence[ErrorExample]) -> list[ErrorCard]:
     """Prepare the first examples."""
     return [
         ErrorCard(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from ratchet.cost import Cost
+from ratchet.cost import TrainingCost
 from ratchet.evaluation.intervals import share_interval
 from ratchet.evaluation.metrics import Metrics, NamedMetric
 from ratchet.evaluation.robustness import Robustness
@@ -54,7 +54,7 @@ class CardContent:
     quarantined: Mapping[str, int]  # samples by rule
     model: Mapping[str, Any]  # architecture and results of training
     settings: Mapping[str, tuple[Any, Any]]  # settings that are not the default, with the default
-    cost: Cost | None  # of the training; None: not measured here
+    cost: TrainingCost | None  # of the training; None: not measured here
     checksums: Mapping[str, str]  # SHA-256 (hex) of the stored files
     address: str  # MLflow's, without a password
     lineage: Mapping[str, Any] = field(default_factory=dict)

@@ -25,7 +25,7 @@ from ratchet.evaluation.wording import (
 )
 from ratchet.reports.charts import Chart, scatter_chart
 from ratchet.reports.numbers import decimal, percent, percent_range, shown
-from ratchet.reports.problem_sections import Cells, Section, Table, error_section, slice_section, worst_slices
+from ratchet.reports.problem_sections import Cells, ReportSection, Table, error_section, slice_section, worst_slices
 
 __all__ = ["ClassPages", "Pages", "pages_of"]
 
@@ -86,12 +86,12 @@ class Pages:
         """Accuracy with corruption, if it was measured."""
         return None
 
-    def sections(self, predictions: Predictions | None) -> list[Section]:
+    def sections(self, predictions: Predictions | None) -> list[ReportSection]:
         """Return the sections of metrics, plots, slices and largest errors."""
         errors = [] if predictions is None else [error_section(predictions)]
         return [*self.own_sections(predictions), *slice_section(self.metrics), *errors]
 
-    def own_sections(self, predictions: Predictions | None) -> list[Section]:
+    def own_sections(self, predictions: Predictions | None) -> list[ReportSection]:
         """Return the sections that only this problem has."""
         return []
 
@@ -173,7 +173,7 @@ class ClassPages(Pages):
         measured = self.metrics.robustness
         return measured if isinstance(measured, Robustness) else None
 
-    def sections(self, predictions: Predictions | None) -> list[Section]:
+    def sections(self, predictions: Predictions | None) -> list[ReportSection]:
         """Return nothing: the template has them."""
         return []
 
@@ -230,12 +230,12 @@ class NumberPages(Pages):
         header = ["number", "MAE", "RMSE", "R2", "median error", "bias", "MAE of the mean"]
         return Table("", header, [_number_row(each) for each in self.metrics.per_number])
 
-    def own_sections(self, predictions: Predictions | None) -> list[Section]:
+    def own_sections(self, predictions: Predictions | None) -> list[ReportSection]:
         note = (
             "Bias: mean of predicted minus true value. MAE of the mean: error of always predicting the mean of the "
             "training targets. Each number is in its own unit."
         )
-        sections = [Section("Metrics by number", note, tables=[self.table])]
+        sections = [ReportSection("Metrics by number", note, tables=[self.table])]
         if predictions is None:
             return sections
         charts, answers = [], predictions.answers
@@ -250,7 +250,7 @@ class NumberPages(Pages):
             drawing = scatter_chart(errors, name=title, x_label=f"predicted {name}", y_label="predicted minus true")
             charts.append(Chart(title, drawing))
         note = "On the dashed lines a prediction is right. At most 1,500 evenly spaced test samples are drawn."
-        return [*sections, Section("Predicted and true values", note, charts=charts)]
+        return [*sections, ReportSection("Predicted and true values", note, charts=charts)]
 
 
 @dataclass(frozen=True)
@@ -277,9 +277,9 @@ class LabelPages(Pages):
         ]  # fmt: skip
         return Table("", header, rows)
 
-    def own_sections(self, predictions: Predictions | None) -> list[Section]:
+    def own_sections(self, predictions: Predictions | None) -> list[ReportSection]:
         note = "A label is predicted from its threshold on. Thresholds are fitted on the validation samples or set."
-        return [Section("Metrics by label", note, tables=[self.table])]
+        return [ReportSection("Metrics by label", note, tables=[self.table])]
 
     def own_limits(self) -> list[str]:
         untested = [label.name for label in self.metrics.per_label if not label.support]
@@ -304,10 +304,10 @@ class TokenPages(Pages):
     def task(self, samples: str) -> str:
         return "Predicts the next token of a text."
 
-    def sections(self, predictions: Predictions | None) -> list[Section]:
+    def sections(self, predictions: Predictions | None) -> list[ReportSection]:
         sizes = self.metrics
         text = f"{sizes.characters:,} characters, {sizes.tokens:,} tokens, {sizes.rows:,} pieces."
-        return [Section("Text", text), *slice_section(self.metrics)]
+        return [ReportSection("Text", text), *slice_section(self.metrics)]
 
 
 _PAGES: Mapping[str, type[Pages]] = MappingProxyType(

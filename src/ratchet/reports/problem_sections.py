@@ -15,7 +15,7 @@ from ratchet.reports.distributions import Distribution
 
 __all__ = [
     "Cells",
-    "Section",
+    "ReportSection",
     "Table",
     "baseline_section",
     "error_section",
@@ -43,7 +43,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Section:
+class ReportSection:
     """A titled part of the page: sentences, then charts, then tables."""
 
     title: str
@@ -54,7 +54,7 @@ class Section:
     tables: Sequence[Table] = field(default_factory=tuple)
 
 
-def baseline_section(result: BaselineResult | None, confidence: float, kind: str = "") -> list[Section]:
+def baseline_section(result: BaselineResult | None, confidence: float, kind: str = "") -> list[ReportSection]:
     """Return the comparison with the baseline; nothing where there was none."""
     if result is None:
         return []
@@ -64,7 +64,7 @@ def baseline_section(result: BaselineResult | None, confidence: float, kind: str
         for label, metric in (("this model", result.network), (result.name, result.headline))
     ]
     table = Table("On the same test samples", ["model", result.network.name, ci], rows)
-    return [Section("Baseline", sentences=[baseline_sentence(result, confidence, kind)], tables=[table])]
+    return [ReportSection("Baseline", sentences=[baseline_sentence(result, confidence, kind)], tables=[table])]
 
 
 def worst_slices(metrics: Metrics) -> list[tuple[Slice, NamedMetric]]:
@@ -74,7 +74,7 @@ def worst_slices(metrics: Metrics) -> list[tuple[Slice, NamedMetric]]:
     return [(part, metrics.of_slice(part)) for part in ordered]
 
 
-def slice_section(metrics: Metrics) -> list[Section]:
+def slice_section(metrics: Metrics) -> list[ReportSection]:
     """Return the metric of each slice; nothing where there are no slices."""
     if not metrics.slices:
         return []
@@ -95,21 +95,23 @@ def slice_section(metrics: Metrics) -> list[Section]:
         "samples, with an interval that is corrected for the number of slices."
     )
     table = Table("", ["slice", "samples", name, ci, "gap", "significantly worse"], rows)
-    return [Section("Slices", note, worse[:5] or ["No slice is significantly worse than the rest."], tables=[table])]
+    return [
+        ReportSection("Slices", note, worse[:5] or ["No slice is significantly worse than the rest."], tables=[table])
+    ]
 
 
-def error_section(predictions: Predictions) -> Section:
+def error_section(predictions: Predictions) -> ReportSection:
     """Return the samples with the largest errors."""
     rows = [
         (predictions.ids[at], predictions.truth(at), predictions.answer(at)) for at in predictions.worst_errors(_LISTED)
     ]
     note = "The target itself may be wrong: check it before you blame the model."
     if not rows:
-        return Section("Largest errors", sentences=["None: all predictions are right."])
-    return Section("Largest errors", note, tables=[Table("", ["sample", "true", "predicted"], rows)])
+        return ReportSection("Largest errors", sentences=["None: all predictions are right."])
+    return ReportSection("Largest errors", note, tables=[Table("", ["sample", "true", "predicted"], rows)])
 
 
-def text_sections(texts: Sequence[ExplainedText], generated: Sequence[tuple[str, str]]) -> list[Section]:
+def text_sections(texts: Sequence[ExplainedText], generated: Sequence[tuple[str, str]]) -> list[ReportSection]:
     """Return the sections of texts: the words of wrong answers, and generated text."""
     sections = []
     if texts:
@@ -123,11 +125,11 @@ def text_sections(texts: Sequence[ExplainedText], generated: Sequence[tuple[str,
             "without it."
         )
         table = Table("", ["sample", "text", "words for the answer", "words against it"], rows, "text")
-        sections.append(Section("Words of the largest errors", note, tables=[table]))
+        sections.append(ReportSection("Words of the largest errors", note, tables=[table]))
     if generated:
         note = "Text that the model wrote after prompts from the test part, at temperature 0.8."
         table = Table("", ["prompt", "continuation"], list(generated), "text")
-        sections.append(Section("Generated text", note, tables=[table]))
+        sections.append(ReportSection("Generated text", note, tables=[table]))
     return sections
 
 
@@ -138,7 +140,7 @@ def _ends(ordered: Sequence[tuple[str, float]]) -> tuple[Sequence[tuple[str, flo
     return positive[:_WORDS], negative[:_WORDS]
 
 
-def feature_sections(importance: Importance | None, distributions: Sequence[Distribution]) -> list[Section]:
+def feature_sections(importance: Importance | None, distributions: Sequence[Distribution]) -> list[ReportSection]:
     """Return the sections of a table's features: their importance and their distributions."""
     sections = []
     if importance is not None:
@@ -157,7 +159,7 @@ def feature_sections(importance: Importance | None, distributions: Sequence[Dist
                 f"the other {importance.left_out:,} are not."
             )
         table = Table("All columns", ["column", f"change ({100 * importance.confidence:g} % CI)"], rows)
-        sections.append(Section("Feature importance", note, charts=[chart], tables=[table]))
+        sections.append(ReportSection("Feature importance", note, charts=[chart], tables=[table]))
     if distributions:
         charts = [
             Chart(
@@ -175,5 +177,5 @@ def feature_sections(importance: Importance | None, distributions: Sequence[Dist
         if columns > len(distributions):
             note += f" The first {len(distributions):,} of {columns:,} columns are drawn."
         legend = [Line(split, colour, ()) for split, colour in zip(("training", "test"), COLOURS, strict=False)]
-        sections.append(Section("Features", note, charts=charts, legend=legend))
+        sections.append(ReportSection("Features", note, charts=charts, legend=legend))
     return sections

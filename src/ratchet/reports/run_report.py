@@ -18,10 +18,10 @@ from ratchet.gate.verdict import Verdict, outcome
 from ratchet.reports import images, variant_table
 from ratchet.reports.charts import COLOURS, Chart, Line, heat_map, line_chart, reliability_chart
 from ratchet.reports.distributions import Distribution
-from ratchet.reports.images import Example, error_cards
+from ratchet.reports.images import ErrorExample, error_cards
 from ratchet.reports.problem_pages import ClassPages, pages_of
 from ratchet.reports.problem_sections import (
-    Section,
+    ReportSection,
     Table,
     baseline_section,
     feature_sections,
@@ -30,7 +30,7 @@ from ratchet.reports.problem_sections import (
 from ratchet.reports.templating import render_html
 from ratchet.urls import redacted
 
-__all__ = ["Example", "ReportContent", "render"]
+__all__ = ["ErrorExample", "ReportContent", "render"]
 
 _NUMBERED = 20  # with more classes the confusion matrix is drawn without numbers
 _LISTED = 30  # longer lists show a part and fold the others away
@@ -47,7 +47,7 @@ class ReportContent:
     metrics: Metrics
     # Of each epoch: epoch, train/loss, train/accuracy, train/learning_rate, validation/loss, validation/accuracy
     history: Epochs = ()
-    examples: Sequence[Example] = ()  # the most confident wrong predictions, worst first
+    examples: Sequence[ErrorExample] = ()  # the most confident wrong predictions, worst first
     unexplained: str = ""  # why no example has contributions
     kind: str = "image"  # of the samples
     predictions: Predictions | None = None  # for the plots of numbers, and the errors of samples without an image
@@ -229,9 +229,9 @@ def _plain(value: object) -> object:
     return redacted(value) if isinstance(value, str) else value
 
 
-def _variant_sections(variants: Sequence[Variant]) -> list[Section]:
+def _variant_sections(variants: Sequence[Variant]) -> list[ReportSection]:
     if not variants:
         return []
     table = Table("", variant_table.HEADER, variant_table.rows(variants), "text")
     note = "Faster forms of the ONNX program, measured with one thread in alternation with fp32."
-    return [Section("Variants", note, variant_table.slice_sentences(variants), tables=[table])]
+    return [ReportSection("Variants", note, variant_table.slice_sentences(variants), tables=[table])]

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from ratchet.reports.templating import render_html
-from ratchet.traffic.comparison import Comparison
+from ratchet.traffic.comparison import ShadowComparison
 
 __all__ = ["quality", "shadow_page"]
 
 
-def shadow_page(pairs: Sequence[Comparison], *, by: str) -> str:
+def shadow_page(pairs: Sequence[ShadowComparison], *, by: str) -> str:
     """Return the page: a row for each pair of versions, or for each slice of them by the column `by`."""
     header = ["in shadow", "served", *([by] if by else []), "requests", "rows", "answers", "median", "served: median"]
     rows = [
@@ -21,7 +21,7 @@ def shadow_page(pairs: Sequence[Comparison], *, by: str) -> str:
     return render_html("shadow.html.j2", header=header, rows=rows)
 
 
-def quality(pair: Comparison) -> str:
+def quality(pair: ShadowComparison) -> str:
     """Return failures, and agreement or difference, as text that follows others; empty if there is none of them."""
     failed = f", {pair.failed:,} failed" if pair.failed else ""
     if pair.agreement:

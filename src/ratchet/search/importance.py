@@ -9,14 +9,14 @@ from ratchet.search.records import Study, Trial, best_so_far
 from ratchet.settings.model import Params
 from ratchet.settings.search_space import Dimension, is_inside, parse_space
 
-__all__ = ["Comparison", "comparison", "dimensions", "importance"]
+__all__ = ["ComparableTrials", "comparison", "dimensions", "importance"]
 
 _SHARE = 0.1  # of the trials that count as the best ones
 _FEWEST_BEST = 5  # Optuna's advice: with fewer of them the result depends on chance
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparableTrials:
     """Values of trials that may be compared.
 
     Attributes:
@@ -59,7 +59,7 @@ def importance(study: Study) -> dict[str, float]:
     return {dimension.key: raw.get(dimension.key, 0.0) / total for dimension in order}
 
 
-def comparison(study: Study) -> Comparison | None:
+def comparison(study: Study) -> ComparableTrials | None:
     """Return the values by which trials are compared; None: there are too few.
 
     A value after 3 epochs says little beside a value after 30. So trials are compared at the last epoch that twice as
@@ -82,7 +82,7 @@ def comparison(study: Study) -> Comparison | None:
         best = math.ceil(_SHARE * (len(values) + len(ended)))
         best = max(_FEWEST_BEST, best if epoch is not None else min(best, len(values) // 2))
         if len(values) >= 2 * best:
-            return Comparison(epoch, values, ended, best)
+            return ComparableTrials(epoch, values, ended, best)
     return None
 
 
@@ -101,7 +101,7 @@ def _value(trial: Trial, epoch: int | None) -> float | None:
     return value if is_finite else None
 
 
-def _evaluated(study: Study, space: Sequence[Dimension], compared: Comparison) -> dict[str, float]:
+def _evaluated(study: Study, space: Sequence[Dimension], compared: ComparableTrials) -> dict[str, float]:
     """Return the divergence of each setting, by Optuna."""
     from optuna.importance import PedAnovaImportanceEvaluator
 

@@ -16,14 +16,14 @@ from ratchet.servers.record import TITLES
 from ratchet.servers.supervisor import rotated
 from ratchet.workspace import Workspace
 
-__all__ = ["Line", "read_logs"]
+__all__ = ["LogLine", "read_logs"]
 
 _INTERVAL = 0.2  # seconds between two checks of a log that is followed
 _CLOCK = re.compile(r"\b([01]\d|2[0-3]):([0-5]\d):([0-5]\d)(?:[.,](\d{1,6}))?")  # within the beginning of a line
 
 
 @dataclass(frozen=True)
-class Line:
+class LogLine:
     """A line of a service's log, without its line break."""
 
     service: str
@@ -32,7 +32,7 @@ class Line:
 
 def read_logs(
     workspace: Workspace, service: str | None = None, *, lines: int, follow: bool
-) -> Generator[Line, None, None]:
+) -> Generator[LogLine, None, None]:
     """Yield the last lines of a service's log, or of all logs in the order of time. With `follow`, yield new lines too.
 
     Rotated, emptied and replaced logs are followed. Following never ends.
@@ -50,15 +50,15 @@ def read_logs(
     return _read(logs, lines, follow)
 
 
-def _read(logs: Sequence["_Log"], lines: int, follow: bool) -> Generator[Line, None, None]:
+def _read(logs: Sequence["_Log"], lines: int, follow: bool) -> Generator[LogLine, None, None]:
     try:
-        ends = [[(moment, Line(log.name, text)) for moment, text in log.end(lines)] for log in logs]
+        ends = [[(moment, LogLine(log.name, text)) for moment, text in log.end(lines)] for log in logs]
         for _, line in heapq.merge(*ends, key=lambda dated: dated[0]):
             yield line
         while follow:
             for log in logs:
                 for text in log.new_lines():
-                    yield Line(log.name, text)
+                    yield LogLine(log.name, text)
             time.sleep(_INTERVAL)
     finally:
         for log in logs:

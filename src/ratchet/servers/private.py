@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ratchet.servers.addresses import api_url
 from ratchet.servers.http import answers
 from ratchet.servers.ports import free_port
-from ratchet.servers.record import Record, failure, start_supervisor
+from ratchet.servers.record import ServerRecord, failure, start_supervisor
 from ratchet.servers.start import START_TIMEOUT, prefect_launch
 from ratchet.servers.supervisor import Launch, end_marked
 from ratchet.settings.model import PlatformSettings
@@ -80,7 +80,7 @@ class PrefectServer:
     @classmethod
     def begin(cls, workspace: Workspace, platform: PlatformSettings = _DEFAULT) -> "PrefectServer":
         """Find the server of `up` or the one of platform.prefect_api, or start one. Returns at once."""
-        record = Record.read(workspace)
+        record = ServerRecord.read(workspace)
         shared = record.services.get("prefect")
         if shared and record.alive() and answers(shared.health):
             return cls(f"{shared.address}/api", None)

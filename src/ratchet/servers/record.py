@@ -18,14 +18,14 @@ from ratchet.servers.environment import service_environment
 from ratchet.servers.supervisor import Launch, Service, end_marked, is_same
 from ratchet.workspace import Workspace
 
-__all__ = ["TITLES", "Record", "failure", "start_supervisor"]
+__all__ = ["TITLES", "ServerRecord", "failure", "start_supervisor"]
 
 TITLES = {"prefect": "Prefect server", "mlflow": "MLflow server", "worker": "worker", "serving": "model server"}
 _LONGEST_END = 120.0  # seconds after which a supervisor that does not end is killed
 
 
 @dataclass(frozen=True)
-class Record:
+class ServerRecord:
     """The services by name, and their supervisor."""
 
     path: Path
@@ -34,7 +34,7 @@ class Record:
     services: dict[str, Service] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, workspace: Workspace) -> "Record":
+    def read(cls, workspace: Workspace) -> "ServerRecord":
         """Read the file. A missing one, or one that was copied from another project folder, is an empty record.
 
         Raises:
@@ -46,7 +46,7 @@ class Record:
         return cls(record.path) if is_copy else record
 
     @classmethod
-    def _read(cls, path: Path) -> "Record":
+    def _read(cls, path: Path) -> "ServerRecord":
         try:
             content = files.read_json(path)
             services = [Service(**service) for service in content["services"]]
@@ -120,7 +120,7 @@ def start_supervisor(
     if not tied:
         process.stdin.close()
         try:
-            while process.poll() is None and Record.read(workspace).pid != process.pid:
+            while process.poll() is None and ServerRecord.read(workspace).pid != process.pid:
                 time.sleep(0.01)
         except BaseException:  # a signal: no other process knows of the supervisor yet
             process.terminate()

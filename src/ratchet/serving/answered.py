@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ratchet.serving.formats.envelopes import Answer, Question
+from ratchet.serving.formats.envelopes import Answer, ModelRequest
 from ratchet.serving.versions.loaded import LoadedVersion
 
 __all__ = ["Answered", "Observer"]
@@ -21,7 +21,7 @@ class Answered(NamedTuple):
     """
 
     envelope: str
-    question: Question
+    question: ModelRequest
     answer: Answer
     loaded: LoadedVersion
     key: str

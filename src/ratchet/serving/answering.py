@@ -17,7 +17,7 @@ from ratchet.kinds.protocol import InputError, TooManyRows
 from ratchet.serving.answered import Answered, Observer
 from ratchet.serving.encodings import accepted_encoding, encoded
 from ratchet.serving.fallback import Fallback
-from ratchet.serving.formats.envelopes import Answer, Envelope, Question, encode_together, new_id, own_content
+from ratchet.serving.formats.envelopes import Answer, Envelope, ModelRequest, encode_together, new_id, own_content
 from ratchet.serving.lifetime import Lifetime, stays
 from ratchet.serving.recent import RecentAnswers, request_key
 from ratchet.serving.requests import (
@@ -188,7 +188,7 @@ class Answering:
         return Reply(content, headers)
 
     async def _written(
-        self, envelope: Envelope, question: Question, answer: Answer, call: Call, lifetime: Lifetime
+        self, envelope: Envelope, question: ModelRequest, answer: Answer, call: Call, lifetime: Lifetime
     ) -> tuple[bytes, tuple[Header, ...]]:
         """Return body and headers of the response. A large one is written beside the event loop, and compressed."""
         if question.rows * answer.spec.target.outputs <= _LARGE:
@@ -211,7 +211,7 @@ class Answering:
                 raise
 
     def observe(
-        self, question: Question, answer: Answer, loaded: LoadedVersion, call: Call, model_seconds: float
+        self, question: ModelRequest, answer: Answer, loaded: LoadedVersion, call: Call, model_seconds: float
     ) -> None:
         """Pass an answer to the observers."""
         seconds = time.monotonic() - call.began
@@ -229,7 +229,9 @@ class Answering:
         for observe in self.observers:
             observe(answered)
 
-    async def _streamed(self, question: Question, loaded: LoadedVersion, call: Call, lifetime: Lifetime) -> Response:
+    async def _streamed(
+        self, question: ModelRequest, loaded: LoadedVersion, call: Call, lifetime: Lifetime
+    ) -> Response:
         """Return the response that sends a text while it is generated, once its first piece is there."""
         parameters = self._generation(question)
         stream = TextStream(
@@ -270,8 +272,8 @@ class Answering:
         body: bytes,
         call: Call,
         lifetime: Lifetime,
-        read: Callable[[], Question],
-    ) -> tuple[Question, Answer | None, float]:
+        read: Callable[[], ModelRequest],
+    ) -> tuple[ModelRequest, Answer | None, float]:
         """Return what a request asks, the answer, and the seconds of the version.
 
         When the server is overloaded, it is that to an equal request, or the fallback's. A language model has none yet.
@@ -302,7 +304,7 @@ class Answering:
         self._recent.add(key, question, predictions)
         return question, Answer(new_id(), loaded.identity, loaded.spec, predictions), seconds
 
-    async def _generated(self, loaded: LoadedVersion, question: Question, lifetime: Lifetime) -> Answer:
+    async def _generated(self, loaded: LoadedVersion, question: ModelRequest, lifetime: Lifetime) -> Answer:
         """Return the texts of a language model, one prompt at a time, in turns with other requests.
 
         Raises:
@@ -321,7 +323,7 @@ class Answering:
         texts = await batcher.take_turns(turns, lifetime, count=question.rows, tokens=tokens)
         return Answer(new_id(), loaded.identity, loaded.spec, texts)
 
-    def _generation(self, question: Question) -> dict[str, Any]:
+    def _generation(self, question: ModelRequest) -> dict[str, Any]:
         """Return the parameters of a generation.
 
         Raises:
@@ -336,11 +338,11 @@ class Answering:
 
 def _reader(
     envelope: Envelope, loaded: LoadedVersion, body: bytes, call: Call, lifetime: Lifetime, limit: TimeLimit
-) -> Callable[[], Question]:
+) -> Callable[[], ModelRequest]:
     """Return the function that reads a request in any thread. A timeout in its body shortens lifetime and limit."""
     loop = asyncio.get_running_loop()
 
-    def read() -> Question:
+    def read() -> ModelRequest:
         question = envelope.read(body, call.headers, loaded, lifetime.check)
         if question.timeout < math.inf:
             lifetime.shorten(call.began + question.timeout)
@@ -351,7 +353,7 @@ def _reader(
 
 
 def _compressed(
-    envelope: Envelope, answer: Answer, question: Question, encoding: str
+    envelope: Envelope, answer: Answer, question: ModelRequest, encoding: str
 ) -> tuple[bytes, tuple[Header, ...]]:
     """Return body and headers of the response, in an encoding unless that is empty."""
     content, headers = envelope.write(answer, question)

@@ -25,7 +25,7 @@ from ratchet.serving.fallback import Fallback
 from ratchet.serving.formats.envelopes import Envelope, Invocations, Own
 from ratchet.serving.formats.open_inference import EXTENSIONS, Infer, metadata
 from ratchet.serving.labelling import Labelling
-from ratchet.serving.metrics import Metrics
+from ratchet.serving.metrics import ServerMetrics
 from ratchet.serving.openapi import document
 from ratchet.serving.page import page
 from ratchet.serving.requests import Refused, error_response, json_response
@@ -66,7 +66,7 @@ class ModelServer:
     ) -> None:
         self.follower, self.settings = follower, settings
         self.batcher = Batcher(queue_rows=settings.queue)
-        self.metrics = Metrics(follower, self.batcher, deadline=settings.deadline)
+        self.metrics = ServerMetrics(follower, self.batcher, deadline=settings.deadline)
         self.fallback = Fallback(fallback, queue_rows=settings.queue) if fallback else None
         self.answering = Answering(follower, self.batcher, settings, self.fallback)
         self.answering.observers.append(self.metrics.count_warnings)
@@ -191,8 +191,8 @@ class ModelServer:
         identity = loaded.identity
         about: dict[str, Any] = {
             "model": identity.model, "version": identity.version, "provenance": identity.provenance,
-            "follows": self.follower.reference, "input": loaded.spec.input.described,
-            "target": loaded.spec.target.described, "engine": loaded.engine, "variant": identity.variant,
+            "follows": self.follower.reference, "input": loaded.spec.input.description,
+            "target": loaded.spec.target.description, "engine": loaded.engine, "variant": identity.variant,
             "problem": self.follower.problem or None,
         }  # fmt: skip
         if self.shadow:

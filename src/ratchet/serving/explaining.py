@@ -28,7 +28,7 @@ from ratchet.kinds import TableInput
 from ratchet.kinds.protocol import Arrays, InputError
 from ratchet.kinds.raw_values import texts_in
 from ratchet.serving.answering import Answering, Call
-from ratchet.serving.formats.envelopes import Answer, Own, Question, as_json, encode_together, new_id, own_content
+from ratchet.serving.formats.envelopes import Answer, ModelRequest, Own, as_json, encode_together, new_id, own_content
 from ratchet.serving.formats.refusals import BadRequest
 from ratchet.serving.lifetime import Lifetime
 from ratchet.serving.requests import Busy, Refused, Reply, error_response
@@ -108,7 +108,7 @@ class Explaining:
         self.answering.observe(question, answer, loaded, call, seconds)
         return Reply(content, headers)
 
-    def _question(self, body: bytes, call: Call, loaded: LoadedVersion, lifetime: Lifetime) -> Question:
+    def _question(self, body: bytes, call: Call, loaded: LoadedVersion, lifetime: Lifetime) -> ModelRequest:
         question = Own(self.answering.settings.rows).read(body, call.headers, loaded, lifetime.check)
         if question.rows != 1:
             raise BadRequest(f"input: found {question.rows} rows; allowed: 1 for an explanation")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ratchet.serving.answered import Answered
     from ratchet.serving.versions.loaded import LoadedVersion
 
-__all__ = ["Meter", "Metrics"]
+__all__ = ["Meter", "ServerMetrics"]
 
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)  # seconds
 _LEFT = 499  # status of a request whose client left before the answer
@@ -26,7 +26,7 @@ _FAILED = 500
 _NO_WEBSOCKET = 403
 
 
-class Metrics:
+class ServerMetrics:
     """Counters and times of requests, the state of the queue and of the version, and the process.
 
     Attributes:
@@ -118,7 +118,7 @@ class Meter:
     `scope["ratchet.loaded"]` is the version that was to answer, if the request came so far.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, envelope: Callable[[Scope], str]) -> None:
+    def __init__(self, app: ASGIApp, metrics: ServerMetrics, envelope: Callable[[Scope], str]) -> None:
         """Wrap `app`. `envelope` returns the request format by method and path."""
         self._app, self._metrics, self._envelope = app, metrics, envelope
 

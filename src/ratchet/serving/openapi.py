@@ -68,7 +68,7 @@ def document(loaded: LoadedVersion) -> dict[str, Any]:
         "info": {
             "title": identity.model,
             "version": identity.version,
-            "description": f"{spec.input.described}; {spec.target.described}",
+            "description": f"{spec.input.description}; {spec.target.description}",
         },
         "paths": paths,
         "components": {"schemas": schemas},

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
-from ratchet.serving.formats.envelopes import Question
+from ratchet.serving.formats.envelopes import ModelRequest
 from ratchet.serving.versions.loaded import LoadedVersion
 
 __all__ = ["RecentAnswers", "request_key"]
@@ -30,7 +30,7 @@ class RecentAnswers:
     """Requests that were read, with their predictions; the oldest are forgotten first."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[RequestKey, tuple[Question, Any]] = OrderedDict()
+        self._known: OrderedDict[RequestKey, tuple[ModelRequest, Any]] = OrderedDict()
         self._bytes, self._misses = 0, 0.0
 
     @property
@@ -42,7 +42,7 @@ class RecentAnswers:
         """Whether a request is remembered."""
         return bool(self._known)
 
-    def add(self, key: RequestKey, question: Question, predictions: Any) -> None:
+    def add(self, key: RequestKey, question: ModelRequest, predictions: Any) -> None:
         """Remember the predictions, float32 (n, outputs), for the rows of a request."""
         self._misses = max(0.0, self._misses - 1 / _RETRY)
         if key is None or key in self._known:
@@ -53,7 +53,7 @@ class RecentAnswers:
             _, forgotten = self._known.popitem(last=False)
             self._bytes -= _size(*forgotten)
 
-    def get(self, key: RequestKey) -> tuple[Question, Any] | None:
+    def get(self, key: RequestKey) -> tuple[ModelRequest, Any] | None:
         """Return the rows and the predictions of an equal request; None: they are not known."""
         if key is None:
             return None
@@ -62,5 +62,5 @@ class RecentAnswers:
         return known
 
 
-def _size(question: Question, predictions: Any) -> int:
+def _size(question: ModelRequest, predictions: Any) -> int:
     return question.nbytes + int(predictions.nbytes) + _OVERHEAD

@@ -16,13 +16,13 @@ from ratchet.traffic.schema import SLICE
 if TYPE_CHECKING:
     import polars
 
-__all__ = ["Comparison", "comparisons"]
+__all__ = ["ShadowComparison", "comparisons"]
 
 _CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ShadowComparison:
     """Answers of two versions to the same rows.
 
     Attributes:
@@ -51,7 +51,7 @@ class Comparison:
     part: str = ""
 
 
-def comparisons(requests: Path, *, by: str = "") -> list[Comparison]:
+def comparisons(requests: Path, *, by: str = "") -> list[ShadowComparison]:
     """Return the comparison of each pair of versions; with `by`, one of each slice of that column.
 
     Numbers are in slices of a third of the logged rows each.
@@ -81,7 +81,7 @@ def comparisons(requests: Path, *, by: str = "") -> list[Comparison]:
     return [_compared(group, *map(str, names)) for names, group in groups]
 
 
-def _compared(rows: "polars.DataFrame", served: str, shadow: str, part: str) -> Comparison:
+def _compared(rows: "polars.DataFrame", served: str, shadow: str, part: str) -> ShadowComparison:
     """Return the comparison of the rows that two versions answered."""
     import polars as pl
 
@@ -90,7 +90,7 @@ def _compared(rows: "polars.DataFrame", served: str, shadow: str, part: str) -> 
     failed = rows["answer"].filter(pl.Series(~np.isfinite(other).all(axis=1))).n_unique()
     seconds, served_seconds = (float(np.median(answers[name].to_numpy())) for name in ("seconds_shadow", "seconds"))
     agreement, difference = _agreement(rows["target"][0].partition(" ")[0], given, other)
-    return Comparison(
+    return ShadowComparison(
         served, shadow, len(answers) - failed, failed, len(rows), agreement, difference, seconds, served_seconds, part
     )
 

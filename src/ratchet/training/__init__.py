@@ -8,7 +8,7 @@ from ratchet.training.checkpoint import CheckpointStore
 from ratchet.training.events import Checkpointed, Epoch, Event, Finished, Notice, Points, Started, Stopped, Trouble
 from ratchet.training.inputs import TrainingInputs, initial_model, model_input, model_target, open_split
 from ratchet.training.loop import fit
-from ratchet.training.losses import settled
+from ratchet.training.losses import resolve_auto
 from ratchet.training.models import (
     ImageModel,
     Model,
@@ -61,8 +61,8 @@ __all__ = [
     "predict_outputs",
     "pruned_spec",
     "require",
+    "resolve_auto",
     "run_steps",
     "save_model",
-    "settled",
     "token_shares",
 ]

@@ -17,7 +17,7 @@ from ratchet.training.augment import augment, resized
 from ratchet.training.plan import Plan
 
 __all__ = [
-    "Array",
+    "ArrayLike",
     "Batch",
     "ChosenRows",
     "ImageSplit",
@@ -39,7 +39,7 @@ Item = TypeVar("Item")
 _RESIDENT_SHARE = 0.25  # of a GPU's free memory that a split may use to stay there
 
 
-class Array(Protocol):
+class ArrayLike(Protocol):
     """Rows that are read when they are used."""
 
     def __len__(self) -> int: ...
@@ -85,7 +85,7 @@ class ShardedArray:
 class ChosenRows:
     """Some rows of an array."""
 
-    whole: Array
+    whole: ArrayLike
     rows: Rows
 
     def __len__(self) -> int:
@@ -106,7 +106,7 @@ class Split:
     array_names: ClassVar[tuple[str, ...]] = ()  # in the manifest, in the order in which the model takes them
 
     name: str
-    arrays: tuple[Array, ...]
+    arrays: tuple[ArrayLike, ...]
     targets: NDArray[Any]  # (rows,) or (rows, targets); see `ratchet.problems`
     keys: NDArray[np.uint64]  # (rows,), stable hashes of the sample ids
     _resident: dict[torch.device, Inputs | None] = field(default_factory=dict, repr=False, compare=False)

@@ -17,9 +17,9 @@ from torch.fx import Node
 
 from ratchet.training.models.narrow import NARROWED
 
-__all__ = ["Slots", "coupled"]
+__all__ = ["ChannelGroups", "channel_groups"]
 
-Slots = dict[tuple[str, int], torch.Tensor]
+ChannelGroups = dict[tuple[str, int], torch.Tensor]
 """Label of each position, by tensor name and axis. Channels of one label are removed together; 0: not removable."""
 
 _FIXED = 0
@@ -33,7 +33,7 @@ _POINTWISE = ("hardswish", "hardtanh", "relu6", "elu", "leaky_relu")  # PyTorch 
 _REDUCED = ("mean", "sum", "amax", "amin")
 
 
-def coupled(network: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[Slots, list[torch.Tensor]]:
+def channel_groups(network: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[ChannelGroups, list[torch.Tensor]]:
     """Return the labels of the network's tensors, and of the outputs of each layer that makes channels.
 
     Args:
@@ -53,7 +53,7 @@ class _Graph:
 
     def __init__(self, network: nn.Module, program: torch.export.ExportedProgram) -> None:
         self.parents = [_FIXED]  # of a forest: channels with the same root are one
-        self.slots: Slots = {}
+        self.slots: ChannelGroups = {}
         self.layers: list[torch.Tensor] = []
         self.labels: dict[Node, Any] = {}
         signature = program.graph_signature
@@ -69,7 +69,7 @@ class _Graph:
             if uses[id(tensor)] < 2
         }
 
-    def run(self, nodes: Any) -> tuple[Slots, list[torch.Tensor]]:
+    def run(self, nodes: Any) -> tuple[ChannelGroups, list[torch.Tensor]]:
         for node in nodes:
             self.labels[node] = self._apply(node)
         return {slot: self._roots(labels) for slot, labels in self.slots.items()}, list(map(self._roots, self.layers))

@@ -21,7 +21,7 @@ from ratchet.training.augment import sample_bits
 from ratchet.training.batches import Batch, ImageSplit, Rows
 from ratchet.training.custom_samples import Factory, Faulty, Piece, Sample
 from ratchet.training.plan import Plan
-from ratchet.training.sample_reader import Reader
+from ratchet.training.sample_reader import SampleReader
 
 __all__ = ["DatasetSplit"]
 
@@ -36,7 +36,7 @@ class DatasetSplit(ImageSplit):
     Images are uint8 or float32, as the Dataset returns them. Whole batches are augmented like those of a packed set.
     """
 
-    reader: Reader["_Stacked | Faulty"]
+    reader: SampleReader["_Stacked | Faulty"]
     places: NDArray[np.int64]  # (rows,), index of each sample in the user's Dataset
     low: NDArray[np.float32]  # (channels,), values shown as black
     high: NDArray[np.float32]  # (channels,), values shown as white
@@ -66,7 +66,7 @@ class DatasetSplit(ImageSplit):
             raise TrainingError(f"{packed}: split {name} cannot be read ({error}). Fix: {_INGEST}") from error
         images = input_from_json(manifest["input"])
         assert isinstance(images, ImageInput), "ingest refuses samples of other kinds"
-        reader = Reader(factory, _Stack(images.shape, images.dtype), workers=workers, timeout=sample_timeout)
+        reader = SampleReader(factory, _Stack(images.shape, images.dtype), workers=workers, timeout=sample_timeout)
         count, expected = len(reader.open(name)), manifest["splits"][name]["own"]["samples"]
         if count != expected:
             raise TrainingError(

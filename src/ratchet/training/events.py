@@ -13,7 +13,7 @@ class Started:
     """Training begins or continues. `step` of `total_steps` are done."""
 
     device: str  # as PyTorch names it
-    described: str  # its name and memory
+    device_name: str  # its name and memory
     precision: str
     parameters: int
     step: int

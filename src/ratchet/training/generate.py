@@ -102,13 +102,13 @@ class Generator:
         TrainingError: the model is not a language model.
     """
 
-    def __init__(self, model: Model, described: Any) -> None:
-        if not kind_of(described).generates:
+    def __init__(self, model: Model, input_spec: Any) -> None:
+        if not kind_of(input_spec).generates:
             raise TrainingError(
                 "the model is not a language model, so it generates no text. Fix: name a model that was trained with "
                 "data.kind: tokens"
             )
-        self.described: TokensInput = described
+        self.input_spec: TokensInput = input_spec
         self._model = duplicate(model).cpu().double().eval()
 
     def __call__(self, prompt: str, sampling: Sampling, *, cached: bool = True) -> Iterator[str]:
@@ -134,13 +134,13 @@ class Generator:
             raise TrainingError("the prompt is empty. Fix: begin the text with at least one character")
         if half := next((character for character in prompt if "\ud800" <= character <= "\udfff"), None):
             raise TrainingError(f"the prompt has {half!a}, which is no character. Fix: write the prompt in UTF-8")
-        if missing := unknown(prompt, self.described):
+        if missing := unknown(prompt, self.input_spec):
             listed = ", ".join(map(repr, missing[:_SHOWN])) + (" and more" if len(missing) > _SHOWN else "")
             raise TrainingError(
-                f"the prompt has {self.described.tokenizer} that the model does not know: {listed}. Allowed: those of "
+                f"the prompt has {self.input_spec.tokenizer} that the model does not know: {listed}. Allowed: those of "
                 "the text that it was trained on"
             )
-        return [int(token) for token in encode(prompt, self.described)]
+        return [int(token) for token in encode(prompt, self.input_spec)]
 
     def ids(self, prompt: Sequence[int], sampling: Sampling, *, cached: bool = True) -> Iterator[int]:
         """Yield the ids that follow the ids of a prompt, until a stop token, which is not yielded."""
@@ -149,8 +149,8 @@ class Generator:
         next_logits = self._cached_logits() if cached and isinstance(self._model.network, Decoder) else self._logits
         for _ in range(sampling.max_tokens):
             logits = next_logits(known).copy()
-            if self.described.tokenizer != "bytes":
-                logits[tokens(self.described) - 1] = -np.inf  # the unknown token has no text
+            if self.input_spec.tokenizer != "bytes":
+                logits[tokens(self.input_spec) - 1] = -np.inf  # the unknown token has no text
             chosen = choose(logits, sampling, random.random())
             if chosen in sampling.stop_tokens:
                 return
@@ -159,8 +159,8 @@ class Generator:
 
     def _text(self, prompt: list[int], sampling: Sampling, *, cached: bool) -> Iterator[str]:
         new = self.ids(prompt, sampling, cached=cached)
-        if self.described.tokenizer != "bytes":
-            yield from (decode([token], self.described) for token in new)
+        if self.input_spec.tokenizer != "bytes":
+            yield from (decode([token], self.input_spec) for token in new)
             return
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         yield from (decoder.decode(bytes([token])) for token in new)
@@ -169,7 +169,7 @@ class Generator:
     @torch.no_grad()
     def _logits(self, known: Sequence[int]) -> NDArray[np.float32]:
         """Return the logits of the next token, float32 (tokens,), from all tokens that the model sees."""
-        seen = torch.tensor([known[window_start(len(known), self.described.context) :]])
+        seen = torch.tensor([known[window_start(len(known), self.input_spec.context) :]])
         return _rounded(self._model(seen))
 
     def _cached_logits(self) -> Callable[[Sequence[int]], NDArray[np.float32]]:
@@ -182,7 +182,7 @@ class Generator:
         @torch.no_grad()
         def logits(known: Sequence[int]) -> NDArray[np.float32]:
             nonlocal start, done
-            if (now := window_start(len(known), self.described.context)) != start:
+            if (now := window_start(len(known), self.input_spec.context)) != start:
                 start = done = now
                 cache.clear()
             answer = network(torch.tensor([known[done:]]), cache) / temperature

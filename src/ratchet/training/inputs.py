@@ -63,12 +63,12 @@ class TrainingInputs:
 
 
 def open_split(
-    packed: Path, name: str, described: Input | None = None, *, workers: int = 0, sample_timeout: float = 0.0
+    packed: Path, name: str, input_spec: Input | None = None, *, workers: int = 0, sample_timeout: float = 0.0
 ) -> Split:
     """Open split `name` (train, validation or test) of the data set in folder `packed`.
 
     Args:
-        described: a model's input, whose tokenizer texts are read with; other kinds do not need it.
+        input_spec: a model's input, whose tokenizer texts are read with; other kinds do not need it.
         workers: processes that read the samples of a user's own Dataset; 0: this process.
         sample_timeout: seconds that one sample of such a Dataset may take; 0: no limit.
 
@@ -78,17 +78,17 @@ def open_split(
     with _readable(packed, name) as manifest:
         if manifest.get("factory"):
             return DatasetSplit.open_rows(packed, name, manifest, workers=workers, sample_timeout=sample_timeout)
-        spec = described or input_from_json(manifest["input"])
+        spec = input_spec or input_from_json(manifest["input"])
         split: Split = kind_of(spec).open_split(packed, name, manifest, spec)
         return split
 
 
-def model_input(packed: Path, described: Input, *, model: str, tokenizer: str, context: int, root: str = ".") -> Input:
+def model_input(packed: Path, input_spec: Input, *, model: str, tokenizer: str, context: int, root: str = ".") -> Input:
     """Return a model's input: that of the packed set, with a tokenizer learned from the training texts.
 
     Args:
         packed: folder of the packed set.
-        described: its input.
+        input_spec: its input.
         model: name of the model, which decides the tokenizer `auto`.
         tokenizer: the setting model.tokenizer.
         context: the setting model.context; 0: the usual one.
@@ -98,15 +98,15 @@ def model_input(packed: Path, described: Input, *, model: str, tokenizer: str, c
         TrainingError: the packed set cannot be read, the kind has no such tokenizer, or the code changed since ingest.
     """
     with _readable(packed, "train") as manifest:
-        spec: Input = kind_of(described).model_input(
-            packed, manifest, described, model=model, tokenizer=tokenizer, context=context, root=root
+        spec: Input = kind_of(input_spec).model_input(
+            packed, manifest, input_spec, model=model, tokenizer=tokenizer, context=context, root=root
         )
         return spec
 
 
-def model_target(described: Input, target: Target) -> Target:
+def model_target(input_spec: Input, target: Target) -> Target:
     """Return a model's target: that of the packed set, with the number of tokens of the model's tokenizer."""
-    learned: Target = kind_of(described).model_target(described, target)
+    learned: Target = kind_of(input_spec).model_target(input_spec, target)
     return learned
 
 
@@ -151,10 +151,10 @@ def _is_pruned(path: Path, spec: ModelSpec) -> bool:
     Raises:
         TrainingError: they are of a model that is pruned in another way.
     """
-    described = path.with_name("model.json")
-    if path.name != "model.safetensors" or not described.is_file():
+    input_spec = path.with_name("model.json")
+    if path.name != "model.safetensors" or not input_spec.is_file():
         return False
-    widths = files.read_json(described)["spec"].get("widths")
+    widths = files.read_json(input_spec)["spec"].get("widths")
     if widths is None:
         return False
     if widths != spec.to_json().get("widths"):

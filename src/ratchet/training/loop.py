@@ -193,7 +193,7 @@ class _Training:
     def _started(self, resumed: Path | None) -> Started:
         return Started(
             device=str(self.device),
-            described=describe(self.device),
+            device_name=describe(self.device),
             precision=self.precision.name,
             parameters=sum(parameter.numel() for parameter in self.state.model.parameters()),
             step=self.state.step,
@@ -443,13 +443,13 @@ class _Training:
 
     def _epoch_metrics(self, order: Rows) -> dict[str, float]:
         state = self.state
-        weight, answers = 0.0, 0
+        weight, scored = 0.0, 0
         for start, end in self.steps[: state.batch]:  # at once, those of a long token stream take much memory
             targets = self.train.host_targets(order[start:end])
-            weight, answers = weight + self.objective.weight(targets), answers + self.objective.answers(targets)
+            weight, scored = weight + self.objective.weight(targets), scored + self.objective.num_scored(targets)
         metrics = {"train/loss": state.sums.loss.item() / (weight or 1.0)}
         if self.objective.target.has_accuracy:
-            metrics["train/accuracy"] = state.sums.correct.item() / (answers or 1)
+            metrics["train/accuracy"] = state.sums.correct.item() / (scored or 1)
         metrics |= {
             "train/gradient_norm": state.sums.norm.item() / state.batch,
             "train/learning_rate": self._learning_rate(

@@ -13,7 +13,7 @@ from ratchet.errors import TrainingError
 from ratchet.problems import Target
 from ratchet.training.plan import Plan
 
-__all__ = ["Objective", "class_weights", "settled"]
+__all__ = ["Objective", "class_weights", "resolve_auto"]
 
 _ELEMENTWISE: dict[str, Callable[..., torch.Tensor]] = {
     "binary-cross-entropy": functional.binary_cross_entropy_with_logits,
@@ -24,7 +24,7 @@ _ELEMENTWISE: dict[str, Callable[..., torch.Tensor]] = {
 Targets = NDArray[Any]
 
 
-def settled(plan: Plan, target: Target, *, kind: str = "image") -> Plan:
+def resolve_auto(plan: Plan, target: Target, *, kind: str = "image") -> Plan:
     """Return the plan with loss, metric and label smoothing chosen by target and kind of samples where they are auto.
 
     Raises:
@@ -60,14 +60,14 @@ class Objective:
     def __init__(
         self, plan: Plan, target: Target, device: torch.device, *, weights: NDArray[np.float32] | None = None
     ) -> None:
-        assert not isinstance(plan.label_smoothing, str), "`settled` replaces auto"
+        assert not isinstance(plan.label_smoothing, str), "`resolve_auto` replaces auto"
         self.kind, self.smoothing, self.ignored = plan.loss, plan.label_smoothing, plan.ignore_index
         self.target = target
         self.host_weights = weights
         self.weights = None if weights is None else torch.from_numpy(weights).to(device)
         self.learned = target.learned(device, self.smoothing)
 
-    def counted(self, targets: Targets) -> int:
+    def count(self, targets: Targets) -> int:
         """Return the number of samples, or of tokens, that count in the loss. Computed on the CPU."""
         if self.target.is_indexed:
             return int((targets != self.ignored).sum())
@@ -76,7 +76,7 @@ class Objective:
     def weight(self, targets: Targets) -> float:
         """Return the sum of the class weights of the batch's counted samples. Computed on the CPU."""
         if self.host_weights is None or not self.target.is_indexed:
-            return float(self.counted(targets))
+            return float(self.count(targets))
         return float(self.host_weights[targets[targets != self.ignored]].sum(dtype=np.float64))
 
     def sample_weights(self, targets: torch.Tensor) -> torch.Tensor:
@@ -119,18 +119,18 @@ class Objective:
             weights = weights * self.weights.to(logits.dtype)[known]
         return (losses * weights).sum()
 
-    def right(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def num_correct(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the number of right answers among those that count: int64 scalar; 0 for numbers.
 
         A label is right if its logit is on the right side of 0. The members of an ensemble answer together.
         """
         if outputs.dim() > self.target.dimensions:
             outputs = outputs.float().mean(1)
-        return self.target.right(outputs, targets, self.ignored)
+        return self.target.num_correct(outputs, targets, self.ignored)
 
-    def answers(self, targets: Targets) -> int:
-        """Return the largest value that the sum of `right` can have."""
-        return self.counted(targets) * self.target.answers
+    def num_scored(self, targets: Targets) -> int:
+        """Return the largest value that the sum of `num_correct` can have."""
+        return self.count(targets) * self.target.answers_per_target
 
     @classmethod
     def measuring(cls, plan: Plan, target: Target, device: torch.device) -> "Objective":

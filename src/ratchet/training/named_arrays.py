@@ -24,29 +24,29 @@ CHOSEN_BY = {"kind": ("arrays",)}
 class ArraysSplit(Split):
     """A split of named arrays. The model takes them in the order of their names, (n, *shape) each."""
 
-    described: ArraysInput = field(kw_only=True)
+    input_spec: ArraysInput = field(kw_only=True)
 
     @classmethod
-    def read(cls, packed: Path, name: str, manifest: Mapping[str, Any], described: ArraysInput) -> "ArraysSplit":
+    def read(cls, packed: Path, name: str, manifest: Mapping[str, Any], input_spec: ArraysInput) -> "ArraysSplit":
         """Read split `name` of the set in folder `packed`. See `Split.open`."""
-        return cls.open(packed, name, manifest, names=described.names, described=described)
+        return cls.open(packed, name, manifest, names=input_spec.names, input_spec=input_spec)
 
     @cached_property
     def _augment(self) -> Callable[..., Any] | None:
-        return OwnKind.of(self.described).augment
+        return OwnKind.of(self.input_spec).augment
 
     def prepared(self, inputs: Inputs, rows: Rows, plan: Plan | None, epoch: int) -> Inputs:
         if plan is None or self._augment is None:
             return inputs
         seeds = sample_bits(np.asarray(self.keys[rows]), seed=plan.seed, epoch=epoch)
-        batch = self._augment(dict(zip(self.described.names, inputs, strict=True)), seeds)
+        batch = self._augment(dict(zip(self.input_spec.names, inputs, strict=True)), seeds)
         augmented: tuple[Any, ...] = (
-            tuple(batch.get(name) for name in self.described.names) if isinstance(batch, Mapping) else ()
+            tuple(batch.get(name) for name in self.input_spec.names) if isinstance(batch, Mapping) else ()
         )
         expected = [(values.shape, values.dtype) for values in inputs]
         if [(getattr(values, "shape", None), getattr(values, "dtype", None)) for values in augmented] != expected:
             raise TrainingError(
-                f"data.kind: {self.described.reader}.augment does not return the arrays that it was given: tensors "
-                f"{', '.join(self.described.names)} of the same shapes and types. Fix: correct it"
+                f"data.kind: {self.input_spec.reader}.augment does not return the arrays that it was given: tensors "
+                f"{', '.join(self.input_spec.names)} of the same shapes and types. Fix: correct it"
             )
         return augmented

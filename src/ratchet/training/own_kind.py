@@ -47,9 +47,9 @@ class OwnKind:
     place: str  # file or folder in `root` with its code
 
     @classmethod
-    def of(cls, described: ArraysInput) -> "OwnKind":
+    def of(cls, input_spec: ArraysInput) -> "OwnKind":
         """Return the kind of a model's input."""
-        return cls(described.reader, Path(described.root), described.code)
+        return cls(input_spec.reader, Path(input_spec.root), input_spec.code)
 
     @property
     def code(self) -> OwnCode:
@@ -112,7 +112,7 @@ class OwnKind:
             raise NotArrays("not-arrays", f"arrays returns {_shown(arrays)}, not a dictionary of NumPy arrays")
         return {name: _checked(name, arrays[name]) for name in sorted(arrays, key=str)}
 
-    def batch(self, values: list[Any], described: ArraysInput) -> tuple[NDArray[Any], ...]:
+    def batch(self, values: list[Any], input_spec: ArraysInput) -> tuple[NDArray[Any], ...]:
         """Return the arrays of raw values as a model with this input takes them, (n, *shape) each.
 
         Raises:
@@ -124,13 +124,13 @@ class OwnKind:
                 arrays = self.arrays(value)
             except NotArrays as error:
                 raise ValueError(f"value {place}: {error}") from error
-            if layout_of(arrays) != described.layout:
+            if layout_of(arrays) != input_spec.layout:
                 layout = shown_layout(layout_of(arrays))
-                raise ValueError(f"value {place}: found {layout}; allowed: {described.described}")
+                raise ValueError(f"value {place}: found {layout}; allowed: {input_spec.description}")
             rows.append(arrays)
         return tuple(
             np.stack([row[array.name] for row in rows]) if rows else np.zeros((0, *array.shape), array.dtype)
-            for array in described.arrays
+            for array in input_spec.arrays
         )
 
 

@@ -29,13 +29,13 @@ def answers(
     they are the outputs of `predict_outputs` and the split's targets.
     """
     if isinstance(split, StreamSplit):
-        return piece_losses(model, split.described, split.text, report=report)
+        return piece_losses(model, split.input_spec, split.text, report=report)
     return predict_outputs(model, split, report=report), np.asarray(split.targets)
 
 
 def token_shares(split: StreamSplit) -> tuple[NDArray[np.float32], NDArray[Any]]:
     """Return the answers of a model that knows only how frequent each token of this very split is."""
-    target = NextToken(tokens(split.described))
+    target = NextToken(tokens(split.input_spec))
     counts = np.bincount(split.windows.ids, minlength=target.outputs) + 0.5
     model = Constant(target=target)
     model.value.copy_(torch.from_numpy(np.log(counts / counts.sum())))

@@ -11,7 +11,7 @@ from torch import nn
 
 from ratchet.errors import TrainingError
 from ratchet.kinds import ModelSpec, Width
-from ratchet.training.coupling import Slots, coupled
+from ratchet.training.coupling import ChannelGroups, channel_groups
 from ratchet.training.models import Model, build, example_inputs
 from ratchet.training.models.narrow import NARROWED
 
@@ -60,7 +60,7 @@ def _kept(full: Model, spec: ModelSpec, share: float) -> Kept:
     try:
         inputs = full.prepared(*example_inputs(spec.input))
         with torch.no_grad():
-            slots, layers = coupled(full.network, inputs)
+            slots, layers = channel_groups(full.network, inputs)
     except Exception as error:  # torch.export may raise anything
         raise TrainingError(
             f"training.prune_channels: the graph of {spec.called} cannot be read ({str(error).partition(chr(10))[0]}). "
@@ -104,7 +104,7 @@ def _groups(layers: list[torch.Tensor]) -> list[set[int]]:
     return groups
 
 
-def _importance(network: nn.Module, slots: Slots) -> dict[int, float]:
+def _importance(network: nn.Module, slots: ChannelGroups) -> dict[int, float]:
     """Return the L2 norm of the weights of layers that make or read each channel, squared, in float64."""
     weights = {name: weight.detach() for name, weight in network.named_parameters() if weight.dim() > 1}
     importance: dict[int, float] = {}

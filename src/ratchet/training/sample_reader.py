@@ -20,7 +20,7 @@ from ratchet.errors import TrainingError
 from ratchet.training.custom_samples import Factory, Faulty, Piece, Sample, SampleDataset, SampleTimeout, WorkerProgress
 from ratchet.training.sample_timeout import PATIENCE, Interrupted
 
-__all__ = ["Reader"]
+__all__ = ["SampleReader"]
 
 Result = TypeVar("Result")
 _POLL = 0.5  # seconds between two checks of workers that have not answered
@@ -28,7 +28,7 @@ _LONG_WAIT = 10.0  # seconds without a result, after which a request to stop is 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Reader(Generic[Result]):
+class SampleReader(Generic[Result]):
     """Reads pieces of a Dataset.
 
     Workers start with the first `read` and stay until `close`. They are forked from a server process without threads,

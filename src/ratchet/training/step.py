@@ -90,7 +90,7 @@ class Stepper:
                 loss = self.teacher.mixed(loss, inputs, outputs, targets)
             torch.autograd.backward(state.scaler.scale(loss / weight))
             total += loss.detach()
-            correct += objective.right(outputs.detach(), targets)
+            correct += objective.num_correct(outputs.detach(), targets)
         state.scaler.unscale_(state.optimizer)
         norm = clip_gradients(state.model, plan)
         state.scaler.step(state.optimizer)

@@ -26,7 +26,7 @@ _BYTE = math.log(256)  # nats
 
 
 def piece_losses(
-    model: nn.Module, described: TokensInput, text: NDArray[np.uint8], *, report: Callable[[int], None] | None = None
+    model: nn.Module, input_spec: TokensInput, text: NDArray[np.uint8], *, report: Callable[[int], None] | None = None
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Return the losses of the pieces of a text, and their sizes.
 
@@ -38,29 +38,29 @@ def piece_losses(
     Returns:
         float32 (pieces, 1), nats; int64 (pieces, 3), the number of tokens, characters and bytes.
     """
-    smallest = np.min_scalar_type(tokens(described) - 1)
+    smallest = np.min_scalar_type(tokens(input_spec) - 1)
     pieces = [text[start:end].tobytes().decode() for start, end in piece_bounds(text)]
-    ids = [encode(piece, described).astype(smallest) for piece in pieces]
+    ids = [encode(piece, input_spec).astype(smallest) for piece in pieces]
     sizes = [(len(part), len(piece), len(piece.encode())) for part, piece in zip(ids, pieces, strict=True)]
-    losses = token_losses(model, described, np.concatenate(ids), report=report)
+    losses = token_losses(model, input_spec, np.concatenate(ids), report=report)
     ends = np.cumsum([size[0] for size in sizes])
     nats = np.array([part.sum(dtype=np.float64) for part in np.split(losses, ends[:-1])])
     for number, (part, piece) in enumerate(zip(ids, pieces, strict=True)):
-        nats[number] += _spelling(part, piece, described)
+        nats[number] += _spelling(part, piece, input_spec)
     return nats.astype(np.float32)[:, None], np.array(sizes, np.int64)
 
 
 def token_losses(
-    model: nn.Module, described: TokensInput, ids: NDArray[np.integer], *, report: Callable[[int], None] | None = None
+    model: nn.Module, input_spec: TokensInput, ids: NDArray[np.integer], *, report: Callable[[int], None] | None = None
 ) -> NDArray[np.float32]:
     """Return the loss of each token of a stream in nats, float32 (tokens,), computed on the CPU."""
     model = model.cpu().eval()
-    losses = [np.array([math.log(tokens(described))], np.float32)]
+    losses = [np.array([math.log(tokens(input_spec))], np.float32)]
     if len(ids) < 2:
         return losses[0][: len(ids)]
-    split = StreamSplit.of("test", ids, described.context)
+    split = StreamSplit.of("test", ids, input_spec.context)
     with torch.inference_mode():
-        for rows in split.in_order(max(1, min(_BATCH, _LOGITS // (described.context * tokens(described))))):
+        for rows in split.in_order(max(1, min(_BATCH, _LOGITS // (input_spec.context * tokens(input_spec))))):
             (seen,), targets = split.batch(rows, torch.device("cpu"))
             logits, following = model(seen).float().flatten(0, 1), targets.flatten()
             each = functional.cross_entropy(logits, following, ignore_index=IGNORED, reduction="none")
@@ -70,10 +70,10 @@ def token_losses(
     return np.concatenate(losses)
 
 
-def _spelling(ids: NDArray[np.integer], piece: str, described: TokensInput) -> float:
+def _spelling(ids: NDArray[np.integer], piece: str, input_spec: TokensInput) -> float:
     """Return the nats that the bytes of the unknown tokens of a piece cost."""
-    if described.tokenizer == "bytes":
+    if input_spec.tokenizer == "bytes":
         return 0.0
-    places: list[int] = np.flatnonzero(ids == tokens(described) - 1).tolist()
-    spelt = text_tokens(piece, described) if places else ()
+    places: list[int] = np.flatnonzero(ids == tokens(input_spec) - 1).tolist()
+    spelt = text_tokens(piece, input_spec) if places else ()
     return _BYTE * sum(len(spelt[place].encode()) + 1 for place in places)

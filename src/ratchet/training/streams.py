@@ -84,7 +84,7 @@ class StreamSplit(Split):
     windows: Windows = field(kw_only=True)
     rows: Rows = field(kw_only=True)  # windows of this split
     text: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8), kw_only=True)  # UTF-8 of all windows
-    described: TokensInput = field(default=TokensInput(), kw_only=True)  # the tokenizer
+    input_spec: TokensInput = field(default=TokensInput(), kw_only=True)  # the tokenizer
 
     @classmethod
     def of(cls, name: str, ids: NDArray[np.integer], context: int, *, whole: bool | None = None) -> "StreamSplit":
@@ -104,7 +104,7 @@ class StreamSplit(Split):
         return cls(name, (), np.zeros(0, np.int64), rows.astype(np.uint64), windows=windows, rows=rows)
 
     @classmethod
-    def read(cls, packed: Path, name: str, manifest: Mapping[str, Any], described: TokensInput) -> "StreamSplit":
+    def read(cls, packed: Path, name: str, manifest: Mapping[str, Any], input_spec: TokensInput) -> "StreamSplit":
         """Read split `name` of the set in folder `packed` with a model's tokenizer.
 
         Raises:
@@ -112,8 +112,8 @@ class StreamSplit(Split):
             TrainingError: the stream is too short for a sample.
         """
         text = read_text(packed, name, manifest)
-        split = cls.of(name, encode_utf8(text, described), described.context)
-        return replace(split, text=text, described=described)
+        split = cls.of(name, encode_utf8(text, input_spec), input_spec.context)
+        return replace(split, text=text, input_spec=input_spec)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -139,5 +139,5 @@ class StreamSplit(Split):
         """Return these rows as a split."""
         return StreamSplit(
             self.name, (), self.targets, self.keys[rows], windows=self.windows, rows=self.rows[rows],
-            text=self.text, described=self.described,
+            text=self.text, input_spec=self.input_spec,
         )  # fmt: skip

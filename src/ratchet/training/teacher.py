@@ -58,15 +58,15 @@ class Teacher:
         Raises:
             TrainingError: it cannot be loaded, or has another input or target than the student.
         """
-        model, described = load_model(folder)
-        _check(folder.name, described, spec)
+        model, teacher_spec = load_model(folder)
+        _check(folder.name, teacher_spec, spec)
         self.model = model.to(device).eval().requires_grad_(False)
         if precision.channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)
         self.weight, self.temperature = plan.teacher_weight, plan.teacher_temperature
         self.objective, self.precision, self.device = objective, precision, device
         self.target = spec.target
-        self._divergence = spec.target.divergence(described.target, self.temperature, device)
+        self._divergence = spec.target.divergence(teacher_spec.target, self.temperature, device)
 
     def mixed(
         self, loss: torch.Tensor, inputs: tuple[torch.Tensor, ...], outputs: torch.Tensor, targets: torch.Tensor
@@ -101,7 +101,7 @@ def _check(name: str, teacher: ModelSpec, student: ModelSpec) -> None:
         ("target", _target(teacher.target) == _target(student.target)),
     ):
         if not is_same:
-            taught, learned = (getattr(spec, what).described for spec in (teacher, student))
+            taught, learned = (getattr(spec, what).description for spec in (teacher, student))
             raise TrainingError(
                 f"training.teacher: {name} has another {what} ({taught}) than this training ({learned}). Allowed: a "
                 "model of the same kind of samples, with the same columns, tokens and classes. Fix: name another one, "

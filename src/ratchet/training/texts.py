@@ -33,7 +33,7 @@ class TextSplit(Split):
     rows: Rows = field(kw_only=True)  # texts of this split
 
     @classmethod
-    def read(cls, packed: Path, name: str, manifest: Mapping[str, Any], described: TextInput) -> "TextSplit":
+    def read(cls, packed: Path, name: str, manifest: Mapping[str, Any], input_spec: TextInput) -> "TextSplit":
         """Read split `name` of the set in folder `packed` with a model's tokenizer.
 
         Raises:
@@ -47,7 +47,7 @@ class TextSplit(Split):
                 f"{packed}: split {name} has {len(starts) - 1} texts, {len(targets)} targets and {len(keys)} keys. "
                 "Fix: `dvc repro --force ingest` packs it again"
             )
-        ids = encode(stored_texts(content, starts), described)
+        ids = encode(stored_texts(content, starts), input_spec)
         return cls(name, (ids,), targets, keys, content=content, starts=starts, rows=np.arange(len(ids)))
 
     def only(self, rows: Rows) -> "TextSplit":

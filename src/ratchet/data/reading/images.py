@@ -35,7 +35,14 @@ from ratchet.data.refusal_reasons import why_unopened
 from ratchet.errors import DataError, SettingsError
 
 __all__ = [
-    "ARRAY", "FORMATS", "Decoder", "Facts", "check_formats", "facts_columns", "format_of_extension", "pillow_settings",
+    "ARRAY",
+    "FORMATS",
+    "Facts",
+    "ImageDecoder",
+    "check_formats",
+    "facts_columns",
+    "format_of_extension",
+    "pillow_settings",
 ]  # fmt: skip
 
 FORMATS: Mapping[str, str] = {
@@ -155,7 +162,7 @@ def _register_heif() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Decoder:
+class ImageDecoder:
     """Settings by which samples are read and decoded.
 
     Attributes:

@@ -8,7 +8,7 @@ from PIL import Image
 
 from ratchet.data import image_rules
 from ratchet.data.reading import pool
-from ratchet.data.reading.images import Decoder, facts_columns, pillow_settings
+from ratchet.data.reading.images import ImageDecoder, facts_columns, pillow_settings
 from ratchet.data.reading.subset import evenly_spaced
 from ratchet.data.reading.worker import ReadTask, Scratch
 from ratchet.data.sources import Source
@@ -49,7 +49,7 @@ class Survey:
         Only headers are read, except for the depth of 16-bit images.
         """
         chosen = [names[at] for at in evenly_spaced(len(names), classes=1, of=1)[:_PREVIEWED]]
-        facts, _ = Decoder(None, self._max_pixels, heif=self._heif).read_all(self._source.read, chosen)
+        facts, _ = ImageDecoder(None, self._max_pixels, heif=self._heif).read_all(self._source.read, chosen)
         return image_rules.facts_frame(facts_columns(facts)).filter("readable")
 
     def read_all(self, listing: pl.DataFrame, scratch: Scratch, known: pl.DataFrame) -> pl.DataFrame:
@@ -75,7 +75,7 @@ class Survey:
         `contents` has the facts of contents that are not decoded again.
         """
         shape = scratch.shape[0], scratch.shape[2]
-        decoder = Decoder(
+        decoder = ImageDecoder(
             shape, self._max_pixels, frozenset(contents["content"]), self._released, depth=scratch.depth,
             heif=self._heif,
         )  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.data.reading.images import Decoder, facts_columns
+from ratchet.data.reading.images import ImageDecoder, facts_columns
 from ratchet.data.reading.pixels import MAX_DEPTH
 
 __all__ = ["ReadTask", "Scratch"]
@@ -66,7 +66,7 @@ class ReadTask:
     """Read samples by `read` (a `sources.Reader`), decode them, and store their pixels in `scratch`."""
 
     read: Any
-    decoder: Decoder
+    decoder: ImageDecoder
     scratch: Scratch
 
     def __call__(self, chunk: tuple[int, Sequence[str]]) -> dict[str, list[Any]]:

@@ -12,7 +12,7 @@ from ratchet.data.system_files import Ignored
 from ratchet.settings.model import DataSettings
 
 if TYPE_CHECKING:
-    from ratchet.data.tables.targets import Labelling
+    from ratchet.data.tables.targets import TargetTable
 
 __all__ = ["LISTING", "Label", "Reader", "Source", "listing", "open_source"]
 
@@ -45,7 +45,7 @@ class Source(Protocol):
         """Class names; a label is an index into them. Empty if the targets are no classes."""
 
     @property
-    def labelling(self) -> "Labelling | None":
+    def labelling(self) -> "TargetTable | None":
         """Targets that are no classes; a label is a place among them. None: the targets are classes."""
 
     @property

@@ -13,7 +13,7 @@ from ratchet.errors import DataError, SettingsError
 from ratchet.settings.model import DataSettings
 from ratchet.training.augment import sample_bits
 from ratchet.training.custom_samples import Factory, Faulty, Piece, Sample, id_of
-from ratchet.training.sample_reader import Reader
+from ratchet.training.sample_reader import SampleReader
 
 __all__ = ["CustomSource", "SampleFacts"]
 
@@ -70,7 +70,7 @@ class CustomSource:
         self.factory = Factory(settings.factory, root, settings.code)
         self.name = settings.factory.rpartition(":")[2]
         workers = pool.threads(settings.workers)
-        self._reader: Reader[list[SampleFacts]] = Reader(
+        self._reader: SampleReader[list[SampleFacts]] = SampleReader(
             self.factory, _measure_all, workers=workers if workers > 1 else 0, timeout=sample_timeout
         )
         opened = {split: self._reader.open(split) for split in SPLITS}

@@ -31,7 +31,7 @@ from ratchet.data.sources.table_file import (
 )
 from ratchet.data.split import SplitName
 from ratchet.data.system_files import Ignored
-from ratchet.data.tables.targets import Labelling, read_labels
+from ratchet.data.tables.targets import TargetTable, read_labels
 from ratchet.errors import DataError, SettingsError
 from ratchet.settings.model import DataSettings
 
@@ -75,7 +75,7 @@ class ImageManifest:
         frame = cells[(table.filter(~header)["row"] - 1).to_numpy()]
         self.classes: tuple[str, ...] = ()
         meant: dict[str, str] = {}
-        targets: Labelling | None = None
+        targets: TargetTable | None = None
         if self._has_classes(frame):
             self.classes, meant = self._classes(table["known"])
         else:
@@ -271,7 +271,7 @@ class ImageManifest:
         ).with_columns(there=pl.lit(True))
 
 
-def _bad_targets(rows: pl.DataFrame, targets: Labelling) -> list[pl.DataFrame]:
+def _bad_targets(rows: pl.DataFrame, targets: TargetTable) -> list[pl.DataFrame]:
     """Return the quarantine rows of rows without a valid target."""
     named = rows.select("row", source=pl.coalesce("normal", "path", pl.format("row {}", "row")), value=targets.shown)
     return [quarantine.table(named[places], rule) for rule, places in targets.faults.items() if len(places)]

@@ -22,7 +22,7 @@ from ratchet.data.tables.describe import Described
 from ratchet.data.tables.digests import array_digests, column_digests, hexadecimal, repeats
 from ratchet.data.tables.encode import arrays_of
 from ratchet.data.tables.reading import RawTable
-from ratchet.data.tables.targets import Labelling
+from ratchet.data.tables.targets import TargetTable
 from ratchet.errors import DataError
 from ratchet.kinds import TableInput
 
@@ -62,7 +62,7 @@ class Content:
     rows: pl.Series
     features: Sequence[TypedColumn]
     roles: Roles
-    labels: Labelling
+    labels: TargetTable
 
     def filter(self, kept: pl.Series) -> "Content":
         """Return the rows that are kept."""

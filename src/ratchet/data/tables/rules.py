@@ -12,7 +12,7 @@ from ratchet.data.refusal_reasons import REASONS
 from ratchet.data.sample_rules import failures, must
 from ratchet.data.sources.table_file import TableFile
 from ratchet.data.tables.columns import TypedColumn
-from ratchet.data.tables.targets import Labelling
+from ratchet.data.tables.targets import TargetTable
 
 __all__ = ["Faults", "personal", "refused_rows"]
 
@@ -23,7 +23,7 @@ Faults = dict[tuple[str, str], pl.Series]
 
 
 def refused_rows(
-    columns: Sequence[TypedColumn], labels: Labelling, further: Faults, *, rows: pl.Series, file: TableFile,
+    columns: Sequence[TypedColumn], labels: TargetTable, further: Faults, *, rows: pl.Series, file: TableFile,
     texts: Callable[[], pl.DataFrame],
 ) -> pl.DataFrame:  # fmt: skip
     """Return the quarantine rows of the rows that break a rule.

@@ -20,7 +20,7 @@ from ratchet.errors import DataError
 from ratchet.problems import Classes, Labels, NextToken, Numbers, Target
 from ratchet.settings.model import DataSettings
 
-__all__ = ["Labelling", "Problem", "read_labels"]
+__all__ = ["Problem", "TargetTable", "read_labels"]
 
 Problem = Literal["classification", "regression", "multi-label", "next-token"]
 
@@ -32,7 +32,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
-class Labelling:
+class TargetTable:
     """The targets of all rows.
 
     Attributes:
@@ -52,7 +52,7 @@ class Labelling:
     faults: Mapping[str, pl.Series]
     notes: tuple[str, ...] = field(default=())
 
-    def take(self, places: NDArray[np.int64]) -> "Labelling":
+    def take(self, places: NDArray[np.int64]) -> "TargetTable":
         """Return the targets of the rows at these places."""
         return replace(self, values=self.values[places], shown=self.shown[places], faults={})
 
@@ -94,7 +94,7 @@ class Labelling:
         return Numbers(self.names, tuple(scale.mean for scale in scales), tuple(scale.std for scale in scales), *limits)
 
 
-def read_labels(frame: pl.DataFrame, settings: DataSettings, where: str) -> Labelling:
+def read_labels(frame: pl.DataFrame, settings: DataSettings, where: str) -> TargetTable:
     """Return the targets of all rows.
 
     Raises:
@@ -244,7 +244,7 @@ def _check_varied(name: str, values: NDArray[np.float64], where: str) -> None:
         )
 
 
-def _classes(column: _Label, settings: DataSettings, where: str, why: str) -> Labelling:
+def _classes(column: _Label, settings: DataSettings, where: str, why: str) -> TargetTable:
     wanted = None if settings.classes == "auto" else settings.classes
     texts, notes = _plain_classes(column, wanted)
     counts: dict[str, int] = dict(texts.drop_nulls().value_counts().rows())
@@ -273,7 +273,7 @@ def _classes(column: _Label, settings: DataSettings, where: str, why: str) -> La
         "unknown-label": (labels.is_null() & texts.is_not_null()).arg_true(),
     }
     values = labels.fill_null(0).to_numpy()
-    return Labelling("classification", why, classes, values, texts, faults, notes)
+    return TargetTable("classification", why, classes, values, texts, faults, notes)
 
 
 _FEW = 20
@@ -318,7 +318,7 @@ def _spellings(column: str, classes: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def _numbers(columns: Sequence[_Label], where: str, why: str) -> Labelling:
+def _numbers(columns: Sequence[_Label], where: str, why: str) -> TargetTable:
     for column in columns:
         if column.numeric_share <= 0.5:
             raise DataError(
@@ -342,10 +342,10 @@ def _numbers(columns: Sequence[_Label], where: str, why: str) -> Labelling:
     notes += [
         f"{each.name}: labels written as {each.form} are numbers" for each in columns if each.form not in ("", PLAIN)
     ]
-    return Labelling("regression", why, names, values, _joined(columns), faults, tuple(notes))
+    return TargetTable("regression", why, names, values, _joined(columns), faults, tuple(notes))
 
 
-def _several(columns: Sequence[_Label], where: str, why: str) -> Labelling:
+def _several(columns: Sequence[_Label], where: str, why: str) -> TargetTable:
     if len(columns) == 1:
         return _listed(columns[0], where, why)
     binary = [column.binary() for column in columns]
@@ -362,10 +362,10 @@ def _several(columns: Sequence[_Label], where: str, why: str) -> Labelling:
     values = np.stack([flags.fill_null(0.0).to_numpy() for flags in binary], axis=1).astype(np.float32)
     faults = {"no-label": missing.arg_true(), "unknown-label": (odd & ~missing).arg_true()}
     names = tuple(column.name for column in columns)
-    return Labelling("multi-label", why, names, values, _joined(columns), faults)
+    return TargetTable("multi-label", why, names, values, _joined(columns), faults)
 
 
-def _listed(column: _Label, where: str, why: str) -> Labelling:
+def _listed(column: _Label, where: str, why: str) -> TargetTable:
     """Return the labels of a column with texts such as "red|round"; an empty cell has no label."""
     separator = list_separator(column.counts) or next(
         (mark for mark in SEPARATORS[:3] if any(mark in text for text in column.counts)), SEPARATORS[0]
@@ -387,7 +387,7 @@ def _listed(column: _Label, where: str, why: str) -> Labelling:
     shown = ", ".join(names[:_FEW]) + (", ..." if len(names) > _FEW else "")
     note = f"{column.name}: labels are separated by {separator!r}: {shown}"
     notes = (note,) if any(len(parts) > 1 for parts in split.values()) else ()
-    return Labelling("multi-label", why, names, values, column.texts.fill_null(""), {}, notes)
+    return TargetTable("multi-label", why, names, values, column.texts.fill_null(""), {}, notes)
 
 
 def _joined(columns: Sequence[_Label]) -> pl.Series:

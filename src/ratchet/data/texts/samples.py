@@ -17,7 +17,7 @@ from ratchet.data.labelled import LabelledSamples
 from ratchet.data.reading.storage import Storage, expanded, is_url, open_storage, read_whole, why_unusable
 from ratchet.data.reading.subset import subset
 from ratchet.data.sources.image_folder import SPLIT_FOLDERS, ImageFolder
-from ratchet.data.tables.targets import Labelling
+from ratchet.data.tables.targets import TargetTable
 from ratchet.data.texts.decoding import Decoded, decode, encoding_of
 from ratchet.data.texts.table import SAMPLE, TABLES, read_table_of_texts
 from ratchet.errors import DataError
@@ -145,9 +145,9 @@ def _read_lines(storage: Storage, names: Sequence[str], report: Report) -> Label
     return LabelledSamples(storage.name, storage.where, _frame(rows), targeted, refused)
 
 
-def _labelling(labels: pl.Series, classes: tuple[str, ...], why: str) -> Labelling:
+def _labelling(labels: pl.Series, classes: tuple[str, ...], why: str) -> TargetTable:
     names = pl.Series(classes, dtype=pl.String).gather(labels)
-    return Labelling("classification", why, classes, labels.to_numpy().astype(np.int64), names, {})
+    return TargetTable("classification", why, classes, labels.to_numpy().astype(np.int64), names, {})
 
 
 def _lines(content: bytes, where: str) -> Iterator[tuple[bytes, Decoded]]:

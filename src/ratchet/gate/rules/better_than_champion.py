@@ -7,7 +7,7 @@ from ratchet.evaluation.answers import ScoreUnit
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.metrics import NamedMetric
 from ratchet.evaluation.wording import gain_text, value_text
-from ratchet.gate.case import Case, Comparison, LeftOut, Obstacle
+from ratchet.gate.case import Case, ChampionTest, LeftOut, Obstacle
 from ratchet.gate.result_text import (
     Noun,
     RuleText,
@@ -45,7 +45,7 @@ class ChampionResult:
     passed: bool
     champion: str | None = None  # for example "digits version 3"; None: there is none yet
     obstacle: Obstacle | None = None
-    comparison: Comparison | None = None
+    comparison: ChampionTest | None = None
     scores: PairedTest | None = None
     goal: Literal["better", "not-worse"] = "better"  # gate.champion
     tolerance: float = 0.0  # gate.tolerance, a share
@@ -170,7 +170,7 @@ def _other_classes(obstacle: Obstacle, noun: Noun) -> tuple[str, str]:
     )
 
 
-def _paired(rule: ChampionResult, comparison: Comparison, noun: Noun, ci: str) -> tuple[str, str, str]:
+def _paired(rule: ChampionResult, comparison: ChampionTest, noun: Noun, ci: str) -> tuple[str, str, str]:
     """Return a text if all scores are the same, the difference, and a sentence with both models' values."""
     scores, rows = rule.scores, f"{comparison.rows:,} {noun[1]}"
     assert scores is not None, "a comparison has scores"
@@ -197,7 +197,7 @@ def _paired(rule: ChampionResult, comparison: Comparison, noun: Noun, ci: str) -
     )  # fmt: skip
 
 
-def _compared(rule: ChampionResult, comparison: Comparison, noun: Noun) -> str:
+def _compared(rule: ChampionResult, comparison: ChampionTest, noun: Noun) -> str:
     """Return how many of the test samples were compared, and at which input size."""
     sentences = []
     if comparison.rows < rule.test_images:
@@ -217,7 +217,7 @@ def _left_out(rule: ChampionResult) -> str:
     return ", ".join(f"{count:,} {reason}" for count, reason in reasons if count)
 
 
-def _significance(rule: ChampionResult, comparison: Comparison, *, same: bool) -> str:
+def _significance(rule: ChampionResult, comparison: ChampionTest, *, same: bool) -> str:
     if same and rule.passed:
         return "It is not worse."
     test = f"p = {probability(comparison.p)}, limit {probability(comparison.level)}."
@@ -229,7 +229,7 @@ def _significance(rule: ChampionResult, comparison: Comparison, *, same: bool) -
     return f"It may be worse{limit}: {test}" if limit else f"Not shown to be as good (gate.tolerance is 0): {test}"
 
 
-def _level(rule: ChampionResult, comparison: Comparison, noun: Noun) -> str:
+def _level(rule: ChampionResult, comparison: ChampionTest, noun: Noun) -> str:
     new = f", {rule.new_share:.0%} of which are new" if 0.0 < rule.new_share < 1.0 else ""
     return (
         f"Try {comparison.number:,} on these test {noun[1]}{new} since the last promotion. It may use "

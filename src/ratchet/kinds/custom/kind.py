@@ -76,7 +76,7 @@ class OwnArrays(Kind[ArraysInput]):
 
     def obstacle(self, have: ArraysInput, want: ArraysInput) -> str:
         if have.layout != want.layout:
-            return f"it takes {want.described}, and these data have {have.described}"
+            return f"it takes {want.description}, and these data have {have.description}"
         return ""
 
     def open_split(self, packed: Path, name: str, manifest: Mapping[str, Any], spec: ArraysInput) -> "Split":
@@ -119,17 +119,17 @@ class OwnArrays(Kind[ArraysInput]):
         return
 
     def summary(self, spec: ArraysInput) -> str:
-        return f"raw values, of which {spec.reader} makes {spec.described}"
+        return f"raw values, of which {spec.reader} makes {spec.description}"
 
     def argument(self, spec: ArraysInput) -> str:
-        return f"a list of raw values, or {spec.described}"
+        return f"a list of raw values, or {spec.description}"
 
 
 def _named_arrays(values: Mapping[str, Any], spec: ArraysInput, field: str) -> Arrays:
     """Return arrays that are given by name, (n, *shape) each."""
     if set(values) != set(spec.names):
         names = ", ".join(map(str, values)) or "no arrays"
-        raise InputError(f"{field}: found {names}; allowed: {spec.described}")
+        raise InputError(f"{field}: found {names}; allowed: {spec.description}")
     arrays = []
     for array in spec.arrays:
         raw = values[array.name]

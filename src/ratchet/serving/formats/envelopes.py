@@ -34,8 +34,8 @@ __all__ = [
     "Answer",
     "Envelope",
     "Invocations",
+    "ModelRequest",
     "Own",
-    "Question",
     "as_json",
     "encode_together",
     "identity_headers",
@@ -57,7 +57,7 @@ _GENERATION: dict[str, tuple[type, ...]] = {  # options, with their types
 }  # fmt: skip
 
 
-class Question(NamedTuple):
+class ModelRequest(NamedTuple):
     """The rows of a request: arrays, values that are not encoded yet, or prompts of a language model."""
 
     arrays: Arrays = ()
@@ -69,13 +69,13 @@ class Question(NamedTuple):
     warnings: tuple[InputWarning, ...] = ()  # about rows unlike the training samples; after the encoding
 
     @classmethod
-    def of(cls, given: Arrays | Unencoded, described: Input, **fields: Any) -> "Question":
+    def of(cls, given: Arrays | Unencoded, described: Input, **fields: Any) -> "ModelRequest":
         """Return the question with these rows for a model with this input."""
         if isinstance(given, Unencoded):
             return cls(unencoded=given, **fields)
         return cls(given, warnings=input_warnings(given, described, None), **fields)
 
-    def encoded(self, arrays: Arrays) -> "Question":
+    def encoded(self, arrays: Arrays) -> "ModelRequest":
         """Return the question with the arrays of its values."""
         assert self.unencoded, "callers check it"
         warnings = input_warnings(arrays, self.unencoded.spec, self.unencoded.values)
@@ -95,7 +95,7 @@ class Question(NamedTuple):
         return len(self.arrays[0]) if self.arrays else len(self.prompts)
 
 
-def encode_together(questions: Sequence[Question]) -> list[Question]:
+def encode_together(questions: Sequence[ModelRequest]) -> list[ModelRequest]:
     """Return questions to one version with their arrays, which are made in one call.
 
     Raises:
@@ -124,7 +124,7 @@ class Envelope:
 
     def read(
         self, body: bytes, headers: Mapping[str, str], loaded: LoadedVersion, check: Callable[[], None] = go_on
-    ) -> Question:
+    ) -> ModelRequest:
         """Return the rows of a request.
 
         `check` is called between two image files, and raises an exception when no client waits any more.
@@ -143,7 +143,7 @@ class Envelope:
         # A backslash may hide the name of a file: JSON allows "\\u006264".
         return not loaded.kind.is_quick or len(body) > SLOW or b'"b64"' in body or b"\\" in body
 
-    def write(self, answer: Answer, question: Question) -> tuple[bytes, tuple[Header, ...]]:
+    def write(self, answer: Answer, question: ModelRequest) -> tuple[bytes, tuple[Header, ...]]:
         """Return the body and the headers of the response."""
         raise NotImplementedError
 
@@ -156,7 +156,7 @@ class Own(Envelope):
 
     def read(
         self, body: bytes, headers: Mapping[str, str], loaded: LoadedVersion, check: Callable[[], None] = go_on
-    ) -> Question:
+    ) -> ModelRequest:
         described = loaded.spec.input
         content = read_upload(body, headers, described) if is_upload(headers) else read_object(body)
         known_fields(content, {"model", "input", "options"}, "")
@@ -175,13 +175,13 @@ class Own(Envelope):
         if not isinstance(top, int) or isinstance(top, bool) or top < 1:
             raise BadRequest(f"options.top_k: found {top!r}; allowed: a whole number of 1 or more")
         given = loaded.given(content["input"], "input", most=self.rows, check=check)
-        return Question.of(given, described, options={"top_k": top})
+        return ModelRequest.of(given, described, options={"top_k": top})
 
-    def write(self, answer: Answer, question: Question) -> tuple[bytes, tuple[Header, ...]]:
+    def write(self, answer: Answer, question: ModelRequest) -> tuple[bytes, tuple[Header, ...]]:
         return as_json(own_content(answer, question.options.get("top_k", 1), question))
 
 
-def own_content(answer: Answer, top: int, question: Question) -> dict[str, Any]:
+def own_content(answer: Answer, top: int, question: ModelRequest) -> dict[str, Any]:
     """Return an answer in our own format; `top` classes are listed for each row."""
     identity = answer.identity
     return {
@@ -196,7 +196,7 @@ def own_content(answer: Answer, top: int, question: Question) -> dict[str, Any]:
     }
 
 
-def warnings_field(question: Question) -> dict[str, list[list[str]]]:
+def warnings_field(question: ModelRequest) -> dict[str, list[list[str]]]:
     """Return the field with the warnings about each row; it is left out if there are none."""
     return {"warnings": by_row(question.warnings, question.rows)} if question.warnings else {}
 
@@ -208,7 +208,7 @@ class Invocations(Envelope):
 
     def read(
         self, body: bytes, headers: Mapping[str, str], loaded: LoadedVersion, check: Callable[[], None] = go_on
-    ) -> Question:
+    ) -> ModelRequest:
         content = read_object(body)
         known_fields(content, {*self._FORMS, "params", "signature_name"}, "")
         given = [form for form in self._FORMS if form in content]
@@ -223,9 +223,9 @@ class Invocations(Envelope):
         if loaded.kind.generates:
             return prompts_of(values, params, form, "params", most=self.rows)
         known_fields(params, set(), "params.")
-        return Question.of(loaded.given(values, form, most=self.rows, check=check), loaded.spec.input)
+        return ModelRequest.of(loaded.given(values, form, most=self.rows, check=check), loaded.spec.input)
 
-    def write(self, answer: Answer, question: Question) -> tuple[bytes, tuple[Header, ...]]:
+    def write(self, answer: Answer, question: ModelRequest) -> tuple[bytes, tuple[Header, ...]]:
         body, headers = as_json({"predictions": answer.predictions, **warnings_field(question)})
         return body, (*headers, *identity_headers(answer))
 
@@ -238,7 +238,7 @@ def _named(answer: Answer, top: int) -> list[dict[str, Any]]:
     return named_answers(answer.spec.target).rows(predictions, top)
 
 
-def prompts_of(values: Any, options: Any, field: str, options_field: str, *, most: int) -> Question:
+def prompts_of(values: Any, options: Any, field: str, options_field: str, *, most: int) -> ModelRequest:
     """Return the prompts of a language model and the options of its generation."""
     if not isinstance(options, dict):
         raise BadRequest(f"{options_field}: allowed: an object")
@@ -247,10 +247,10 @@ def prompts_of(values: Any, options: Any, field: str, options_field: str, *, mos
         if isinstance(value, bool) or not isinstance(value, _GENERATION[name]):
             raise BadRequest(f"{options_field}.{name}: found {value!r}; allowed: a number")
     check_rows(values, most)
-    return Question(prompts=tuple(texts_in(values, field)), options=dict(options))
+    return ModelRequest(prompts=tuple(texts_in(values, field)), options=dict(options))
 
 
-def _streamable(values: Any, options: dict[str, Any], *, most: int) -> Question:
+def _streamable(values: Any, options: dict[str, Any], *, most: int) -> ModelRequest:
     """Return the prompts of a request in our own format, which may ask for a stream of one text."""
     stream = options.pop("stream", False)
     if not isinstance(stream, bool):

@@ -21,7 +21,7 @@ from ratchet.serving.formats.envelopes import (
     SLOW,
     Answer,
     Envelope,
-    Question,
+    ModelRequest,
     as_json,
     identity_headers,
     known_fields,
@@ -61,7 +61,7 @@ class Infer(Envelope):
 
     def read(
         self, body: bytes, headers: Mapping[str, str], loaded: LoadedVersion, check: Callable[[], None] = go_on
-    ) -> Question:
+    ) -> ModelRequest:
         length, spec = _head_length(headers, body), loaded.spec
         # The head of a request with bytes is short, and a client sends the same one again and again.
         parse = _known_head if length < len(body) and length <= _SHORT else _head
@@ -74,14 +74,14 @@ class Infer(Envelope):
             return question._replace(options={**question.options, **options}, id=head.id, timeout=head.timeout)
         known_fields(head.parameters, _PARAMETERS, "parameters.")
         given = loaded.given(values, "inputs", most=self.rows, check=check)
-        return Question.of(given, spec.input, options=options, id=head.id, timeout=head.timeout)
+        return ModelRequest.of(given, spec.input, options=options, id=head.id, timeout=head.timeout)
 
     def is_slow(self, body: bytes, headers: Mapping[str, str], loaded: LoadedVersion) -> bool:
         # The bytes of a tensor are no JSON, and no tensor is an image file.
         is_long = len(body) > _SLOW_BYTES or _head_length(headers, body) > SLOW
         return is_long or not loaded.kind.is_quick
 
-    def write(self, answer: Answer, question: Question) -> tuple[bytes, tuple[Header, ...]]:
+    def write(self, answer: Answer, question: ModelRequest) -> tuple[bytes, tuple[Header, ...]]:
         texts = isinstance(answer.predictions, list) or bool(question.options.get("classes"))
         values: NDArray[Any] = np.array(answer.predictions, object if texts else np.float32)
         if count := question.options.get("classes"):

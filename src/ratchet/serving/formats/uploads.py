@@ -35,7 +35,7 @@ def read_upload(body: bytes, headers: Mapping[str, str], described: Input) -> di
     """
     if not kind_of(described).takes_files(described):
         raise BadRequest(
-            f"Content-Type: found {_media_type(headers)}; the model takes {described.described}. Fix: send JSON"
+            f"Content-Type: found {_media_type(headers)}; the model takes {described.description}. Fix: send JSON"
         )
     if _media_type(headers) != _FORM:
         return {"input": [body]}

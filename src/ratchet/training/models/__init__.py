@@ -164,7 +164,9 @@ def _check_forward(model: Model, spec: ModelSpec) -> None:
         if built_in and not isinstance(error, RuntimeError):
             raise
         fix = kind_of(spec.input).size_fix + other_fix
-        raise TrainingError(f"{key}: {spec.called} cannot take {spec.input.described} ({error}). Fix: {fix}") from error
+        raise TrainingError(
+            f"{key}: {spec.called} cannot take {spec.input.description} ({error}). Fix: {fix}"
+        ) from error
     finally:
         model.train(training)
         for hook in hooks:

@@ -24,9 +24,9 @@ class ArraysFront(nn.Module):
     Far values count as the array's limits.
     """
 
-    def __init__(self, described: ArraysInput) -> None:
+    def __init__(self, input_spec: ArraysInput) -> None:
         super().__init__()
-        self.arrays = described.arrays
+        self.arrays = input_spec.arrays
 
     def forward(self, *arrays: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(
@@ -79,11 +79,11 @@ def flattened(*arrays: torch.Tensor) -> torch.Tensor:
     return torch.cat([values.float().reshape(values.shape[0], -1) for values in arrays], 1)
 
 
-def as_table(described: ArraysInput) -> TableInput:
+def as_table(input_spec: ArraysInput) -> TableInput:
     """Return the table with a numeric column for each value of a sample, scaled as by `ArraysFront`."""
-    plain = described.unscaled.arrays
+    plain = input_spec.unscaled.arrays
     scaling = {
-        array.name: array if array.is_scaled else raw for array, raw in zip(described.arrays, plain, strict=True)
+        array.name: array if array.is_scaled else raw for array, raw in zip(input_spec.arrays, plain, strict=True)
     }
     return TableInput(
         tuple(

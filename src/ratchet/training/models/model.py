@@ -110,7 +110,7 @@ class ArraysModel(_FrontModel):
         self.front = ArraysFront(spec.arrays)
 
 
-def example_inputs(described: Input, rows: int = 1) -> tuple[torch.Tensor, ...]:
+def example_inputs(input_spec: Input, rows: int = 1) -> tuple[torch.Tensor, ...]:
     """Return inputs of `rows` samples whose values are all 0."""
-    kind = kind_of(described)
-    return kind.to_tensors(kind.packed(kind.zeros(described, rows), described))
+    kind = kind_of(input_spec)
+    return kind.to_tensors(kind.packed(kind.zeros(input_spec, rows), input_spec))

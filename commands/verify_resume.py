@@ -102,7 +102,9 @@ def _prepare(workspace: Workspace, folder: Path, changes: Mapping[str, object]) 
     return scratch
 
 
-def _run(trial: ScratchProject, planned: int, terminal: Terminal, *, until: float = math.inf, delay: float = 0.0) -> bool:
+def _run(
+    trial: ScratchProject, planned: int, terminal: Terminal, *, until: float = math.inf, delay: float = 0.0
+) -> bool:
     """Train, or resume; kill `delay` seconds after step `until` is logged. Return False if it ended before.
 
     Raises:
@@ -131,7 +133,9 @@ def _run(trial: ScratchProject, planned: int, terminal: Terminal, *, until: floa
     return process.returncode == -signal.SIGKILL
 
 
-def _train_both(undisturbed: ScratchProject, killed: ScratchProject, planned: int, kills: int, terminal: Terminal) -> list[Any]:
+def _train_both(
+    undisturbed: ScratchProject, killed: ScratchProject, planned: int, kills: int, terminal: Terminal
+) -> list[Any]:
     """Train one without a kill, the other with kills at random steps. Return the step and checkpoint of each kill."""
     clock, chance, records = time.monotonic(), random.SystemRandom(), []
     _run(undisturbed, planned, terminal)

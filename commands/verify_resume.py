@@ -275,7 +275,7 @@ def _train(folder: Path) -> None:
 
     workspace = ScratchProject(Workspace.find().root, folder)
     with Terminal("train", unit="steps") as terminal:
-        train(settings.load(workspace.params), workspace, watch=terminal)
+        train(settings.load(workspace.params), workspace, progress=terminal)
 
 
 if __name__ == "__main__":

@@ -3,20 +3,18 @@
 python -m bench.search_runs   begins or continues the search of the project in the working folder
 """
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from bench.project import ROOT, Project
 from ratchet import settings
-from ratchet.search.records import Study, Trial
+from ratchet.search.records import Study
 from ratchet.search.store import StudyStore
 from ratchet.workspace import Workspace
 
-__all__ = ["curves", "digits", "environment", "read", "search"]
+__all__ = ["digits", "environment", "read", "search"]
 
 STUDY = "digits"
 
@@ -47,15 +45,6 @@ def read(project: Project) -> Study:
     return StudyStore(workspace, settings.load(workspace.params).search.storage, STUDY).require()
 
 
-def curves(project: Project, trial: Trial) -> list[dict[str, float]]:
-    """Return the metrics of each epoch of a trial, as they were recorded for MLflow."""
-    lines = (project.folder / "data" / "search" / STUDY / trial.key / "journal" / "events.jsonl").read_text()
-    entries: list[dict[str, Any]] = [json.loads(line) for line in lines.splitlines()]
-    points = [entry["content"] for entry in entries if entry["kind"] == "metrics"]
-    by_epoch = {point["step"]: point["values"] for point in points if "validation/loss" in point["values"]}
-    return [by_epoch[epoch] for epoch in sorted(by_epoch)]
-
-
 def main() -> None:
     """Search in the working folder, as `ratchet search` does it, with a core for each worker.
 
@@ -69,10 +58,10 @@ def main() -> None:
     params = settings.load(workspace.params)
     if hasattr(os, "sched_setaffinity") and params.search.workers:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-params.search.workers :])
-    with Terminal("search", unit="trials"):
+    with Terminal("search", unit="trials") as progress:
         store, _, has_work = begin(params, workspace)
         if has_work:
-            run_workers(params, workspace, store)
+            run_workers(params, workspace, store, progress=progress)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """`ratchet search`: find better settings, and look at studies."""
 
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,15 +11,11 @@ from commands.app import echo, exit_on_sigterm, interruptible, new_console, new_
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ratchet.search.records import Study
     from ratchet.search.store import StudyStore
     from ratchet.settings.model import Params
 
 __all__ = ["search"]
 
-_LINE_SECONDS = 10.0  # between two lines if the output is no terminal
 _CONTINUES = "the same command continues every trial from its checkpoint"
 
 search = new_group("Find better settings: search.space in params.yaml says which.")
@@ -77,6 +71,7 @@ def join(
     exit_on_sigterm()
     with project_folder() as workspace, interruptible(_CONTINUES):
         from ratchet import settings
+        from tasks.progress import Terminal
         from tasks.search import run_workers
 
         params = settings.load(workspace.params)
@@ -84,8 +79,8 @@ def join(
             params = params.model_copy(update={"search": params.search.model_copy(update={"workers": workers})})
         store = _store(workspace, study)
         store.require()
-        with _shown(store.name) as see:
-            run_workers(params, workspace, store, see=see)
+        with Terminal(store.name, unit="trials") as progress:
+            run_workers(params, workspace, store, progress=progress)
 
 
 @search.command()
@@ -102,9 +97,16 @@ def stop(study: Name = None) -> None:
 def table(study: Name = None) -> None:
     """Print the trials, the best first."""
     with project_folder() as workspace:
-        from commands.search_table import trial_table
+        from rich.table import Table
+        from rich.text import Text
 
-        new_console().print(trial_table(_store(workspace, study).require()))
+        from ratchet.reports.search_text import trial_table
+
+        header, rows = trial_table(_store(workspace, study).require())
+        printed = Table(*header, box=None, padding=(0, 2, 0, 0), show_edge=False)
+        for row in rows:
+            printed.add_row(*map(Text, row))
+        new_console().print(printed)
 
 
 @search.command()
@@ -168,12 +170,12 @@ def _store(workspace: Workspace, study: str | None) -> "StudyStore":
 
 
 def _search(workspace: Workspace, params: "Params") -> None:
-    from commands.search_table import summary
+    from ratchet.reports.search_text import summary
     from tasks.progress import Terminal
     from tasks.search import search as find
 
-    with Terminal("search", unit="trials") as progress, _shown("search") as see:
-        result = find(params, workspace, progress=progress, see=see)
+    with Terminal("search", unit="trials") as progress:
+        result = find(params, workspace, progress=progress)
     if not result.did_work:
         echo("Nothing to do: the study has ended, and its budget is the same.")
     for line in summary(result.study):
@@ -185,35 +187,3 @@ def _search(workspace: Workspace, params: "Params") -> None:
     echo(f"page         {result.page.as_uri()}")
     if result.study.state == "ended":
         echo("next         ratchet train")
-
-
-@contextmanager
-def _shown(label: str) -> "Iterator[Callable[[Study], None]]":
-    """Yield a function that shows a study: as a live table, or as a line every ten seconds without a terminal."""
-    from commands.search_table import overview
-
-    if not sys.stderr.isatty():
-        due = 0.0
-
-        def print_line(study: "Study") -> None:
-            nonlocal due
-            if time.monotonic() >= due:
-                due = time.monotonic() + _LINE_SECONDS
-                echo(f"{label}: {_line(study)}", err=True)
-
-        yield print_line
-        return
-    from rich.console import Console
-    from rich.live import Live
-
-    with Live(console=Console(stderr=True), auto_refresh=False) as live:
-        yield lambda study: live.update(overview(study, now=time.time()), refresh=True)
-
-
-def _line(study: "Study") -> str:
-    """Return the state of a study as one line."""
-    trials = study.searched
-    known = study.ranked()
-    best = f", best {study.objectives[0]} {known[0].value:.4f} (trial {known[0].number})" if known else ""
-    running = sum(trial.state == "running" for trial in study.trials)
-    return f"{len(trials)} of {study.search.trials} trials, {running} running{best}"

@@ -3,7 +3,7 @@
 from typing import Annotated, Any
 
 from prefect import flow, get_run_logger, task
-from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
@@ -19,18 +19,16 @@ from ratchet import settings
 from ratchet.errors import RatchetError
 from ratchet.references import require_references
 from ratchet.registry.access import require, user
+from ratchet.reports.search_text import score_sentence
 from ratchet.reports.templating import escaped
 from ratchet.search.records import Study
 from ratchet.search.store import StudyStore
 from ratchet.settings.model import Overrides, Params
 from ratchet.settings.run_settings import overridden
 from ratchet.workspace import Workspace, disk_errors
-from tasks.progress import StageProgress
 from tasks.search import Searched, run_workers, search
 
 __all__ = ["search_flow", "search_worker_flow"]
-
-_ROWS = 50  # trials in the artifact
 
 
 @flow(name="search-flow", flow_run_name=run_name, persist_result=False)
@@ -95,7 +93,7 @@ def search_task(params: Params, workspace: Workspace) -> "State[Searched]":
     """Begin or continue the study, and wait for its end."""
     try:
         with disk_errors(workspace.root), PrefectProgress("search", unit="trials") as progress:
-            result = search(params, workspace, progress=progress, see=lambda study: _show(study, progress))
+            result = search(params, workspace, progress=progress)
         return Completed(message=_summary(result.study), data=result)
     except RatchetError as error:
         return ended_by(error)
@@ -108,43 +106,24 @@ def join_task(params: Params, workspace: Workspace, name: str) -> "State[Study]"
         store = StudyStore(workspace, params.search.storage, name)
         store.require()
         with disk_errors(workspace.root), PrefectProgress("search", unit="trials") as progress:
-            run_workers(params, workspace, store, see=lambda study: _show(study, progress))
+            run_workers(params, workspace, store, progress=progress)
         study = store.require()
         return Completed(message=_summary(study), data=study)
     except RatchetError as error:
         return ended_by(error)
 
 
-def _show(study: Study, progress: StageProgress) -> None:
-    ended = sum(trial.state in ("complete", "pruned", "failed") for trial in study.searched)
-    best = study.ranked()[:1]
-    progress.update(ended, study.search.trials, f"best {best[0].value:.4f}" if best else "")
-
-
 def _summary(study: Study) -> str:
     """Return the result of a study as one sentence."""
-    if study.winner is None:
-        return f"{study.name}: {len(study.searched)} trials, no winner yet"
-    value = next(trial.value for trial in study.trials if trial.number == study.winner)
-    reason = f"; {study.reason}" if study.reason else ""
-    return (
-        f"{study.name}: {len(study.searched)} trials; trial {study.winner} is the best, {study.objectives[0]} "
-        f"{value:.4f}{reason}"
-    )
+    return f"{study.name}: {len(study.searched)} trials. {score_sentence(study)}"
 
 
 def _publish(result: Searched) -> None:
-    """Publish the winner's settings, the best trials and the page."""
+    """Publish the winner's settings and the page."""
     study = result.study
     lines = [f"# {escaped(_summary(study))}", "", "| setting | before | now |", "|---|---|---|"]
     lines += [
         f"| {escaped(key)} | {escaped(before)} | {escaped(now)} |" for key, (before, now) in result.changes.items()
     ]
     create_markdown_artifact("\n".join(lines), key="winner", description="Settings that the search has changed")
-    rows = [
-        {"trial": trial.number, "state": trial.state, "epochs": trial.epochs, "value": trial.value,
-         **{key: str(value) for key, value in trial.values.items()}}
-        for trial in study.ranked()[:_ROWS]
-    ]  # fmt: skip
-    create_table_artifact(rows, key="trials", description=f"The best {len(rows)} trials")
     create_link_artifact(result.page.as_uri(), key="search-page", link_text="Page of the study")

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,13 +42,8 @@ class Searched:
     did_work: bool
 
 
-def search(
-    params: Params, workspace: Workspace, *, progress: StageProgress, see: Callable[[Study], None] = lambda study: None
-) -> Searched:
+def search(params: Params, workspace: Workspace, *, progress: StageProgress) -> Searched:
     """Begin or continue the study of these settings, wait for its end, and write the winner to params.yaml.
-
-    Args:
-        see: called with the study about once a second.
 
     Raises:
         SettingsError: the space is empty or wrong.
@@ -56,7 +51,7 @@ def search(
     """
     store, study, has_work = begin(params, workspace)
     if has_work:
-        run_workers(params, workspace, store, see=see)
+        run_workers(params, workspace, store, progress=progress)
         study = store.require()
     publish(study, params, workspace, progress=progress)
     require_success(study)
@@ -64,9 +59,7 @@ def search(
     return Searched(store.require(), changes, page_of(study, workspace), has_work)
 
 
-def run_workers(
-    params: Params, workspace: Workspace, store: StudyStore, *, see: Callable[[Study], None] = lambda study: None
-) -> None:
+def run_workers(params: Params, workspace: Workspace, store: StudyStore, *, progress: StageProgress) -> None:
     """Search with processes on this machine until the study ends.
 
     Raises:
@@ -90,7 +83,7 @@ def run_workers(
         except StudyUnavailable:  # the workers wait for it, and say so
             return
         if study:
-            see(study)
+            _show(study, progress)
 
     def lost(place: int) -> bool:
         with contextlib.suppress(StudyUnavailable):  # then its lease runs out
@@ -103,11 +96,18 @@ def run_workers(
     with on_request() as stop:
         map_here("tasks.search_worker:work", shards, logs=logs, tick=look, on_loss=lost)
     study = store.require()
-    see(study)
+    _show(study, progress)
     if study.stop:
         raise TrainingStopped(f"{store.name}: stopped. To continue: `ratchet search resume {store.name}`")
     if study.state != "ended":
         raise TrainingStopped(f"{store.name}: all workers were stopped; the same command continues")
+
+
+def _show(study: Study, progress: StageProgress) -> None:
+    ended = sum(trial.state in ("complete", "pruned", "failed") for trial in study.searched)
+    best = study.ranked()[:1]
+    note = f"best {study.objectives[0]} {best[0].value:.4f} (trial {best[0].number})" if best else ""
+    progress.update(ended, study.search.trials, note)
 
 
 def shards_of(params: Params, name: str) -> list[Call]:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from ratchet.search.importance import comparison, importance
-from ratchet.search.records import Study, best_so_far
+from ratchet.search.importance import importance
+from ratchet.search.records import Study
 
-from .made_study import SPACE, Values, accuracy, accuracy_and_size, made_study, many_trials
+from .made_study import SPACE, Values, accuracy, accuracy_and_size, made_study
 
 RANDOM: dict[str, Any] = {"sampler": "random", "pruner": "none", "seeds": 1, "epochs": 2}
 
@@ -53,50 +53,11 @@ def test_setting_that_no_trial_has_gets_nothing() -> None:
     assert shares["training.momentum"] == shares["training.optimizer"] == 0
 
 
-def test_values_are_compared_after_equal_epochs() -> None:
-    study = many_trials(200)
-    compared = comparison(study)
-    assert compared
-    assert compared.epoch == 3
-    trials = {trial.number: trial for trial in study.trials}
-    assert {trials[number].epochs for number in compared.values} == {3, 9, 27}
-    assert all(value == best_so_far(trials[number].curve, 3) for number, value in compared.values.items())
-    assert {trials[number].epochs for number in compared.ended} == {1}
-    assert len(compared.values) >= 2 * compared.best
-
-
 def test_setting_by_which_trials_end_early_is_important() -> None:
     """The learning rate decides which trials pass their rung. Among those that pass, it differs little."""
     study = made_study(trials=120, sampler="random", seeds=1, epochs=9)
     assert sum(trial.state == "complete" for trial in study.trials) < 40
     assert next(iter(importance(study))) == "training.learning_rate"
-
-
-def test_complete_trial_that_stopped_by_itself_is_compared() -> None:
-    study = many_trials(200)
-    complete = next(trial for trial in study.trials if trial.state == "complete")
-    short = replace(complete, curve=complete.curve[:2], objectives=(complete.curve[1][1],))
-    trials = [short if trial.number == short.number else trial for trial in study.trials]
-    compared = comparison(replace(study, trials=trials))
-    assert compared
-    assert compared.values[short.number] == short.objectives[0]
-
-
-def test_failed_and_running_trials_are_left_out() -> None:
-    study = many_trials(200)
-    states = {trial.number: trial.state for trial in study.trials}
-    failed, running = (
-        next(number for number, state in states.items() if state == each) for each in ("complete", "pruned")
-    )
-    trials = [
-        replace(trial, state="failed" if trial.number == failed else "running", curve=trial.curve[:1], objectives=())
-        if trial.number in (failed, running)
-        else trial
-        for trial in study.trials
-    ]
-    compared = comparison(replace(study, trials=trials))
-    assert compared
-    assert not {failed, running} & {*compared.values, *compared.ended}
 
 
 def test_several_objectives_are_compared_by_their_front() -> None:

@@ -46,7 +46,6 @@ _DASHED: Any = MappingProxyType(
     {"color": _COLOUR["--soft"], "linestyle": (0, (4, 4)), "linewidth": 1, "clip_on": False}
 )
 _STEPS = (1, 2, 5, 10)  # of ticks
-_SHARES = (0.0, 0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9998, 0.9999)
 _SHADES = 8
 _DRAWN = 1500  # points of a scatter plot, evenly spaced among all
 
@@ -62,12 +61,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawing with its title, the lines that its legend names, and a note."""
+    """A drawing with its title, and the lines that its legend names."""
 
     title: str
     drawing: Markup
     lines: Sequence[Line] = ()
-    note: str = ""
 
 
 @dataclass
@@ -81,7 +79,7 @@ class Canvas:
 
 @dataclass(frozen=True)
 class Scale:
-    """The values that an axis shows: linear, logarithmic, or stretched towards 100 %, where accuracies are close.
+    """The values that an axis shows.
 
     Attributes:
         share: the values are in per cent.
@@ -90,7 +88,7 @@ class Scale:
 
     low: float
     high: float
-    kind: Literal["linear", "log", "logit"] = "linear"
+    kind: Literal["linear", "log"] = "linear"
     share: bool = False
     whole: bool = False
 
@@ -117,12 +115,9 @@ class Scale:
 
     def _locator(self) -> "Locator":
         """Return the first locator with enough ticks inside."""
-        from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator
+        from matplotlib.ticker import LogLocator, MaxNLocator
 
-        special: dict[str, list[Locator]] = {
-            "log": [LogLocator(numticks=7), LogLocator(subs=(1, 2, 5))], "logit": [FixedLocator(_SHARES)],
-        }  # fmt: skip
-        for locator in special.get(self.kind, []):
+        for locator in (LogLocator(numticks=7), LogLocator(subs=(1, 2, 5))) if self.kind == "log" else ():
             if sum(self.low <= tick <= self.high for tick in locator.tick_values(self.low, self.high)) > 2:
                 return locator
         return MaxNLocator(6, steps=_STEPS, integer=self.whole)
@@ -251,7 +246,7 @@ def histogram(labels: Sequence[str], groups: Sequence[tuple[str, Sequence[float]
 @contextmanager
 def canvas(
     name: str, width: float, height: float, *, left: float = 54, right: float = 12, top: float = 10, bottom: float = 38,
-    least_width: float = 0.0, shares: str = "", whole: bool = False,
+    shares: str = "", whole: bool = False,
 ) -> Iterator[Canvas]:  # fmt: skip
     """Open a figure, and turn it into SVG at the end. The same drawing gives the same bytes.
 
@@ -259,7 +254,6 @@ def canvas(
         name: for screen readers.
         width: of the figure, in its own units, which become pixels; `height` likewise.
         left: margin of the axes; the other sides likewise.
-        least_width: pixels; a drawing that has one needs a box that scrolls.
         shares: axes with values in per cent: "x", "y" or "xy".
         whole: ticks of the x axis are whole numbers.
     """
@@ -283,7 +277,6 @@ def canvas(
         content = re.sub(r"\s*<[^>]*>\s*", _tag, file.getvalue().split("</defs>")[1].partition("<defs>")[0])
         # The text of a drawing grows with it, so drawings with text grow by at most a third
         style = f"max-width:{width * 4 / 3:.0f}px" if "<text" in content else ""
-        style += f";min-width:{least_width:.0f}px" if least_width else ""
         title = f"<title>{escape(name)}</title><desc>{escape(_description(drawn.axes))}</desc>"
         drawn.svg = Markup(f'<svg viewBox="0 0 {width:g} {height:g}" style="{style}" role="img">{title}{content}</svg>')
 

@@ -7,33 +7,18 @@ from typing import Any
 
 from ratchet.reports.numbers import percent, points, setting, shown
 from ratchet.search.finalists import Finalist, winner
+from ratchet.search.optuna_view import pareto_front
 from ratchet.search.records import Study, Trial
+from ratchet.settings.search_space import plain_value
 
 __all__ = [
-    "before_sentence",
-    "changes",
-    "counts",
-    "failure_sentence",
-    "interval_text",
-    "is_share",
-    "length_text",
-    "one_line",
-    "progress_text",
-    "regression_sentence",
-    "score_sentence",
-    "setting_before",
-    "settings_text",
-    "short_names",
-    "state_text",
-    "table_order",
-    "trial_name",
-    "unit",
-    "value_text",
-    "value_texts",
-]
+    "before_sentence", "changes", "counts", "failure_sentence", "interval_text", "is_share", "one_line",
+    "regression_sentence", "score_sentence", "setting_before", "settings_text", "short_names", "summary",
+    "trial_table", "value_text",
+]  # fmt: skip
 
 _SHARES = ("accuracy", "f1")
-_STATES = ("running", "waiting", "ended early", "complete", "failed")
+_LONGEST, _REASON = 40, 240  # characters of a setting and of a reason
 
 
 def is_share(objective: str) -> bool:
@@ -50,52 +35,49 @@ def value_text(objective: str, value: float | None) -> str:
     return f"{value:,.0f}" if objective == "parameters" else f"{value:.4g}"
 
 
-def difference_text(objective: str, difference: float) -> str:
-    """Return a signed difference of two values."""
-    if is_share(objective):
-        return f"{points(difference, 2)} points"
-    return f"{difference:+.3g}".replace("-", "\N{MINUS SIGN}")
-
-
 def interval_text(study: Study, finalist: Finalist) -> str:
-    """Return the mean over seeds with its interval."""
-    objective, count = study.objectives[0], len(finalist.scores)
-    mean = value_text(objective, finalist.mean)
+    """Return the 95 % confidence interval of the mean over seeds; a dash: there is one seed."""
     if finalist.low is None or finalist.high is None:
-        return mean
-    low, high = value_text(objective, finalist.low), value_text(objective, finalist.high)
-    return f"{mean} (95 % CI {low.removesuffix(' %')} to {high}, {count} seeds)"
+        return shown(None)
+    low, high = (value_text(study.objectives[0], end) for end in (finalist.low, finalist.high))
+    return f"{low.removesuffix(' %')} to {high}"
 
 
-def unit(study: Study, count: int = 2) -> str:
-    """Return the unit in which the length of a training is counted."""
-    return "epoch" if count == 1 else "epochs"
+def counts(study: Study) -> str:
+    """Return the number of trials by state, without other seeds of finalists: "2 running, 3 complete"."""
+    states = Counter(map(_state, study.searched))
+    return ", ".join(f"{count:,} {state}" for state, count in sorted(states.items()))
 
 
-def length_text(study: Study, count: int) -> str:
-    """Return a number of epochs."""
-    return f"{count:,} {unit(study, count)}"
+def trial_table(study: Study) -> tuple[list[str], list[list[str]]]:
+    """Return titles and rows: the best trial first, each followed by its other seeds; those without a value last."""
+    keys, titles = list(study.search.space), list(short_names(study.search.space).values())
+    header = ["trial", "state", "epochs", *study.objectives, *titles, "steps", "CPU s", "reason"]
+    return header, [
+        [
+            f"{trial.number}" if trial.seed_of is None else f"{trial.seed_of}, seed {trial.seed}",
+            _state(trial), f"{trial.epochs:,}", *_values(study, trial),
+            *(one_line(setting(trial.values[key]), _LONGEST) if key in trial.values else "" for key in keys),
+            f"{trial.steps:,}", f"{trial.cpu:,.1f}", one_line(trial.reason, _REASON),
+        ]
+        for trial in _ordered(study)
+    ]  # fmt: skip
 
 
-def state_text(trial: Trial) -> str:
-    """Return the state of a trial."""
+def _ordered(study: Study) -> Iterator[Trial]:
+    ranked = study.ranked()
+    for trial in [*ranked, *(trial for trial in study.searched if trial not in ranked)]:
+        yield trial
+        yield from (each for each in study.trials if each.seed_of == trial.number)
+
+
+def _values(study: Study, trial: Trial) -> list[str]:
+    values = [trial.value, *trial.objectives[1:]] + [None] * len(study.objectives)
+    return [value_text(name, value) for name, value in zip(study.objectives, values, strict=False)]
+
+
+def _state(trial: Trial) -> str:
     return "ended early" if trial.state == "pruned" else trial.state
-
-
-def counts(study: Study) -> dict[str, int]:
-    """Return the number of trials by state, without other seeds of finalists. States without trials are left out.
-
-    "left" is the number of trials that the budget still has.
-    """
-    states = list(map(state_text, study.searched))
-    numbers = {state: states.count(state) for state in _STATES}
-    numbers["left"] = max(0, study.search.trials - len(states)) if study.state == "running" else 0
-    return {state: number for state, number in numbers.items() if number}
-
-
-def progress_text(study: Study, trial: Trial) -> str:
-    """Return how far a trial is: "9 of 27"."""
-    return f"{trial.epochs}" if trial.epochs > study.epochs else f"{trial.epochs} of {study.epochs}"
 
 
 def short_names(keys: Iterable[str]) -> dict[str, str]:
@@ -105,59 +87,49 @@ def short_names(keys: Iterable[str]) -> dict[str, str]:
     return {key: key.removeprefix("training.") if ends.count(key.rpartition(".")[2]) == 1 else key for key in keys}
 
 
-def trial_name(trial: Trial) -> str:
-    """Return the number of a trial; of another seed that of its finalist, with the seed."""
-    return f"{trial.number}" if trial.seed_of is None else f"{trial.seed_of}, seed {trial.seed}"
-
-
-def value_texts(study: Study, trial: Trial) -> list[str]:
-    """Return a text for each objective of a trial."""
-    known = [trial.value, *trial.objectives[1:]]
-    values = known + [None] * (len(study.objectives) - len(known))
-    return [value_text(name, value) for name, value in zip(study.objectives, values, strict=True)]
-
-
-def table_order(study: Study) -> Iterator[Trial]:
-    """Yield all trials, the best first, each followed by its other seeds; those without a value are last."""
-    ranked = study.ranked()
-    numbers = {trial.number for trial in ranked}
-    repeated: dict[int, list[Trial]] = {}
-    for trial in study.trials:
-        if trial.seed_of is not None:
-            repeated.setdefault(trial.seed_of, []).append(trial)
-    for trial in [*ranked, *(trial for trial in study.searched if trial.number not in numbers)]:
-        yield trial
-        yield from repeated.get(trial.number, [])
-
-
 def one_line(text: str, most: int) -> str:
     """Return a text without line breaks and control characters, shortened to `most` characters."""
     line = " ".join(shown(text).split())
     return line if len(line) <= most else f"{line[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
-def settings_text(study: Study, values: Mapping[str, Any], *, most: int = 24, gap: str = " ") -> str:
-    """Return the settings of a trial in one line. `gap` is before each value.
-
-    A value has at most `most` characters, and a number four digits.
-    """
-    names = short_names(study.search.space)
-    return ", ".join(f"{names.get(key, key)}{gap}{one_line(_short(value), most)}" for key, value in values.items())
+def settings_text(study: Study, values: Mapping[str, Any]) -> str:
+    """Return the settings of a trial in one line. A number has four digits."""
+    names, gap = short_names(study.search.space), "\N{NO-BREAK SPACE}"
+    texts = {key: f"{value:.4g}" if isinstance(value, float) else setting(value) for key, value in values.items()}
+    return ", ".join(f"{names.get(key, key)}{gap}{one_line(text, _LONGEST)}" for key, text in texts.items())
 
 
 def setting_before(study: Study, key: str) -> Any:
-    """Return the setting as the search began; None: it is not known."""
+    """Return the setting as the search began."""
     section, _, name = key.partition(".")
-    content = study.params.get(section)
-    if not name:
-        return content
-    return content.get(name) if isinstance(content, Mapping) else None
+    return study.params[section][name]
 
 
 def changes(study: Study, trial: Trial) -> list[tuple[str, Any, Any]]:
     """Return key, value before the search and value of the trial, of each setting that differs."""
     pairs = [(key, setting_before(study, key), value) for key, value in trial.values.items()]
-    return [pair for pair in pairs if _plain(pair[1]) != _plain(pair[2])]
+    return [pair for pair in pairs if plain_value(pair[1]) != plain_value(pair[2])]
+
+
+def summary(study: Study) -> list[str]:
+    """Return the result as sentences: state, winner, expected regression, present settings, failures."""
+    end = f": {study.reason}" if study.reason else ""
+    state = "is being stopped" if study.stop else "is running"
+    epochs = sum(trial.epochs for trial in study.trials)
+    first = (
+        f"Study {study.name} {state if study.state == 'running' else f'has ended{end}'}. "
+        f"{len(study.searched):,} of {study.search.trials:,} trials ({counts(study) or 'none yet'}), "
+        f"{epochs:,} epochs, {study.cpu_hours:.2f} CPU-hours."
+    )
+    best = winner(study)
+    lines = [first, score_sentence(study), regression_sentence(study, best) if best else "", before_sentence(study)]
+    if best and len(study.objectives) > 1:
+        numbers = ", ".join(f"{trial.number}" for trial in pareto_front(study))
+        lines.append(f"Pareto front: trials {numbers}. {study.objectives[0]} decides the winner.")
+    if best and not changes(study, best.trial):
+        lines.append("The settings before the search are the best ones.")
+    return [line for line in (*lines, failure_sentence(study)) if line]
 
 
 def score_sentence(study: Study) -> str:
@@ -165,11 +137,10 @@ def score_sentence(study: Study) -> str:
     best = winner(study)
     if best is None:
         return "No trial has a value yet." if study.state == "running" else "No trial has a value: there is no winner."
-    objective, trial = study.objectives[0], best.trial
-    text = f"Trial {trial.number}: {objective} {interval_text(study, best)}"
-    if trial.state != "complete":
-        text += f", after {progress_text(study, trial)} {unit(study)}; no trial is complete"
-    return f"{text}."
+    text = f"Trial {best.trial.number}: {study.objectives[0]} {value_text(study.objectives[0], best.mean)}"
+    if best.low is not None:
+        text += f" (95 % CI {interval_text(study, best)}, {len(best.scores)} seeds)"
+    return f"{text}{_unfinished(study, best.trial)}."
 
 
 def regression_sentence(study: Study, best: Finalist) -> str:
@@ -178,9 +149,9 @@ def regression_sentence(study: Study, best: Finalist) -> str:
     selected = value_text(objective, best.selected)
     if best.again is None:
         return f"Selected score {selected}. No fresh seed was trained, so expect less from the next training."
-    others = len(best.fresh)
-    again, difference = value_text(objective, best.again), difference_text(objective, best.again - best.selected)
-    seeds = "1 fresh seed" if others == 1 else f"{others} fresh seeds"
+    again, fall = value_text(objective, best.again), best.again - best.selected
+    difference = f"{points(fall, 2)} points" if is_share(objective) else f"{fall:+.3g}"
+    seeds = "1 fresh seed" if len(best.fresh) == 1 else f"{len(best.fresh)} fresh seeds"
     return f"Selected score {selected}. Expected from another training: {again}, the mean of {seeds} ({difference})."
 
 
@@ -189,10 +160,8 @@ def before_sentence(study: Study) -> str:
     trial = next((trial for trial in study.searched if not changes(study, trial)), None)
     if trial is None or trial.value is None:
         return ""
-    text = f"Settings before the search (trial {trial.number}): {value_text(study.objectives[0], trial.value)}"
-    if trial.state != "complete":
-        text += f", after {progress_text(study, trial)} {unit(study)}"
-    return f"{text}."
+    score = value_text(study.objectives[0], trial.value)
+    return f"Settings before the search (trial {trial.number}): {score}{_unfinished(study, trial)}."
 
 
 def failure_sentence(study: Study) -> str:
@@ -205,9 +174,5 @@ def failure_sentence(study: Study) -> str:
     return f"{number} failed. {'Most frequent reason' if count < failed else 'Reason'}: {reason or 'unknown'}"
 
 
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else setting(value)
-
-
-def _plain(value: Any) -> Any:
-    return list(map(_plain, value)) if isinstance(value, list | tuple) else value
+def _unfinished(study: Study, trial: Trial) -> str:
+    return "" if trial.state == "complete" else f", after {trial.epochs} of {study.epochs} epochs"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import optuna
     from optuna.trial import FrozenTrial, TrialState
 
-__all__ = ["category", "frozen", "optuna_state", "quiet", "trial_of", "view_of"]
+__all__ = ["category", "frozen", "optuna_state", "pareto_front", "quiet", "trial_of", "view_of"]
 
 _STATES: Mapping[State, str] = {
     "waiting": "WAITING", "running": "RUNNING", "complete": "COMPLETE", "pruned": "PRUNED", "failed": "FAIL",
@@ -84,6 +84,12 @@ def view_of(
         state: State = "failed" if is_hidden else "running" if trial.state == "waiting" else trial.state
         view.add_trial(frozen(trial, space, state=state))
     return view
+
+
+def pareto_front(study: Study) -> list[Trial]:
+    """Return the complete trials that no other one beats in all objectives, the best of the first objective first."""
+    best = {trial.number for trial in view_of(study, ()).best_trials}
+    return [trial for trial in study.ranked() if trial.number in best]
 
 
 def category(value: Any) -> Any:

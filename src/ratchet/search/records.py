@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from ratchet.settings.search_settings import SearchSettings
 
-__all__ = ["OPEN", "Curve", "State", "Study", "Trial", "best_so_far"]
+__all__ = ["OPEN", "Curve", "State", "Study", "Trial"]
 
 State = Literal["running", "waiting", "complete", "pruned", "failed"]
 """State of a trial.
@@ -142,8 +142,3 @@ class Study:
             known, key=lambda trial: (trial.state != "complete", -trial.epochs if trial.state != "complete" else 0,
                                       sign * (trial.value or 0.0), trial.number),
         )  # fmt: skip
-
-
-def best_so_far(curve: Curve, epoch: int) -> float | None:
-    """Return the value at the last entry that is not after `epoch`; None: there is none."""
-    return next((value for at, value in reversed(curve) if at <= epoch), None)

@@ -12,6 +12,7 @@ import pytest
 
 from ratchet.code.closure import closure, module_path, without_result
 from ratchet.code.syntax import normal_nodes
+from ratchet.kinds.ingest import ingest_function
 from ratchet.kinds.registry import kind_named
 from ratchet.settings.model_names import OWN
 from ratchet.training import models
@@ -102,6 +103,7 @@ def test_only_user_code_and_kinds_are_imported_by_name() -> None:
     assert dynamic == {
         file_of(models.OwnCode): ["importlib.import_module(module)"],
         file_of(inspect.unwrap(kind_named)): ["import_module(module)"],
+        file_of(ingest_function): ["import_module(module)"],
     }
 
 

@@ -92,6 +92,15 @@ def test_a_table_becomes_numbers_codes_and_classes(table) -> None:
     assert table.array("codes").dtype == np.int64
 
 
+@pytest.mark.parametrize("label", ["label", "count"])
+def test_a_column_may_be_called_count(table, label: str) -> None:
+    rows = cells()
+    far = [{**row, "count": "9e30" if place % 40 == 0 else str(place / 7)} for place, row in enumerate(rows)]
+    table.write(text(far))
+    manifest = table.ingest(label_column=[label])
+    assert sum(split.rows for split in manifest.splits.values()) == ROWS
+
+
 def test_statistics_and_categories_are_those_of_training_rows(table) -> None:
     table.write(text(cells()))
     manifest = table.ingest()

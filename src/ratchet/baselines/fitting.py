@@ -1,19 +1,23 @@
 """The choice of a baseline by the kind of data."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ratchet.baselines.ngrams import fit_ngrams
-from ratchet.kinds import ArraysInput, Input, TableInput, TextInput, TokensInput
+from ratchet.kinds import Input
+from ratchet.kinds.registry import kind_of
 from ratchet.problems import Target
 from ratchet.training.models.arrays import as_table, flattened
 
 __all__ = ["FittedBaseline", "fit_baseline"]
+
+Array = NDArray[np.generic]
+Arrays = Mapping[str, Array]
 
 _MOST_VALUES = 1000  # of a sample of a user's own kind that trees are fitted to
 
@@ -29,9 +33,9 @@ class FittedBaseline:
 
 
 def fit_baseline(
-    arrays: Mapping[str, NDArray[np.generic]],
-    targets: NDArray[np.generic],
-    described: Input,
+    arrays: Arrays,
+    targets: Array,
+    spec: Input,
     target: Target,
     *,
     seed: int,
@@ -40,39 +44,62 @@ def fit_baseline(
 
     Args:
         arrays: of the packed training split. Table: numbers and codes. Text: text and starts, or ids (of the
-            tokenizer of `described`) and starts. Tokens: ids, (tokens,), of the whole stream. A user's own kind: its
+            tokenizer of `spec`) and starts. Tokens: ids, (tokens,), of the whole stream. A user's own kind: its
             arrays. Images: not read.
         targets: of the packed training split, in their own units. Not read for the next token.
-        described: the input; a text's may be without tokenizer, and the vocabulary is learned then.
+        spec: the input; a text's may be without tokenizer, and the vocabulary is learned then.
         target: what is predicted.
         seed: of the rows that scikit-learn holds back for early stopping.
     """
-    if isinstance(described, TokensInput):
-        name, weights = fit_ngrams(cast(NDArray[np.integer], arrays["ids"]), described, target)
-        return FittedBaseline(name, "ngrams", described, weights)
-    fittable = target.is_varied(targets)
-    if isinstance(described, TableInput) and fittable and _has_values(arrays):
-        from ratchet.baselines.trees import fit_trees  # imports scikit-learn, which takes four seconds of CPU time
-
-        weights = fit_trees(arrays["numbers"], arrays["codes"], targets, described, target, seed=seed)
-        return FittedBaseline("HistGradientBoosting", "trees", described, weights)
-    if isinstance(described, ArraysInput) and fittable and described.size <= _MOST_VALUES:
-        from ratchet.baselines.trees import fit_trees
-
-        tensors = (torch.from_numpy(np.asarray(arrays[name])) for name in described.names)
-        numbers, codes = flattened(*tensors).numpy(), np.zeros((len(targets), 0), np.int64)
-        weights = fit_trees(numbers, codes, targets, as_table(described), target, seed=seed)
-        return FittedBaseline("HistGradientBoosting", "array-trees", described, weights)
-    if isinstance(described, TextInput) and fittable:
-        from ratchet.baselines.texts import fit_linear_bag, text_ids
-
-        described, ids, starts = text_ids(arrays, described)
-        weights = fit_linear_bag(ids, starts, targets, described, target)
-        return FittedBaseline(f"TF-IDF + {target.linear_name}", "linear-bag", described, weights)
+    fitter = _FITTERS.get(kind_of(spec).baseline)
+    fitted = fitter(arrays, targets, spec, target, seed) if fitter is not None else None
+    if fitted is not None:
+        return fitted
     state = {"value": torch.tensor(target.constant(targets), dtype=torch.float32)}
-    return FittedBaseline(target.constant_name, "constant", described, state)
+    return FittedBaseline(target.constant_name, "constant", spec, state)
 
 
-def _has_values(arrays: Mapping[str, NDArray[np.generic]]) -> bool:
-    """Return whether any number or category of a table is known."""
-    return bool((~np.isnan(arrays["numbers"].astype(np.float32))).any() or (arrays["codes"].astype(np.int64) > 1).any())
+def _ngrams(arrays: Arrays, targets: Array, spec: Any, target: Target, seed: int) -> FittedBaseline:
+    name, weights = fit_ngrams(cast(NDArray[np.integer], arrays["ids"]), spec, target)
+    return FittedBaseline(name, "ngrams", spec, weights)
+
+
+def _trees(arrays: Arrays, targets: Array, spec: Any, target: Target, seed: int) -> FittedBaseline | None:
+    from ratchet.baselines.trees import fit_trees  # imports scikit-learn, which takes four seconds of CPU time
+
+    numbers, codes = arrays["numbers"], arrays["codes"]
+    has_values = bool((~np.isnan(numbers.astype(np.float32))).any() or (codes.astype(np.int64) > 1).any())
+    if not has_values or not target.is_varied(targets):
+        return None
+    weights = fit_trees(numbers, codes, targets, spec, target, seed=seed)
+    return FittedBaseline("HistGradientBoosting", "trees", spec, weights)
+
+
+def _array_trees(arrays: Arrays, targets: Array, spec: Any, target: Target, seed: int) -> FittedBaseline | None:
+    from ratchet.baselines.trees import fit_trees
+
+    if spec.size > _MOST_VALUES or not target.is_varied(targets):
+        return None
+    tensors = (torch.from_numpy(np.asarray(arrays[name])) for name in spec.names)
+    numbers, codes = flattened(*tensors).numpy(), np.zeros((len(targets), 0), np.int64)
+    weights = fit_trees(numbers, codes, targets, as_table(spec), target, seed=seed)
+    return FittedBaseline("HistGradientBoosting", "array-trees", spec, weights)
+
+
+def _linear_bag(arrays: Arrays, targets: Array, spec: Any, target: Target, seed: int) -> FittedBaseline | None:
+    from ratchet.baselines.texts import fit_linear_bag, text_ids
+
+    if not target.is_varied(targets):
+        return None
+    learned, ids, starts = text_ids(arrays, spec)
+    weights = fit_linear_bag(ids, starts, targets, learned, target)
+    return FittedBaseline(f"TF-IDF + {target.linear_name}", "linear-bag", learned, weights)
+
+
+_FITTERS: Mapping[str, Callable[[Arrays, Array, Any, Target, int], FittedBaseline | None]] = {
+    "ngrams": _ngrams,
+    "trees": _trees,
+    "array-trees": _array_trees,
+    "linear-bag": _linear_bag,
+}
+"""By the name of the network; None: nothing can be fitted to these rows."""

@@ -64,7 +64,7 @@ def fit_linear_bag(
     width = described.buckets if described.tokenizer == "hashed" else len(described.vocabulary) + 2
     vectors, idf = _vectors(ids, starts, width)
     present = np.flatnonzero(idf)
-    fit = target.fitter(classes=_classes, labels=_labels, numbers=_numbers)
+    fit = target.choose(classes=_classes, labels=_labels, numbers=_numbers)
     linear = fit(vectors[:, present], targets, target)
     weights = np.zeros((width, linear.weights.shape[1]), np.float32)
     weights[present] = linear.weights * idf[present, None]

@@ -89,7 +89,7 @@ def _sums(
     rows: Floats, targets: NDArray[np.generic], target: Target, native: NDArray[np.bool_], seed: int
 ) -> Iterator[TreeSum]:
     """Yield the sums of trees that the network needs, in the order of its outputs."""
-    yield from target.fitter(classes=_classes, labels=_labels, numbers=_numbers)(rows, targets, target, native, seed)
+    yield from target.choose(classes=_classes, labels=_labels, numbers=_numbers)(rows, targets, target, native, seed)
 
 
 def _labels(

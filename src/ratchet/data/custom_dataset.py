@@ -27,6 +27,7 @@ from ratchet.data.split import SPLITS
 from ratchet.data.tables.targets import TargetTable
 from ratchet.errors import DataError
 from ratchet.kinds import ImageInput
+from ratchet.problems import Classes
 
 __all__ = ["ingest_custom"]
 
@@ -51,7 +52,7 @@ def ingest_custom(task: IngestTask) -> Manifest:
     labels = index["label"].to_numpy().astype(np.int64)
     packed = PackedSet(
         name=source.name, source=settings.source, index=index, bad=bad, released=overrides.read(None),
-        labels=TargetTable("classification", "", source.classes, labels, index["class"], {}),
+        labels=TargetTable(Classes, "", source.classes, labels, index["class"], {}),
     )  # fmt: skip
     request = terms(_rules(facts["image"], classes=1), ("image", "finite"))
     profile = image_profile(index, packed.labels, pixels=measured.pixel_statistics, request=request)

@@ -31,6 +31,7 @@ from ratchet.data.reading.worker import Scratch
 from ratchet.data.sources import LISTING, Source, open_source
 from ratchet.data.tables.targets import TargetTable
 from ratchet.kinds import ImageInput
+from ratchet.problems import Classes
 
 __all__ = ["deciding_code", "ingest_images"]
 
@@ -62,8 +63,8 @@ class _Ingest:
 
     def __init__(self, task: IngestTask, source: Source) -> None:
         self.task, self.settings, self.source = task, task.settings, source
-        self.labelling = source.labelling
-        self.names = list(source.classes) if self.labelling is None else self.labelling.shown.to_list()  # by label
+        self.targets = source.targets
+        self.names = list(source.classes) if self.targets is None else self.targets.shown.to_list()  # by label
         self.listing = self._subset(source.listing) if task.sample else source.listing
         self.total = self.listing.height + source.refused.height
         released = task.released["content"]
@@ -71,7 +72,7 @@ class _Ingest:
         self._done = self._reported = 0
 
     def _subset(self, listing: pl.DataFrame) -> pl.DataFrame:
-        if self.labelling is None:
+        if self.targets is None:
             return subset(listing, classes=len(self.source.classes))
         chosen = subset(listing.with_columns(label=pl.lit(None, pl.Int64)), classes=_SAMPLED_CLASSES)
         return listing.join(chosen.select("row"), on="row", how="semi", maintain_order="left")
@@ -162,11 +163,11 @@ class _Ingest:
 
     def _labels(self, good: pl.DataFrame) -> TargetTable:
         labels = good["label"].to_numpy().astype(np.int64)
-        if self.labelling is not None:
-            return self.labelling.take(labels)
+        if self.targets is not None:
+            return self.targets.take(labels)
         classes = tuple(self.source.classes)
         shown = pl.Series(classes, dtype=pl.String).gather(good["label"])
-        return TargetTable("classification", "", classes, labels, shown, {})
+        return TargetTable(Classes, "", classes, labels, shown, {})
 
     def _pack(self, draft: Path, packed: PackedSet, facts: pl.DataFrame, pixels: PixelStore) -> Manifest:
         index, settings, near_duplicates = packed.index, self.settings, NearDuplicates()

@@ -1,10 +1,8 @@
 """Ingest: list, read, check, split and pack a source. The packed set is replaced as a whole, or not at all."""
 
-from collections.abc import Callable
-
 from ratchet.data.manifest import Manifest
 from ratchet.data.packed_set import IngestTask
-from ratchet.settings.model import DataSettings
+from ratchet.kinds.ingest import ingest_function
 from ratchet.workspace import disk_errors
 
 __all__ = ["IngestTask", "ingest"]
@@ -22,33 +20,9 @@ def ingest(task: IngestTask) -> Manifest:
         WorkspaceError: the disk is full or cannot be written.
     """
     with disk_errors(task.packed):
-        return _road(task.settings)(task)
+        if task.settings.source == "factory":
+            from ratchet.data.custom_dataset import ingest_custom  # imports torch
 
-
-def _road(settings: DataSettings) -> Callable[[IngestTask], Manifest]:
-    """Return the function that ingests this kind of data. Only that of images needs Pillow, and two import torch."""
-    match settings.kind:
-        case "table":
-            from ratchet.data.tables.ingest import ingest_table
-
-            return ingest_table
-        case "text":
-            from ratchet.data.texts.ingest import ingest_texts
-
-            return ingest_texts
-        case "tokens":
-            from ratchet.data.token_streams import ingest_tokens
-
-            return ingest_tokens
-        case "image" if settings.source == "factory":
-            from ratchet.data.custom_dataset import ingest_custom
-
-            return ingest_custom
-        case "image":
-            from ratchet.data.image_set import ingest_images
-
-            return ingest_images
-        case _:
-            from ratchet.data.own_kind import ingest_own_kind
-
-            return ingest_own_kind
+            return ingest_custom(task)
+        manifest: Manifest = ingest_function(task.settings.kind)(task)
+        return manifest

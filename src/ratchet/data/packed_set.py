@@ -26,7 +26,7 @@ from ratchet.settings.model import DataSettings
 __all__ = ["LABEL_PLACE", "Arrays", "IngestTask", "PackedSet", "Report", "divide", "without_copies"]
 
 LABEL_PLACE = "place of the label (ratchet)"
-"""Column of samples on the way to the index: their places in a `Labelling`. No source may have one of this name."""
+"""Column of samples on the way to the index: their places in a `TargetTable`. No source may have one of this name."""
 
 Report = Callable[[int, int], None]
 Arrays = Mapping[str, tuple[Shard, ...]] | CustomRows

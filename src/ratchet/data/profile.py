@@ -102,7 +102,7 @@ def target_leaks(
     leaking: dict[str, dict[str, object]] = {}
     for values in targets.values.reshape(rows.height, -1).T:
         leaks: Sequence[dict[str, object]]
-        if targets.problem == "regression":
+        if not targets.problem.has_accuracy:
             labelled = rows.with_columns(label=pl.Series(values).cast(pl.Float64))
             leaks = determining_columns(labelled, columns=columns, least=explained)
         else:

@@ -65,7 +65,7 @@ def check_index(
         cases = error.failure_cases.select("column", "check", "failure_case").unique().sort(pl.all())
         faults = "; ".join(f"{column} {value!r} breaks {check}" for column, check, value in cases.head(5).rows())
         raise DataError(
-            f"{_source(settings)}: the set breaks its contract: {faults}. Fix: correct the source's ids and labels"
+            f"data.path {settings.path}: the set breaks its contract: {faults}. Fix: correct ids and labels"
         ) from None
     sizes = dict(index.group_by("split").len().rows())
     groups = index["group"].drop_nulls().n_unique() if "group" in index.columns else 0
@@ -83,10 +83,6 @@ def check_index(
                 f"Fix: add {'other ' if distinct < index.height else ''}samples to the source{fraction}{leave}"
             )
     _check_class_sizes(index, classes, least=settings.min_per_class, quarantined=quarantined, table=table)
-
-
-def _source(settings: DataSettings) -> str:
-    return f"data.source {settings.source}" if settings.kind == "image" else f"data.path {settings.path}"
 
 
 def _check_class_sizes(

@@ -34,6 +34,7 @@ from ratchet.data.texts.decoding import Decoded, decode, encoding_of
 from ratchet.errors import DataError, first_line
 from ratchet.kinds import TokensInput
 from ratchet.kinds.pieces import piece_bounds
+from ratchet.problems import NextToken
 from ratchet.settings.model import DataSettings
 
 __all__ = ["ingest_tokens"]
@@ -86,7 +87,7 @@ def ingest_tokens(task: IngestTask) -> Manifest:
     _require_text(parts, storage)
     packed = PackedSet(
         name=PurePosixPath(settings.path.rstrip("/")).stem, source=settings.path, index=_piece_index(parts),
-        labels=TargetTable("next-token", "", (), np.zeros(0, np.int64), pl.Series(dtype=pl.String), {}),
+        labels=TargetTable(NextToken, "", (), np.zeros(0, np.int64), pl.Series(dtype=pl.String), {}),
         bad=bad, released=overrides.read(None), keys=np.zeros(0, np.uint64),
         rows={split: sum(map(len, _texts(parts, split))) for split in SPLITS},
     )  # fmt: skip

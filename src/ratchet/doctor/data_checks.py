@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from ratchet.doctor.findings import RULES, Finding
 from ratchet.errors import TrainingError
-from ratchet.kinds import ModelSpec, TableInput
+from ratchet.kinds import ModelSpec
+from ratchet.kinds.registry import kind_of
 from ratchet.training.batches import Split
 from ratchet.training.custom_dataset import DatasetSplit
 from ratchet.training.device import seed_step
@@ -24,7 +25,6 @@ __all__ = ["balanced_rows", "check_samples"]
 
 _COMPARED_BYTES = 256 << 20  # of each split, from all over it
 _BLOCK_BYTES = 4 << 20  # read at a time
-_COMMON_LINES = 0.2  # share of lines that are usually in both splits
 _LONG_LINE = 40  # bytes
 _FEW = 10_000  # targets of a token stream, which are in range by the tokenizer
 _READ_TRAIN, _READ_HELD_OUT = 512, 256  # images whose values are tested
@@ -50,7 +50,7 @@ def check_samples(train: Split, validation: Split, spec: ModelSpec, plan: Plan) 
         yield from _check_dataset(train, validation, plan)
     elif not isinstance(validation, DatasetSplit):
         yield from _same_content(train, validation, spec)
-    if spec.input.kind == "image":
+    if kind_of(spec.input).has_pixels:
         images, held_out = _read_images(train, _READ_TRAIN), _read_images(validation, _READ_HELD_OUT)
         yield from list(_repeated(images, train.name)) or _repeated(held_out, validation.name)
         yield from _rescaled(images, held_out)
@@ -94,7 +94,8 @@ def _same_content(train: Split, validation: Split, spec: ModelSpec) -> Iterator[
     digests = list(_digests(validation, spec))
     both = set(digests).intersection(_digests(train, spec))
     count = sum(digest in both for digest in digests)
-    usual = {"image": 0.0, "tokens": _COMMON_LINES}.get(spec.input.kind, RULES["leak-by-content"].limit)
+    usual = kind_of(spec.input).usual_copies
+    usual = RULES["leak-by-content"].limit if usual is None else usual
     if count > usual * len(digests):
         parts = "lines" if isinstance(train, StreamSplit) else f"{spec.input.sample}s"
         finding = Finding.of("leak-by-content", count=count, of=len(digests), parts=parts)
@@ -115,7 +116,7 @@ def _digests(split: Split, spec: ModelSpec) -> Iterator[bytes]:
     starts = np.arange(0, len(split), block)
     for start in starts[:: -(-len(starts) // max(1, _COMPARED_BYTES // (block * size)))]:
         rows = np.arange(start, min(start + block, len(split)))
-        arrays = [*split.gather(rows), *([split.host_targets(rows)] if isinstance(spec.input, TableInput) else [])]
+        arrays = [*split.gather(rows), *([split.host_targets(rows)] if kind_of(spec.input).copies_have_target else [])]
         for parts in zip(*arrays, strict=True):  # texts are padded with 0 to the longest of their block
             content = b"".join(part.tobytes().rstrip(b"\0") for part in parts)
             yield hashlib.blake2b(content, digest_size=8).digest()

@@ -103,6 +103,10 @@ class Kind(Generic[S]):
     variants: ClassVar[tuple[str, ...]] = ()  # that export.variants: auto makes
     has_torchvision: ClassVar[bool] = False  # model.name may be a classifier of torchvision
     mirrors: ClassVar[bool] = False  # a sample may be mirrored
+    has_pixels: ClassVar[bool] = False  # an array has images
+    usual_copies: ClassVar[float | None] = None  # share of held-out samples that may be in training; None: as most
+    copies_have_target: ClassVar[bool] = False  # samples with other targets are no copies
+    baseline: ClassVar[str] = ""  # network of the honest baseline in `ratchet.baselines`; empty: a constant answer
     size_fix: ClassVar[str] = ""  # fix of samples that are too small for a network
     noun: ClassVar[tuple[str, str]] = ("sample", "samples")
     # batch scoring

@@ -1,12 +1,13 @@
 """One of several classes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.problems.protocol import ELEMENTWISE, Fitted, Target
+from ratchet.problems.protocol import ELEMENTWISE, Choice, Target
 
 if TYPE_CHECKING:
     import torch
@@ -45,8 +46,15 @@ class Classes(Target):
     def constant(self, targets: NDArray[np.generic]) -> NDArray[np.float64]:
         return log_shares(targets, self.outputs)
 
-    def fitter(self, *, classes: Fitted, labels: Fitted, numbers: Fitted) -> Fitted:
+    @classmethod
+    def choose(cls, *, classes: Choice, labels: Choice, numbers: Choice) -> Choice:
         return classes
+
+    @classmethod
+    def of_values(
+        cls, names: tuple[str, ...], values: NDArray[Any], measure: Callable[[NDArray[Any]], Any]
+    ) -> "Classes":
+        return cls(names)
 
 
 def log_shares(targets: NDArray[np.generic], classes: int) -> NDArray[np.float64]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.problems.protocol import ELEMENTWISE, LEAST_PROBABILITY, Divergence, Fitted, Floats, Target
+from ratchet.problems.protocol import ELEMENTWISE, LEAST_PROBABILITY, Choice, Divergence, Floats, Target
 
 if TYPE_CHECKING:
     import torch
@@ -81,8 +81,20 @@ class Labels(Target):
     def constant(self, targets: NDArray[np.generic]) -> NDArray[np.float64]:
         return log_odds(targets)
 
-    def fitter(self, *, classes: Fitted, labels: Fitted, numbers: Fitted) -> Fitted:
+    @classmethod
+    def choose(cls, *, classes: Choice, labels: Choice, numbers: Choice) -> Choice:
         return labels
+
+    @classmethod
+    def of_values(
+        cls, names: tuple[str, ...], values: NDArray[Any], measure: Callable[[NDArray[Any]], Any]
+    ) -> "Labels":
+        return cls(names)
+
+    @classmethod
+    def statistics(cls, names: tuple[str, ...], values: NDArray[Any]) -> dict[str, dict[str, float]]:
+        shares = values.astype(np.float64).mean(axis=0)
+        return {name: {"share": float(share)} for name, share in zip(names, shares, strict=True)}
 
 
 def log_odds(targets: NDArray[np.generic]) -> NDArray[np.float64]:

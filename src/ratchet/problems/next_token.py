@@ -1,10 +1,13 @@
 """The token that follows each token."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from ratchet.problems.protocol import Fitted, Target
+from numpy.typing import NDArray
+
+from ratchet.problems.protocol import Choice, Target
 
 if TYPE_CHECKING:
     import torch
@@ -44,8 +47,15 @@ class NextToken(Target):
     def sums(self, ignored: int, device: "torch.device") -> "_Sums":
         return _Sums(ignored)
 
-    def fitter(self, *, classes: Fitted, labels: Fitted, numbers: Fitted) -> Fitted:
+    @classmethod
+    def choose(cls, *, classes: Choice, labels: Choice, numbers: Choice) -> Choice:
         raise NotImplementedError("token streams have a baseline of their own")
+
+    @classmethod
+    def of_values(
+        cls, names: tuple[str, ...], values: NDArray[Any], measure: Callable[[NDArray[Any]], Any]
+    ) -> "NextToken":
+        return cls(0)  # the vocabulary is learned in training
 
 
 class _Sums:

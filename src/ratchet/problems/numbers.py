@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.problems.protocol import Divergence, Fitted, Floats, Target
+from ratchet.problems.protocol import Choice, Divergence, Floats, Target
 
 if TYPE_CHECKING:
     import torch
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Numbers"]
 
+_LARGEST = float(np.finfo(np.float32).max)
 _ROUNDINGS = 4  # of float32 that a number may differ by: scaling and shifting round, on both sides
 
 
@@ -107,8 +108,26 @@ class Numbers(Target):
 
         return divergence
 
-    def fitter(self, *, classes: Fitted, labels: Fitted, numbers: Fitted) -> Fitted:
+    @classmethod
+    def choose(cls, *, classes: Choice, labels: Choice, numbers: Choice) -> Choice:
         return numbers
+
+    @classmethod
+    def of_values(
+        cls, names: tuple[str, ...], values: NDArray[Any], measure: Callable[[NDArray[Any]], Any]
+    ) -> "Numbers":
+        scales = [measure(column) for column in values.T]
+        low, high = zip(*(scale.range or (-_LARGEST, _LARGEST) for scale in scales), strict=True)
+        limits = (low, high) if any(scale.range for scale in scales) else ((), ())
+        return cls(names, tuple(scale.mean for scale in scales), tuple(scale.std for scale in scales), *limits)
+
+    @classmethod
+    def statistics(cls, names: tuple[str, ...], values: NDArray[Any]) -> dict[str, dict[str, float]]:
+        numbers = values.astype(np.float64)
+        low, middle, high = np.quantile(numbers, [0.0, 0.5, 1.0], axis=0)
+        rows = zip(names, numbers.mean(axis=0), numbers.std(axis=0), low, middle, high, strict=True)
+        keys = ("mean", "std", "min", "median", "max")
+        return {name: dict(zip(keys, map(float, measured), strict=True)) for name, *measured in rows}
 
     @staticmethod
     def _tensors(device: "torch.device", *values: tuple[float, ...]) -> "list[Tensor]":

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["ELEMENTWISE", "LEAST_PROBABILITY", "Divergence", "Floats", "Sums", "Target", "logits", "softmax"]
 
 Floats = NDArray[np.floating]
-Fitted = TypeVar("Fitted")
+Choice = TypeVar("Choice")
 Divergence = Callable[["Tensor", "Tensor", "Tensor | None"], "Tensor"]
 """Outputs of a student, those of its teacher, and weights of the samples -> sum over samples of the divergence."""
 
@@ -165,9 +165,27 @@ class Target(ABC):
         """Return the outputs, (outputs,), of the model that answers the same to all samples."""
         return np.zeros(self.outputs)
 
+    # Other packages
+
+    @classmethod
     @abstractmethod
-    def fitter(self, *, classes: Fitted, labels: Fitted, numbers: Fitted) -> Fitted:
-        """Return what fits a baseline: to one of several classes, to labels, or to numbers."""
+    def choose(cls, *, classes: Choice, labels: Choice, numbers: Choice) -> Choice:
+        """Return the one for this problem of what is for one of several classes, for labels, and for numbers."""
+
+    @classmethod
+    @abstractmethod
+    def of_values(
+        cls, names: tuple[str, ...], values: NDArray[Any], measure: Callable[[NDArray[Any]], Any]
+    ) -> "Target":
+        """Return the target for training values, (rows,) or (rows, names).
+
+        `measure` returns mean, std (never 0) and range of numbers; the range is None if none is far from the others.
+        """
+
+    @classmethod
+    def statistics(cls, names: tuple[str, ...], values: NDArray[Any]) -> dict[str, dict[str, float]]:
+        """Return statistics of training values, by name."""
+        return {}
 
 
 def softmax(logits: Floats) -> NDArray[np.float64]:

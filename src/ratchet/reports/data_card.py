@@ -1,7 +1,7 @@
 """The data card: one offline page about one version of a data set, with the changes since the previous one first."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from ratchet.data.checks.class_shares import other_shares
 from ratchet.data.difference import Difference
 from ratchet.data.manifest import Manifest
 from ratchet.data.split import SPLITS
-from ratchet.kinds import ImageInput
 from ratchet.kinds.image.depth import largest
 from ratchet.reports.distributions import date_text
 from ratchet.reports.images import InlineImage, inline, inline_png
@@ -106,40 +105,50 @@ def card(packed: Path, quarantine: Path, *, changed: Difference | None) -> str:
         classes=classes,
         targets=profile.get("targets", {}),
         class_totals={name: sum(samples) for name, *samples in classes} if len(classes) <= _CLASSES else {},
-        **_KINDS[manifest.input.kind](data),
+        **_values(data),
     )
+
+
+def _values(data: _PackedSet) -> dict[str, Any]:
+    """Return what the card shows by what the profile has."""
+    values: dict[str, Any] = {"first_near_duplicates": [], "spread": [], "facts": {}, "unit": "samples"}
+    for part in (_image_values, _column_values, _array_values, _text_values):
+        values |= part(data)
+    return values
 
 
 def _image_values(data: _PackedSet) -> dict[str, Any]:
     """Return what the card shows of images."""
-    images, profile = data.manifest.input, data.profile
-    assert isinstance(images, ImageInput), "the kind chooses the function"
+    profile = data.profile
+    if "pixels" not in profile:
+        return {}
     near = profile["near_duplicates"]["first"][:_LISTED] if profile["near_duplicates"] else []
     spread = {"brightness": profile["brightness"], "contrast": profile["contrast"], **profile["sizes"]}
     return {
         "first_near_duplicates": [{**pair, "images": [data.image_of(id) for id in pair["ids"]]} for pair in near],
         "samples": _images(data),
         "depth": _depth(data),
-        "mean": _numbers(images.mean),
-        "std": _numbers(images.std),
+        "mean": _numbers(profile["pixels"]["mean"]),
+        "std": _numbers(profile["pixels"]["std"]),
         "quantiles": list(spread["brightness"]),
         "spread": [(name, *values.values()) for name, values in spread.items()],
     }
 
 
-def _table_values(data: _PackedSet) -> dict[str, Any]:
+def _column_values(data: _PackedSet) -> dict[str, Any]:
     """Return what the card shows of tables: the facts and the distribution of each column."""
+    if "columns" not in data.profile:
+        return {"columns_listed": []}
     drift = data.profile["contract"]["drift"]
-    described = [
+    listed = [
         (column["name"], column["type"], column["why"], column.get("missing"), column.get("distinct"))
         for column in data.profile["columns"]
     ]
     dates = {column["name"] for column in data.profile["columns"] if column["type"] == "datetime"}
     drawn = {name: _distribution(drift[name], dates=name in dates) for name in list(drift)[:_COLUMNS]}
     return {
-        "first_near_duplicates": [],
-        "described": described[:_MOST_COLUMNS],
-        "columns_total": len(described),
+        "columns_listed": listed[:_MOST_COLUMNS],
+        "columns_total": len(listed),
         "distributions": drawn,
         "distributions_total": len(drift),
     }
@@ -148,11 +157,11 @@ def _table_values(data: _PackedSet) -> dict[str, Any]:
 def _array_values(data: _PackedSet) -> dict[str, Any]:
     """Return what the card shows of the arrays of a user's own kind."""
     keys = ("mean", "std", "min", "median", "max")
-    described = [
+    listed = [
         (array["name"], array["type"], " x ".join(map(str, array["shape"])) or "1", *(array[key] for key in keys))
-        for array in data.profile["arrays"]
+        for array in data.profile.get("arrays", ())
     ]
-    return {"first_near_duplicates": [], "described": described}
+    return {"arrays": listed}
 
 
 def _distribution(bins: Mapping[str, Any], *, dates: bool) -> dict[str, int]:
@@ -167,25 +176,17 @@ def _distribution(bins: Mapping[str, Any], *, dates: bool) -> dict[str, int]:
 
 
 def _text_values(data: _PackedSet) -> dict[str, Any]:
-    """Return what the card shows of texts."""
-    near = data.profile["near_duplicates"]
-    return {"first_near_duplicates": near["first"][:_LISTED], "facts": data.profile["texts"]}
-
-
-def _stream_values(data: _PackedSet) -> dict[str, Any]:
-    """Return what the card shows of a token stream."""
+    """Return what the card shows of texts, or of a token stream."""
     profile = data.profile
+    if "texts" in profile:
+        return {"first_near_duplicates": profile["near_duplicates"]["first"][:_LISTED], "facts": profile["texts"]}
+    if "distinct_characters" not in profile:
+        return {}
     facts = {f"{part}, {split}": profile[part][split] for part in ("characters", "lines", "files") for split in SPLITS}
     facts["different characters, train"] = profile["distinct_characters"]
     facts |= {f"characters only in {split}": " ".join(map(repr, texts[:_VALUES])) or "none"
               for split, texts in profile["unseen_characters"].items()}  # fmt: skip
-    return {"first_near_duplicates": [], "facts": facts, "unit": "bytes"}
-
-
-_KINDS: dict[str, Callable[[_PackedSet], dict[str, Any]]] = {
-    "image": _image_values, "table": _table_values, "text": _text_values, "tokens": _stream_values,
-    "arrays": _array_values,
-}  # fmt: skip
+    return {"facts": facts, "unit": "bytes"}
 
 
 def _with_thumbnail(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,10 +220,9 @@ def _spread(data: _PackedSet, samples: pl.DataFrame) -> list[InlineImage]:
 
 
 def _depth(data: _PackedSet) -> PixelDepth | None:
-    images = data.manifest.input
-    if not isinstance(images, ImageInput) or images.depth is None:
+    if "depth" not in data.profile:
         return None
-    bits = images.depth
+    bits = data.profile["depth"]["bits"]
     by_bits = {int(name): count for name, count in data.profile["depth"]["samples"].items()}
     clipped = sum(count for deepest, count in by_bits.items() if deepest > bits)
     return PixelDepth(bits, largest(bits), sum(by_bits.values()), clipped, by_bits)

@@ -14,7 +14,6 @@ from ratchet.data.pack import ReadRows
 from ratchet.data.reading.worker import Scratch
 from ratchet.data.split import SPLITS
 from ratchet.errors import DataError
-from ratchet.kinds import ImageInput
 
 __all__ = ["PixelStore"]
 
@@ -38,11 +37,12 @@ class PixelStore:
         self._starts = np.cumsum([0, *map(len, self._shards)])
 
     def _open(self, packed: Path) -> None:
-        manifest = Manifest.read(packed)
-        if not isinstance(manifest.input, ImageInput) or manifest.input.shape != self.shape or manifest.factory:
+        splits = Manifest.read(packed).splits
+        files = [shard.file for split in SPLITS for shard in splits[split].arrays.get("images", ())]
+        shards = [np.load(packed / file, mmap_mode="r") for file in files]
+        if not shards or shards[0].shape[1:] != self.shape:
             return
-        files = [shard.file for split in SPLITS for shard in manifest.splits[split].arrays["images"]]
-        self._shards = [np.load(packed / file, mmap_mode="r") for file in files]
+        self._shards = shards
         digests = pl.read_parquet(packed / "index.parquet", columns=["pixels"])  # split by split, as the shards
         if digests.height == sum(map(len, self._shards)):
             numbered = digests.with_columns(packed_at=pl.int_range(pl.len()))

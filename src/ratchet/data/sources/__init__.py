@@ -45,7 +45,7 @@ class Source(Protocol):
         """Class names; a label is an index into them. Empty if the targets are no classes."""
 
     @property
-    def labelling(self) -> "TargetTable | None":
+    def targets(self) -> "TargetTable | None":
         """Targets that are no classes; a label is a place among them. None: the targets are classes."""
 
     @property

@@ -33,6 +33,7 @@ from ratchet.data.split import SplitName
 from ratchet.data.system_files import Ignored
 from ratchet.data.tables.targets import TargetTable, read_labels
 from ratchet.errors import DataError, SettingsError
+from ratchet.problems import PROBLEMS
 from ratchet.settings.model import DataSettings
 
 __all__ = ["ImageManifest"]
@@ -93,7 +94,7 @@ class ImageManifest:
         kept = kept.join(duplicates.select("row"), on="row", how="anti", maintain_order="left")
         ragged = ragged.select("row", "value", source=pl.lit(settings.manifest))
         self.refused = pl.concat([refused, quarantine.table(ragged, "ragged-row"), duplicates]).sort("row", "rule")
-        self.labelling = targets
+        self.targets = targets
         self.ignored = Ignored()  # the table names every file
         if targets is None:
             numbers = {name: at for at, name in enumerate(self.classes)}
@@ -130,7 +131,7 @@ class ImageManifest:
         """Whether the labels are classes. Of one column they are, unless its numbers have fractions."""
         settings, columns = self._settings, self._settings.label_columns
         if settings.problem != "auto" or len(columns) > 1:
-            return settings.problem == "classification" and len(columns) == 1
+            return settings.problem != "auto" and PROBLEMS[settings.problem].is_indexed and len(columns) == 1
         texts = frame[columns[0]].cast(pl.String)
         texts = texts.filter(~texts.str.strip_chars().is_in(list(MISSING)))
         numbers = texts.cast(pl.Float64, strict=False).drop_nulls()

@@ -35,7 +35,7 @@ class TorchvisionSet:
         DataError: the set is not found and cannot be downloaded, or does not have images with one class each.
     """
 
-    labelling = None  # the targets are classes
+    targets = None  # the targets are classes
     ignored = Ignored()
 
     refused = quarantine.rows([])

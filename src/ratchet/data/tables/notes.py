@@ -33,7 +33,8 @@ def far_notes(
     if len(core) == len(known):
         return ()
     is_far = ((numbers < core[0]) | (numbers > core[-1])).fill_null(False)
-    far = _named(cells.filter(is_far), numbers.filter(is_far)).value_counts(sort=True).to_series(0).to_list()
+    named = _named(cells.filter(is_far), numbers.filter(is_far)).alias("value")  # value_counts refuses the name count
+    far = named.value_counts(sort=True)["value"].to_list()
     low, high = (
         _named(*(values.filter(numbers == end).head(1) for values in (cells, numbers)))[0] for end in core[[0, -1]]
     )
@@ -48,7 +49,7 @@ def mixed_notes(name: str, kind: str, others: pl.Series, total: int, missing: tu
     """Return a note about the texts of a column that are no numbers or dates (`kind`), among `total` values."""
     if not len(others):
         return ()
-    texts = others.value_counts(sort=True).to_series(0).to_list()
+    texts = others.alias("value").value_counts(sort=True)["value"].to_list()
     shown = ", ".join(map(repr, texts[:3])) + (", ..." if len(texts) > 3 else "")
     return (
         f"{name}: {1 - len(others) / total:.0%} of the values are {kind}, and {len(others):,} are not: {shown}. "

@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import numpy as np
 import polars as pl
@@ -17,12 +16,10 @@ from ratchet.data.tables.forms import PLAIN, Ambiguous, number_form, numbers
 from ratchet.data.tables.label_lists import SEPARATORS, list_separator, parts_of
 from ratchet.data.tables.notes import far_notes, yaml_list
 from ratchet.errors import DataError
-from ratchet.problems import Classes, Labels, NextToken, Numbers, Target
+from ratchet.problems import PROBLEMS, Classes, Labels, Numbers, Target
 from ratchet.settings.model import DataSettings
 
-__all__ = ["Problem", "TargetTable", "read_labels"]
-
-Problem = Literal["classification", "regression", "multi-label", "next-token"]
+__all__ = ["TargetTable", "read_labels"]
 
 _MAX_INTEGER_CLASSES = 20
 _LEAST_OF_INTEGER = 5  # rows of each integer that is a class
@@ -44,7 +41,7 @@ class TargetTable:
         notes: what was changed to read the labels.
     """
 
-    problem: Problem
+    problem: type[Target]
     why: str
     names: tuple[str, ...]
     values: NDArray[np.int64] | NDArray[np.float32]
@@ -59,39 +56,18 @@ class TargetTable:
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes; empty if the targets are none."""
-        return self.names if self.problem == "classification" else ()
+        return self.names if self.problem.is_indexed else ()
 
     def described(self, train: slice) -> dict[str, object]:
         """Return the problem, and statistics of the training rows' targets; nothing if there was no choice."""
         if not self.why:
             return {}
-        problem = {"chosen": self.problem, "why": self.why, "notes": list(self.notes)}
-        return {"problem": problem, "targets": self._statistics(train)}
-
-    def _statistics(self, train: slice) -> dict[str, dict[str, float]]:
-        """Return the share of each label, or statistics of each number, in the training rows; none of classes."""
-        if self.classes:
-            return {}
-        values = self.values[train].astype(np.float64)
-        if self.problem == "multi-label":
-            return {name: {"share": float(share)} for name, share in zip(self.names, values.mean(axis=0), strict=True)}
-        low, middle, high = np.quantile(values, [0.0, 0.5, 1.0], axis=0)
-        rows = zip(self.names, values.mean(axis=0), values.std(axis=0), low, middle, high, strict=True)
-        keys = ("mean", "std", "min", "median", "max")
-        return {name: dict(zip(keys, map(float, numbers), strict=True)) for name, *numbers in rows}
+        problem = {"chosen": self.problem.problem, "why": self.why, "notes": list(self.notes)}
+        return {"problem": problem, "targets": self.problem.statistics(self.names, self.values[train])}
 
     def target(self, train: slice) -> Target:
         """Return the description of the target; statistics are those of the training rows."""
-        if self.problem == "classification":
-            return Classes(self.names)
-        if self.problem == "multi-label":
-            return Labels(self.names)
-        if self.problem == "next-token":
-            return NextToken(0)  # the vocabulary is learned in training
-        scales = [moments(values) for values in self.values[train].T]
-        low, high = zip(*(scale.range or (-_LARGEST, _LARGEST) for scale in scales), strict=True)
-        limits = (low, high) if any(scale.range for scale in scales) else ((), ())
-        return Numbers(self.names, tuple(scale.mean for scale in scales), tuple(scale.std for scale in scales), *limits)
+        return self.problem.of_values(self.names, self.values[train], moments)
 
 
 def read_labels(frame: pl.DataFrame, settings: DataSettings, where: str) -> TargetTable:
@@ -102,11 +78,7 @@ def read_labels(frame: pl.DataFrame, settings: DataSettings, where: str) -> Targ
     """
     columns = [_Label(frame[name], settings, where) for name in settings.label_columns]
     problem, why = _problem(columns, settings, where)
-    if problem == "classification":
-        return _classes(columns[0], settings, where, why)
-    if problem == "regression":
-        return _numbers(columns, where, why)
-    return _several(columns, where, why)
+    return problem.choose(classes=_classes, labels=_labels, numbers=_numbers)(columns, settings, where, why)
 
 
 class _Label:
@@ -126,7 +98,7 @@ class _Label:
                 self.texts = pl.select(pl.when(is_class).then(cells).otherwise(self.texts)).to_series().alias("value")
             elif typed is None:
                 is_lost = self.texts.is_null() & (cells.str.len_chars() > 0) & ~cells.is_in(list(missing))
-                self.unlabelled = dict(cells.filter(is_lost).value_counts(sort=True).rows())
+                self.unlabelled = dict(cells.filter(is_lost).alias("value").value_counts(sort=True).rows())
             self.present = self.texts.drop_nulls()
             if typed is None:
                 form = number_form(self.present) if len(self.present) else None
@@ -166,19 +138,20 @@ class _Label:
         return self.texts.replace_strict(known, default=None, return_dtype=pl.Float64)
 
 
-def _problem(columns: Sequence[_Label], settings: DataSettings, where: str) -> tuple[Problem, str]:
+def _problem(columns: Sequence[_Label], settings: DataSettings, where: str) -> tuple[type[Target], str]:
     if settings.problem != "auto":
-        if settings.problem == "classification" and len(columns) > 1:
+        problem = PROBLEMS[settings.problem]
+        if problem.is_indexed and len(columns) > 1:
             raise DataError(
                 f"{where}: data.problem is classification with {len(columns)} label columns. "
                 "Fix: name one column in data.label_column, or set data.problem to multi-label"
             )
-        return settings.problem, "data.problem"
+        return problem, "data.problem"
     if len(columns) > 1:
         if all(column.is_binary for column in columns):
-            return "multi-label", f"{len(columns)} label columns with 0 and 1"
+            return Labels, f"{len(columns)} label columns with 0 and 1"
         if all(column.numeric_share > 0.5 for column in columns):
-            return "regression", f"{len(columns)} label columns with numbers"
+            return Numbers, f"{len(columns)} label columns with numbers"
         odd = next(column for column in columns if column.numeric_share <= 0.5)
         raise DataError(
             f"{where}: label column {odd.name!r} has texts such as {odd.present[0]!r}, and several label columns need "
@@ -187,15 +160,15 @@ def _problem(columns: Sequence[_Label], settings: DataSettings, where: str) -> t
     (column,) = columns
     if column.is_boolean or column.numeric_share < 0.9:
         _check_single(column, settings)
-        return "classification", f"texts in {column.name!r}"
+        return Classes, f"texts in {column.name!r}"
     known = column.numbers.drop_nulls()
     whole = bool((known == known.floor()).all())
     exact = column.texts if whole and known.abs().max() >= EXACT else column.numbers  # type: ignore[operator]
-    counts = exact.drop_nulls().value_counts()["count"]
+    counts = exact.drop_nulls().alias("value").value_counts()["count"]
     least = int(counts.min())  # type: ignore[arg-type]
     if whole and (len(counts) == 2 or (len(counts) <= _MAX_INTEGER_CLASSES and least >= _LEAST_OF_INTEGER)):
-        return "classification", f"{len(counts)} different whole numbers in {column.name!r}"
-    return "regression", f"{len(counts):,} different numbers in {column.name!r}"
+        return Classes, f"{len(counts)} different whole numbers in {column.name!r}"
+    return Numbers, f"{len(counts):,} different numbers in {column.name!r}"
 
 
 def _check_single(column: _Label, settings: DataSettings) -> None:
@@ -244,7 +217,8 @@ def _check_varied(name: str, values: NDArray[np.float64], where: str) -> None:
         )
 
 
-def _classes(column: _Label, settings: DataSettings, where: str, why: str) -> TargetTable:
+def _classes(columns: Sequence[_Label], settings: DataSettings, where: str, why: str) -> TargetTable:
+    (column,) = columns
     wanted = None if settings.classes == "auto" else settings.classes
     texts, notes = _plain_classes(column, wanted)
     counts: dict[str, int] = dict(texts.drop_nulls().value_counts().rows())
@@ -273,7 +247,7 @@ def _classes(column: _Label, settings: DataSettings, where: str, why: str) -> Ta
         "unknown-label": (labels.is_null() & texts.is_not_null()).arg_true(),
     }
     values = labels.fill_null(0).to_numpy()
-    return TargetTable("classification", why, classes, values, texts, faults, notes)
+    return TargetTable(Classes, why, classes, values, texts, faults, notes)
 
 
 _FEW = 20
@@ -318,7 +292,7 @@ def _spellings(column: str, classes: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def _numbers(columns: Sequence[_Label], where: str, why: str) -> TargetTable:
+def _numbers(columns: Sequence[_Label], settings: DataSettings, where: str, why: str) -> TargetTable:
     for column in columns:
         if column.numeric_share <= 0.5:
             raise DataError(
@@ -342,10 +316,10 @@ def _numbers(columns: Sequence[_Label], where: str, why: str) -> TargetTable:
     notes += [
         f"{each.name}: labels written as {each.form} are numbers" for each in columns if each.form not in ("", PLAIN)
     ]
-    return TargetTable("regression", why, names, values, _joined(columns), faults, tuple(notes))
+    return TargetTable(Numbers, why, names, values, _joined(columns), faults, tuple(notes))
 
 
-def _several(columns: Sequence[_Label], where: str, why: str) -> TargetTable:
+def _labels(columns: Sequence[_Label], settings: DataSettings, where: str, why: str) -> TargetTable:
     if len(columns) == 1:
         return _listed(columns[0], where, why)
     binary = [column.binary() for column in columns]
@@ -362,7 +336,7 @@ def _several(columns: Sequence[_Label], where: str, why: str) -> TargetTable:
     values = np.stack([flags.fill_null(0.0).to_numpy() for flags in binary], axis=1).astype(np.float32)
     faults = {"no-label": missing.arg_true(), "unknown-label": (odd & ~missing).arg_true()}
     names = tuple(column.name for column in columns)
-    return TargetTable("multi-label", why, names, values, _joined(columns), faults)
+    return TargetTable(Labels, why, names, values, _joined(columns), faults)
 
 
 def _listed(column: _Label, where: str, why: str) -> TargetTable:
@@ -387,7 +361,7 @@ def _listed(column: _Label, where: str, why: str) -> TargetTable:
     shown = ", ".join(names[:_FEW]) + (", ..." if len(names) > _FEW else "")
     note = f"{column.name}: labels are separated by {separator!r}: {shown}"
     notes = (note,) if any(len(parts) > 1 for parts in split.values()) else ()
-    return TargetTable("multi-label", why, names, values, column.texts.fill_null(""), {}, notes)
+    return TargetTable(Labels, why, names, values, column.texts.fill_null(""), {}, notes)
 
 
 def _joined(columns: Sequence[_Label]) -> pl.Series:

@@ -21,6 +21,7 @@ from ratchet.data.tables.targets import TargetTable
 from ratchet.data.texts.decoding import Decoded, decode, encoding_of
 from ratchet.data.texts.table import SAMPLE, TABLES, read_table_of_texts
 from ratchet.errors import DataError
+from ratchet.problems import Classes
 from ratchet.settings.model import DataSettings
 
 __all__ = ["read_samples"]
@@ -114,7 +115,7 @@ def _read_folder(storage: Storage, settings: DataSettings, report: Report, *, sa
         report(done, listed.height)
     refused = quarantine.table(source.refused.select("source", "row", "value"), "unreadable-text")
     table = _frame(rows).with_columns(listed[name] for name in extra)
-    labels = _labelling(listed["label"], source.classes, "the folders are the classes")
+    labels = _targets(listed["label"], source.classes, "the folders are the classes")
     return LabelledSamples(source.name, storage.where, table, labels, refused, tuple(extra))
 
 
@@ -141,13 +142,13 @@ def _read_lines(storage: Storage, names: Sequence[str], report: Report) -> Label
     others = [(name, at) for at, name in enumerate((name for name in names if name not in files), len(rows))]
     beside = pl.DataFrame(others, schema={"source": pl.String, "row": pl.Int64}, orient="row")
     refused = quarantine.table(beside.with_columns(value=pl.lit("a description of the data")), "unreadable-text")
-    targeted = _labelling(pl.Series(targets, dtype=pl.Int64), classes, "the names of the files are the classes")
+    targeted = _targets(pl.Series(targets, dtype=pl.Int64), classes, "the names of the files are the classes")
     return LabelledSamples(storage.name, storage.where, _frame(rows), targeted, refused)
 
 
-def _labelling(labels: pl.Series, classes: tuple[str, ...], why: str) -> TargetTable:
+def _targets(labels: pl.Series, classes: tuple[str, ...], why: str) -> TargetTable:
     names = pl.Series(classes, dtype=pl.String).gather(labels)
-    return TargetTable("classification", why, classes, labels.to_numpy().astype(np.int64), names, {})
+    return TargetTable(Classes, why, classes, labels.to_numpy().astype(np.int64), names, {})
 
 
 def _lines(content: bytes, where: str) -> Iterator[tuple[bytes, Decoded]]:

@@ -24,6 +24,7 @@ class OwnArrays(Kind[ArraysInput]):
 
     name = "arrays"
     has_user_code = True
+    baseline = "array-trees"
 
     def array_names(self, spec: ArraysInput) -> tuple[str, ...]:
         return spec.names

@@ -39,6 +39,8 @@ class Images(Kind[ImageInput]):
     variants = ("int8-static",)
     has_torchvision = True
     mirrors = True
+    has_pixels = True
+    usual_copies = 0.0
     size_fix = "set a larger data.image_size, or "
     noun = ("image", "images")
 

@@ -34,6 +34,8 @@ class Tables(Kind[TableInput]):
     program_inputs = ("numbers", "codes")
     packages = ("polars",)
     in_tables = True
+    copies_have_target = True
+    baseline = "trees"
     batch_rows = 4096
     noun = ("row", "rows")
 

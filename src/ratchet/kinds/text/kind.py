@@ -33,6 +33,7 @@ class Texts(Kind[TextInput]):
     program_inputs = ("ids",)
     tokenizes = True
     varies = True
+    baseline = "linear-bag"
     file_suffixes = (".txt",)
     in_tables = True
     files_word = "texts"

@@ -29,6 +29,8 @@ class TokenStreams(Kind[TokensInput]):
     unit = "bytes"
     noun = ("piece", "pieces")
     generates = True
+    usual_copies = 0.2  # lines
+    baseline = "ngrams"
     tokenizes = True
 
     def zeros(self, spec: TokensInput, rows: int) -> Arrays:

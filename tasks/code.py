@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ratchet import files
-from ratchet.code.closure import PACKAGES, Choice, closure, module_path
-from ratchet.code.syntax import source_files
+from ratchet.code.closure import Choice, closure, digest_sources, module_path
 from ratchet.errors import WorkspaceError
 from ratchet.settings.model import Params
 from ratchet.settings.model_names import OWN
@@ -122,11 +121,7 @@ def own_code(params: Params, root: Path, *, model: bool = True) -> list[Path]:
 
 
 def _sources(params: Params, workspace: Workspace) -> str:
-    """Return a digest of the bytes of all code, which is read in a moment. Equal ones need no look at each stage."""
-    packages = {path.parent: path.parents[1] for path in map(module_path, PACKAGES) if path}
-    places = packages | dict.fromkeys(own_code(params, workspace.root), workspace.root)
-    sources = {path: top for place, top in places.items() for path in source_files(place)}
-    return files.digest_json({str(path.relative_to(top)): files.digest_file(path) for path, top in sources.items()})
+    return digest_sources(own_code(params, workspace.root), workspace.root)
 
 
 def _stages(workspace: Workspace) -> list[str]:

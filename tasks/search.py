@@ -11,7 +11,7 @@ from typing import Any
 from ratchet import files, settings
 from ratchet.errors import StudyError, StudyUnavailable, TrackingUnavailable
 from ratchet.registry.runs import Run, end_trials
-from ratchet.scale import Call, map_here
+from ratchet.scale import ShardCall, map_here
 from ratchet.search.finalists import winner
 from ratchet.search.records import Study
 from ratchet.search.scheduler import release
@@ -110,7 +110,7 @@ def _show(study: Study, progress: StageProgress) -> None:
     progress.update(ended, study.search.trials, note)
 
 
-def shards_of(params: Params, name: str) -> list[Call]:
+def shards_of(params: Params, name: str) -> list[ShardCall]:
     """Return the worker processes of this machine: one for each GPU, or for each group of cores."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     gpus = _gpus(params)
@@ -124,7 +124,7 @@ def shards_of(params: Params, name: str) -> list[Call]:
         if gpus:
             environment["CUDA_VISIBLE_DEVICES"] = _visible(place % gpus)
         content = {"study": name, "owner": new_owner(f"worker-{place}"), "threads": threads}
-        shards.append(Call(content, environment, () if gpus else own))
+        shards.append(ShardCall(content, environment, () if gpus else own))
     return shards
 
 

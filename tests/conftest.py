@@ -52,7 +52,9 @@ SMALL: Mapping[str, object] = MappingProxyType(
 
 
 SESSION = "RATCHET_TEST_SESSION"  # by which tests/reaper.py knows what this session started
-KEPT = ("LANG", "LC_ALL", "OMP_NUM_THREADS", "TMPDIR", SESSION)  # of the environment, for the commands that are run
+CACHE = REPOSITORY / ".pytest_cache" / "user"  # the user's cache, shared: it is found by content
+# Of the environment, for the commands that are run.
+KEPT = ("LANG", "LC_ALL", "OMP_NUM_THREADS", "TMPDIR", "XDG_CACHE_HOME", SESSION)
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", warning)
     if config.getoption("--record-durations") and not hasattr(config, "workerinput"):  # workers report to this process
         config.pluginmanager.register(durations.Recorder())
+    os.environ["XDG_CACHE_HOME"] = str(CACHE)
     _begin_reaper()
 
 

@@ -61,6 +61,17 @@ def test_a_network_that_the_users_code_builds_on_counts(tmp_path: Path) -> None:
     assert file_of(models.ResidualNet) not in counted
 
 
+def test_a_cached_result_is_that_of_equal_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    own, results = tmp_path / "nets.py", []
+    for number in (1, 1, 2):
+        own.write_text(f"NUMBER = {number}\n")
+        results.append(closure(["tasks.code"], stage="train", choice=ANY, code=[own], root=tmp_path))
+    assert results[0] == results[1]
+    assert results[1]["nets.py"] != results[2]["nets.py"]
+    assert len(list((tmp_path / "cache").rglob("*.json"))) == 2
+
+
 def test_notes_and_backups_beside_a_module_do_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     package = tmp_path / "tasks"
     (package / "pages").mkdir(parents=True)

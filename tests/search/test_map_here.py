@@ -11,7 +11,7 @@ import pytest
 from waiting import until
 
 from ratchet.errors import PlatformError
-from ratchet.scale import Call, map_here
+from ratchet.scale import ShardCall, map_here
 
 FUNCTIONS = """
 import os
@@ -70,7 +70,7 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_results_come_in_the_order_of_the_shards(logs: Path) -> None:
     cores = sorted(os.sched_getaffinity(0))[:1] if hasattr(os, "sched_getaffinity") else ()
-    shards = [Call({"value": 1}, {"MARK": "a"}, cores), Call({"value": 2}, {"MARK": "b"})]
+    shards = [ShardCall({"value": 1}, {"MARK": "a"}, cores), ShardCall({"value": 2}, {"MARK": "b"})]
     results = map_here("acts:double", shards, logs=logs)
     assert [(each["value"], each["variable"]) for each in results] == [(2, "a"), (4, "b")]
     assert len({each["pid"] for each in results} | {os.getpid()}) == 3
@@ -83,14 +83,14 @@ def test_a_killed_process_is_started_again(logs: Path, tmp_path: Path) -> None:
         lost.append(place)
         return False
 
-    shards = [Call({"marks": str(tmp_path / "marks")})]
+    shards = [ShardCall({"marks": str(tmp_path / "marks")})]
     assert map_here("acts:killed_twice", shards, logs=logs, on_loss=note) == [3]
     assert lost == [0, 0]
 
 
 def test_process_that_is_killed_at_every_start_is_given_up(logs: Path) -> None:
     with pytest.raises(PlatformError, match=r"a worker ended with SIGKILL: about to be killed. Its output is in .*log"):
-        map_here("acts:always_killed", [Call({})], logs=logs)
+        map_here("acts:always_killed", [ShardCall({})], logs=logs)
 
 
 def test_recorded_losses_are_not_limited_here(logs: Path) -> None:
@@ -105,20 +105,20 @@ def test_recorded_losses_are_not_limited_here(logs: Path) -> None:
         return True
 
     with pytest.raises(KeyboardInterrupt):
-        map_here("acts:always_killed", [Call({})], logs=logs, on_loss=note)
+        map_here("acts:always_killed", [ShardCall({})], logs=logs, on_loss=note)
 
 
 def test_a_refusal_ends_the_others_in_order(logs: Path, tmp_path: Path) -> None:
     content = {"pid": str(tmp_path / "pid"), "end": str(tmp_path / "end")}
     with pytest.raises(PlatformError) as refused:
-        map_here("acts:refuses", [Call(content | {"refuses": False}), Call({"refuses": True})], logs=logs)
+        map_here("acts:refuses", [ShardCall(content | {"refuses": False}), ShardCall({"refuses": True})], logs=logs)
     assert str(refused.value) == "study: other data here. Fix: get them"
     assert not (tmp_path / "pid").exists() or (tmp_path / "end").read_text() == "in order"
 
 
 def test_a_fault_of_the_code_is_shown_with_its_log(logs: Path) -> None:
     with pytest.raises(PlatformError) as refused:
-        map_here("acts:breaks", [Call({})], logs=logs)
+        map_here("acts:breaks", [ShardCall({})], logs=logs)
     assert "a worker ended with exit code 1: ValueError: a fault of the code. Its output is in" in str(refused.value)
     assert "Traceback" in (logs / "worker-0.log").read_text()
 
@@ -126,7 +126,7 @@ def test_a_fault_of_the_code_is_shown_with_its_log(logs: Path) -> None:
 @pytest.mark.parametrize("function", ["acts:nothing", "nowhere:double"])
 def test_an_unknown_function_is_shown(function: str, logs: Path) -> None:
     with pytest.raises(PlatformError, match=r"a worker ended with exit code 1: \w*Error: "):
-        map_here(function, [Call({})], logs=logs)
+        map_here(function, [ShardCall({})], logs=logs)
 
 
 def test_an_exception_of_tick_ends_the_processes_in_order(logs: Path, tmp_path: Path) -> None:
@@ -136,7 +136,10 @@ def test_an_exception_of_tick_ends_the_processes_in_order(logs: Path, tmp_path: 
 
     with pytest.raises(ZeroDivisionError):
         map_here(
-            "acts:waits", [Call({"pid": str(tmp_path / "pid"), "end": str(tmp_path / "end")})], logs=logs, tick=tick
+            "acts:waits",
+            [ShardCall({"pid": str(tmp_path / "pid"), "end": str(tmp_path / "end")})],
+            logs=logs,
+            tick=tick,
         )
     assert (tmp_path / "end").read_text() == "in order"
 

@@ -57,7 +57,7 @@ def all(**given):
 
 
 class Watching:
-    """A `Watch` that keeps the messages."""
+    """Progress that keeps the messages."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []

@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 class Messages:
-    """A `Watch` that keeps the messages."""
+    """Progress that keeps the messages."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []

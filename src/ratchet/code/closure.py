@@ -9,19 +9,25 @@ constant, so that it moves with its file:
 
 A module that acts when it is imported counts in any case. So do files beside counted modules that code reads, such as
 templates. A text that is the name of a module counts as an import of it.
+
+To read the modules takes seconds, so the user's cache keeps results by the digest of all code that could be read.
 """
 
 import ast
+import contextlib
 import functools
+import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
+from ratchet import files
 from ratchet.code.syntax import digest_code, digest_nodes, normal_nodes, source_files
 
-__all__ = ["PACKAGES", "Choice", "closure", "module_path", "without_result"]
+__all__ = ["PACKAGES", "Choice", "closure", "digest_sources", "module_path", "without_result"]
 
 PACKAGES = ("ratchet", "tasks", "flows", "commands")
 Choice = Mapping[str, str | None]
@@ -30,6 +36,7 @@ Use = tuple[str, str | None]  # a module, and the name in it that is used; None:
 
 _IS_NAME = re.compile(rf"({'|'.join(PACKAGES)})\.[\w.]+(:\w+)?$")  # of a module, or of a name in it
 _READ_BY_CODE = frozenset({".css", ".csv", ".html", ".j2", ".js", ".json", ".toml", ".yaml"})  # suffixes
+_KEPT = 100  # results in the cache
 _DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Pass)
 
 
@@ -48,15 +55,48 @@ def closure(
     Raises:
         LookupError: there is no such module.
     """
+    code, roots = list(code), list(roots)
+    before = digest_sources(code, root)
+    cached = _cache() / f"{files.digest_json([before, sys.version, roots, stage, dict(choice)])}.json"
+    with contextlib.suppress(OSError, ValueError):  # there is none, or it is damaged
+        content: dict[str, str] = files.read_json(cached)
+        return content
+    digests = _closure(roots, stage, choice, code, root)
+    if before == digest_sources(code, root):  # no file was edited meanwhile
+        with contextlib.suppress(OSError):  # the cache saves time only
+            files.write_json(cached, digests)
+            for old in sorted(cached.parent.glob("*.json"), key=lambda path: -path.stat().st_mtime)[_KEPT:]:
+                old.unlink()
+    return digests
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "ratchet", "code")
+
+
+def digest_sources(code: Iterable[Path], root: Path) -> str:
+    """Return a digest of the bytes of all code: our packages, and the user's `code` in `root`."""
+    packages = {path.parent: path.parents[1] for path in map(module_path, PACKAGES) if path}
+    places = packages | dict.fromkeys(code, root)
+    sources = {path: top for place, top in places.items() for path in source_files(place)}
+    return files.digest_json({str(path.relative_to(top)): _digest(path, _stamp(path)) for path, top in sources.items()})
+
+
+@functools.lru_cache(maxsize=2048)
+def _digest(path: Path, _stamp: tuple[int, int]) -> str:
+    return files.digest_file(path)
+
+
+def _closure(roots: list[str], stage: str, choice: Choice, code: list[Path], root: Path) -> dict[str, str]:
     own = [path for place in code for path in source_files(place)]
     uses = [use for path in own if path.suffix == ".py" for use in _read(path).uses]
     counted = _counted([*((_root(name), False) for name in roots), *((use, True) for use in uses)], stage, choice)
     paths = {name: module_path(name) for name in counted}
     beside = {path for path in paths.values() if path for path in _files_beside(path)}
-    files = {_shown(path): path for path in {*filter(None, paths.values()), *beside}}
-    files |= {path.relative_to(root).as_posix(): path for path in own}
+    deciding = {_shown(path): path for path in {*filter(None, paths.values()), *beside}}
+    deciding |= {path.relative_to(root).as_posix(): path for path in own}
     without_messages = stage == "train"
-    return {name: _read(path).digests[without_messages] for name, path in sorted(files.items())}
+    return {name: _read(path).digests[without_messages] for name, path in sorted(deciding.items())}
 
 
 def _counted(uses: list[tuple[Use, bool]], stage: str, choice: Choice) -> set[str]:

@@ -5,6 +5,6 @@ be called again for the same shard, because its process can die, and then contin
 (a work pool, a cluster) needs no more than these three things.
 """
 
-from ratchet.scale.local import Call, map_here
+from ratchet.scale.local import ShardCall, map_here
 
-__all__ = ["Call", "map_here"]
+__all__ = ["ShardCall", "map_here"]

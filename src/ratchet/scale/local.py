@@ -14,7 +14,7 @@ from typing import Any
 
 from ratchet.errors import PlatformError
 
-__all__ = ["Call", "map_here"]
+__all__ = ["ShardCall", "map_here"]
 
 _TICK = 0.25  # seconds between two looks at the processes
 _SHORT_LIFE, _MAX_SHORT_LIVES = 10.0, 3  # a process that ends so soon, so many times in a row, is not started again
@@ -22,7 +22,7 @@ _PATIENCE = 300.0  # seconds for a process to write its checkpoints after SIGTER
 
 
 @dataclass(frozen=True)
-class Call:
+class ShardCall:
     """One call of the function.
 
     Attributes:
@@ -38,7 +38,7 @@ class Call:
 
 def map_here(
     function: str,
-    shards: Sequence[Call],
+    shards: Sequence[ShardCall],
     *,
     logs: Path,
     tick: Callable[[], None] = lambda: None,
@@ -77,7 +77,7 @@ def map_here(
 class _Process:
     """The process of one shard."""
 
-    def __init__(self, function: str, shard: Call, log: Path) -> None:
+    def __init__(self, function: str, shard: ShardCall, log: Path) -> None:
         self.function, self.shard, self.log = function, shard, log
         self.result: Any = None
         self.is_open = True

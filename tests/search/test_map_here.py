@@ -148,11 +148,11 @@ def test_an_exception_of_tick_ends_the_processes_in_order(logs: Path, tmp_path: 
 def test_processes_end_in_order_when_their_parent_ends(number: int, logs: Path, tmp_path: Path) -> None:
     content = {"pid": str(tmp_path / "pid"), "end": str(tmp_path / "end")}
     script = (
-        "import sys; from pathlib import Path; from ratchet.scale import Shard, map_here\n"
-        f"map_here('acts:waits', [Shard({json.dumps(content)})], logs=Path({str(logs)!r}))"
+        "import sys; from pathlib import Path; from ratchet.scale import ShardCall, map_here\n"
+        f"map_here('acts:waits', [ShardCall({json.dumps(content)})], logs=Path({str(logs)!r}))"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL, cwd=tmp_path)
-    until((tmp_path / "pid").read_text)
+    until((tmp_path / "pid").read_text, process=parent)
     parent.send_signal(number)
     parent.wait()
     until((tmp_path / "end").read_text)

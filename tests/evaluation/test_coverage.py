@@ -31,8 +31,8 @@ def test_interval_of_paired_difference_has_its_nominal_coverage(pair: Pair) -> N
 
 
 def roc_auc_coverage(positives: int, *, sets: int = 200, distance: float = 1.2) -> float:
-    """Return the share of intervals that contain the true ROC-AUC, of 300 rows; few of them are of the second class."""
-    generator, settings = np.random.default_rng(0), EvaluationSettings(resamples=200)
+    """Return the share of intervals that contain the true ROC-AUC, of 300 rows; few are of the second class."""
+    generator, settings = np.random.default_rng(0), EvaluationSettings(resamples=100)
     labels = np.arange(300) < positives
     held = 0
     for seed in range(sets):

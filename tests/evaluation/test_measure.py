@@ -2,19 +2,22 @@
 
 import json
 import warnings
+from collections.abc import Callable
 from typing import get_args
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from measured import class_answers
 from measured import measure as measure_any
 from measured import measure_classes as measure
-from scipy.special import expit, logit, softmax
+from scipy.special import softmax
 from sklearn import metrics as sk
 
 from ratchet.errors import DataError, TrainingError
-from ratchet.evaluation.classification import ClassificationMetrics
+from ratchet.evaluation import headline
+from ratchet.evaluation.classification import ClassAnswers, ClassificationMetrics
 from ratchet.evaluation.predictions import Predictions
 from ratchet.problems import Classes, Labels, NextToken, Numbers, Target
 from ratchet.settings.model import EvaluationSettings, MinimumMetric
@@ -117,42 +120,25 @@ def test_one_image_has_metrics_but_no_ranking() -> None:
     assert "roc_auc" not in metrics.numbers()
 
 
-def test_roc_auc_interval_equals_resampling_by_scikit_learn() -> None:
-    logits, labels = answers(60, 3, seed=2)
-    logits = np.round(logits)  # ties
-    metrics = measure(logits, labels, classes=named(3), settings=EvaluationSettings(resamples=200), seed=4)
-    from ratchet.evaluation.intervals import resample_weights
-
-    chance = softmax(logits.astype(np.float64), axis=1).round(12)
-    weights = next(resample_weights(60, resamples=200, seed=4))
-    drawn = [
-        np.mean([sk.roc_auc_score(labels == number, chance[:, number], sample_weight=weight) for number in range(3)])
-        for weight in weights
-    ]
-    assert metrics.roc_auc_interval is not None
-    reach = 1.959963985 * logit(drawn).std()
-    ends = expit(logit(metrics.roc_auc) + np.array([-reach, reach]))
-    assert (metrics.roc_auc_interval.low, metrics.roc_auc_interval.high) == pytest.approx(tuple(ends), abs=1e-9)
+def macro_f1(made: ClassAnswers) -> float:
+    return float(sk.f1_score(made.labels, made.predicted, average="macro"))
 
 
-def test_headline_intervals_equal_resampling_by_scikit_learn() -> None:
-    from ratchet.evaluation.intervals import resample_weights
+def roc_auc(made: ClassAnswers) -> float:
+    columns = made.probabilities.round(12).T
+    return float(np.mean([sk.roc_auc_score(made.labels == number, column) for number, column in enumerate(columns)]))
 
-    logits, labels = answers(80, 4, seed=6)
-    metrics = measure(logits, labels, classes=named(4), settings=EvaluationSettings(resamples=150), seed=9)
-    predicted, chance = logits.argmax(axis=1), softmax(logits.astype(np.float64), axis=1)
-    rows = [
-        np.repeat(np.arange(80), weight.astype(int)) for weight in next(resample_weights(80, resamples=150, seed=9))
-    ]
-    f1 = [sk.f1_score(labels[drawn], predicted[drawn], average="macro") for drawn in rows]
-    reach = 1.959963985 * logit(f1).std()
-    ends = expit(logit(metrics.macro_f1.value) + np.array([-reach, reach]))
-    assert (metrics.macro_f1.low, metrics.macro_f1.high) == pytest.approx(tuple(ends), abs=1e-9)
 
-    losses = -np.log(chance[np.arange(80), labels])
-    apart = [(losses[drawn].mean() - losses.mean()) / losses[drawn].std() for drawn in rows]
-    ends = losses.mean() - losses.std() * np.quantile(apart, [0.975, 0.025])
-    assert (metrics.log_loss.low, metrics.log_loss.high) == pytest.approx(tuple(ends), abs=1e-9)
+@pytest.mark.parametrize(
+    ("influence", "metric"), [(headline.macro_f1_influence, macro_f1), (headline.roc_auc_influence, roc_auc)]
+)
+def test_influence_of_a_row_is_what_scikit_learn_loses_without_it(
+    influence: Callable[[ClassAnswers], np.ndarray], metric: Callable[[ClassAnswers], float]
+) -> None:
+    logits, labels = answers(120, 3, seed=6)
+    made, rows = class_answers(np.round(logits), labels), np.arange(120)  # rounded: with ties
+    without = np.array([metric(class_answers(*(a[rows != row] for a in (np.round(logits), labels)))) for row in rows])
+    assert influence(made) == pytest.approx(119 * (without.mean() - without), rel=0.05, abs=0.02)
 
 
 def test_same_predictions_give_the_same_metrics() -> None:
@@ -211,7 +197,7 @@ def test_settings_allow_exactly_the_metrics_that_are_measured() -> None:
 
 @pytest.mark.parametrize(("rare", "covers"), [(1, False), (5, False), (14, False), (15, True), (60, True)])
 def test_class_of_few_rows_leaves_no_interval(rare: int, covers: bool) -> None:
-    """Resampling covers ROC-AUC in 3 of 10 test sets with one positive row. The values themselves stay."""
+    """The values themselves stay."""
     labels = np.repeat([0, 1], [400 - rare, rare])
     score = np.random.default_rng(0).normal(size=400) + labels
     metrics = measure(

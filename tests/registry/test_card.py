@@ -89,22 +89,15 @@ def test_text_from_data_never_becomes_markup(content: CardContent, purpose: str)
     assert not re.search(r"(src|href)=|url\(|@import", page)
 
 
-@pytest.mark.parametrize(
-    ("rows", "reason"),
-    [
-        ([2, 298], "Too few samples of class 0 (2) for an interval of F1 and ROC-AUC."),
-        ([20] * 250, "An interval of ROC-AUC would take too long on so many samples and classes."),
-    ],
-)
-def test_card_says_why_a_metric_has_no_interval(content: CardContent, rows: list[int], reason: str) -> None:
+def test_card_says_why_a_metric_has_no_interval(content: CardContent) -> None:
+    rows = [2, 298]
     labels = np.repeat(np.arange(len(rows)), rows)
     logits = np.random.default_rng(0).normal(size=(len(labels), len(rows))).astype(np.float32)
     few = EvaluationSettings(resamples=100)
     metrics = measure(logits, labels, classes=[str(number) for number in range(len(rows))], settings=few)
     text = " ".join(visible(render_html(replace(content, metrics=metrics))))
-    assert reason in text
+    assert text.count("Too few samples of class 0 (2) for an interval of F1 and ROC-AUC.") == 1
     assert f"ROC-AUC {metrics.roc_auc:.4f} no interval" in text
-    assert text.lower().count("too few samples") == reason.count("Too few samples")
 
 
 def test_card_has_what_a_decision_needs(content: CardContent) -> None:

@@ -86,7 +86,7 @@ def _area(score: NDArray[np.float64], truth: NDArray[np.bool_]) -> float:
 
 
 def metric_coverage(population: Population, *, rows: int, sets: int, resamples: int) -> dict[str, float]:
-    """Return, for each metric, the share of test sets whose interval contains the population's value.
+    """Return, for each metric, the share of intervals of test sets that contain the population's value.
 
     Args:
         population: from which the test sets are drawn.
@@ -99,14 +99,15 @@ def metric_coverage(population: Population, *, rows: int, sets: int, resamples: 
     whole = population.answers()
     truth = headline_metrics(whole, **how)
     generator = np.random.default_rng(1)
-    held = dict.fromkeys(truth, 0)
+    held, measured = dict.fromkeys(truth, 0), dict.fromkeys(truth, 0)
     for number in range(sets):
         drawn = generator.integers(_SIZE, size=rows)
         answers = class_answers(whole.logits[drawn], whole.labels[drawn])
         bounds = intervals(answers, headline_metrics(answers, **how), settings=settings, seed=number)
         for name, interval in bounds.items():
             held[name] += interval.low <= truth[name] <= interval.high
-    return {name: count / sets for name, count in held.items()}
+            measured[name] += 1
+    return {name: count / measured[name] for name, count in held.items()}
 
 
 def paired_coverage(pair: Pair, *, rows: int, sets: int, resamples: int) -> float:

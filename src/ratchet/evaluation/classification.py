@@ -90,7 +90,7 @@ class ClassificationMetrics(Metrics):
     k: int  # of top-k accuracy
     threshold: float = 0.5  # probability from which the second of two classes is predicted
     rare: tuple[str, int] | None = None  # class with too few rows for some intervals, and its rows
-    # With an interval, which is None also where a class has too few rows or it costs too much time
+    # With an interval, which is None also where a class has too few rows
     accuracy: Annotated[Interval, Metric("accuracy", share=True)]
     # None: written before there was this metric
     balanced_accuracy: Annotated[Interval | None, Metric("balanced accuracy", share=True)] = None

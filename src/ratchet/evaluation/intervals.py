@@ -1,13 +1,9 @@
-"""Confidence intervals: by bootstrap, and in closed form for shares of rows.
+"""Confidence intervals of means, medians, shares and paired differences.
 
-The bootstrap (Efron & Tibshirani, "An Introduction to the Bootstrap", 1993) draws the test rows again with replacement
-and computes the metric on each such set. No single method gives every metric its nominal coverage, so the method
-depends on the metric; docs/evaluation.md has the measured coverage of each. Every resample is drawn from a
-counter-based generator at (seed, number of the resample). So neither the size of a chunk nor the order of the
-work changes a result.
+No single method gives every metric its nominal coverage, so the method depends on the metric; docs/evaluation.md has
+the measured coverage of each. `jackknife` has the intervals of metrics that are no mean of rows.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,21 +11,17 @@ from numpy.typing import NDArray
 
 __all__ = [
     "Interval",
-    "bounded_interval",
     "difference_of",
-    "mean_interval",
     "mean_of",
     "median_of",
     "p_mean_above",
     "paired_difference",
-    "resample_weights",
     "share_difference",
     "share_interval",
 ]
 
 Floats = NDArray[np.float64]
 
-_CHUNK_ELEMENTS = 4_000_000  # 32 MiB of weights at a time
 _EDGE = 1e-12  # a share this close to 0 or 1 differs from it by rounding only
 
 
@@ -40,79 +32,6 @@ class Interval:
     low: float
     value: float
     high: float
-
-
-def resample_weights(rows: int, *, resamples: int, seed: int) -> Iterator[Floats]:
-    """Yield how often each resample drew each row, in chunks of shape (resamples in the chunk, rows).
-
-    Each line adds up to `rows`. Resample r depends only on (seed, r) and `rows`.
-    """
-    chunk = max(1, _CHUNK_ELEMENTS // rows)
-    for first in range(0, resamples, chunk):
-        numbers = range(first, min(first + chunk, resamples))
-        yield np.stack([_draw(rows, seed=seed, number=number) for number in numbers])
-
-
-def _draw(rows: int, *, seed: int, number: int) -> Floats:
-    generator = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, number]))
-    return np.bincount(generator.integers(rows, size=rows), minlength=rows).astype(np.float64)
-
-
-def bounded_interval(samples: Floats, value: float, *, rows: int, confidence: float) -> Interval | None:
-    """Return the interval of a metric between 0 and 1.
-
-    The interval is normal on the logit scale, where such a metric is less skewed, with the bootstrap's standard error
-    on that scale (Efron & Tibshirani 1993, chapter 12). At 0 and 1 the logit is not defined and resampling shows no
-    spread. There, and where fewer than a tenth of the resamples are between them, the bounds are Wilson's for a share
-    of `rows`.
-
-    Args:
-        samples: values on the resamples, (resamples,). NaN: not defined on that resample, which is ignored.
-        value: of the metric.
-        rows: number of test images.
-        confidence: level of the interval.
-
-    Returns:
-        None where more than half of the resamples are NaN, because the interval would describe other data.
-    """
-    from scipy.special import expit, logit
-    from scipy.stats import norm
-
-    defined = samples[np.isfinite(samples)]
-    if defined.size * 2 < samples.size:
-        return None
-    inside = defined[(defined > _EDGE) & (defined < 1 - _EDGE)]
-    if not _EDGE < value < 1 - _EDGE or inside.size * 10 < defined.size:
-        closed = _wilson(value, rows, confidence=confidence)
-        return Interval(min(closed.low, value), value, max(closed.high, value))
-    spread = float(norm.ppf((1 + confidence) / 2)) * float(logit(inside).std())
-    low, high = expit(logit(value) + np.array([-spread, spread]))
-    return Interval(min(float(low), value), value, max(float(high), value))
-
-
-def mean_interval(
-    means: Floats, errors: Floats, *, mean: float, error: float, confidence: float, least: float = 0.0
-) -> Interval:
-    """Return the interval of a mean of skewed values that are nowhere below `least`, by the bootstrap-t.
-
-    The distance of each resample's mean from the mean, in standard errors of that resample, estimates the distance of
-    the mean from the true value, in units of `error` (Efron & Tibshirani 1993, chapter 12). Few losses are large, so a
-    percentile interval would be too short on the upper side.
-
-    Args:
-        means: of the resamples, (resamples,).
-        errors: standard errors of the resamples' means, (resamples,).
-        mean: of the sample.
-        error: standard error of `mean`.
-        confidence: level of the interval.
-        least: lower bound of the values.
-    """
-    distances = np.divide(means - mean, errors, out=np.full(len(means), np.nan), where=errors > 0)
-    defined = distances[np.isfinite(distances)]
-    if not defined.size:
-        return Interval(mean, mean, mean)
-    low, high = mean - error * np.quantile(defined, [(1 + confidence) / 2, (1 - confidence) / 2])
-    return Interval(min(max(float(low), least), mean), mean, max(float(high), mean))
 
 
 def paired_difference(score_a: Floats, score_b: Floats, *, resamples: int, confidence: float, seed: int) -> Interval:

@@ -1,9 +1,10 @@
-"""Intervals of metrics that are functions of means of per-row terms: RMSE, R2, F1, perplexity, bits per character.
+"""Intervals of metrics that are no mean over rows: RMSE, R2, F1, ROC-AUC, perplexity, bits per character.
 
-A metric is written once, as a function of such means. The same function gives its value on all rows and without each
-single row, and so the influence of each row (Tukey's jackknife; Efron & Tibshirani 1993, chapter 11). The interval is
-Hall's for the mean of these influences, on a scale on which the metric is less skewed. On skewed errors it covers the
-true value more often than the BCa bootstrap, and nothing is drawn. tests/simulations/real_scores.py measures it.
+The influence of a row is what the metric loses without it (Tukey's jackknife; Efron & Tibshirani, "An Introduction to
+the Bootstrap", 1993, chapter 11). The interval is Hall's for the mean of these influences, on a scale on which the
+metric is less skewed. On skewed errors it covers the true value more often than the BCa bootstrap, and nothing is
+drawn. tests/simulations measure it. Most metrics are written once, as a function of means of per-row terms: the same
+function gives the value on all rows and without each single row.
 """
 
 import math
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from ratchet.evaluation.intervals import Interval, mean_of, share_interval
 
-__all__ = ["RowMetric", "RowTerms", "Scale"]
+__all__ = ["RowMetric", "RowTerms", "Scale", "interval_of"]
 
 Floats = NDArray[np.float64]
 RowMetric = Callable[[Floats], Floats]
@@ -42,24 +43,11 @@ class RowTerms:
         return value if math.isfinite(value) else None
 
     def interval(self, metric: RowMetric, scale: Scale) -> Interval | None:
-        """Return the metric with its interval; None: not defined.
-
-        A share of 0 or 1 has Wilson's bounds, because no row shows how far it may be from there.
-        """
-        value, rows = self.value(metric), len(self.terms)
+        """Return the metric with its interval; None: not defined."""
+        value = self.value(metric)
         if value is None:
             return None
-        if scale == "share" and not _EDGE < value < 1 - _EDGE:
-            closed = share_interval(round(value) * rows, rows, confidence=self.confidence)
-            return Interval(min(closed.low, value), value, max(closed.high, value))
-        influence = self._influence(metric, value)
-        inside = {"positive": value > 0, "share": True, "at most 1": value < 1}[scale]
-        if not inside:
-            return mean_of(value + influence, confidence=self.confidence)
-        there, slope, back = _transform(scale, value)
-        interval = mean_of(there + slope * influence, confidence=self.confidence)
-        low, high = sorted((back(interval.low), back(interval.high)))
-        return Interval(min(low, value), value, max(high, value))
+        return interval_of(value, self._influence(metric, value), scale, confidence=self.confidence)
 
     def _influence(self, metric: RowMetric, value: float) -> Floats:
         """Return the influence of each row, (rows,), with mean 0; 0 where the metric needs the row to be defined."""
@@ -71,6 +59,24 @@ class RowTerms:
         influence = (rows - 1) * (value - np.where(np.isfinite(without), without, value))
         centred: Floats = influence - influence.mean()
         return centred
+
+
+def interval_of(value: float, influence: Floats, scale: Scale, *, confidence: float) -> Interval:
+    """Return a metric with its interval, from the influence of each row, (rows,), with mean 0.
+
+    A share of 0 or 1 has Wilson's bounds, because no row shows how far it may be from there.
+    """
+    rows = len(influence)
+    if scale == "share" and not _EDGE < value < 1 - _EDGE:
+        closed = share_interval(round(value) * rows, rows, confidence=confidence)
+        return Interval(min(closed.low, value), value, max(closed.high, value))
+    inside = {"positive": value > 0, "share": True, "at most 1": value < 1}[scale]
+    if not inside:
+        return mean_of(value + influence, confidence=confidence)
+    there, slope, back = _transform(scale, value)
+    interval = mean_of(there + slope * influence, confidence=confidence)
+    low, high = sorted((back(interval.low), back(interval.high)))
+    return Interval(min(low, value), value, max(high, value))
 
 
 def _transform(scale: Scale, value: float) -> tuple[float, float, Callable[[float], float]]:

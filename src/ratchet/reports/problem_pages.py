@@ -155,8 +155,6 @@ class ClassPages(Pages):
         if self.metrics.rare is not None:
             name, rows = self.metrics.rare
             return f"Too few samples of class {name} ({rows:,}) for an interval of F1 and ROC-AUC."
-        if self.undefined:
-            return f"An interval of {' and '.join(self.undefined)} would take too long on so many samples and classes."
         return ""
 
     @property

@@ -120,25 +120,25 @@ def test_one_image_has_metrics_but_no_ranking() -> None:
     assert "roc_auc" not in metrics.numbers()
 
 
-def macro_f1(made: ClassAnswers) -> float:
-    return float(sk.f1_score(made.labels, made.predicted, average="macro"))
+def macro_f1(drawn: ClassAnswers) -> float:
+    return float(sk.f1_score(drawn.labels, drawn.predicted, average="macro"))
 
 
-def roc_auc(made: ClassAnswers) -> float:
-    columns = made.probabilities.round(12).T
-    return float(np.mean([sk.roc_auc_score(made.labels == number, column) for number, column in enumerate(columns)]))
+def roc_auc(drawn: ClassAnswers) -> float:
+    columns = drawn.probabilities.round(12).T
+    return float(np.mean([sk.roc_auc_score(drawn.labels == number, column) for number, column in enumerate(columns)]))
 
 
 @pytest.mark.parametrize(
     ("influence", "metric"), [(headline.macro_f1_influence, macro_f1), (headline.roc_auc_influence, roc_auc)]
 )
-def test_influence_of_a_row_is_what_scikit_learn_loses_without_it(
+def test_influence_is_what_a_metric_loses_without_the_row(
     influence: Callable[[ClassAnswers], np.ndarray], metric: Callable[[ClassAnswers], float]
 ) -> None:
     logits, labels = answers(120, 3, seed=6)
-    made, rows = class_answers(np.round(logits), labels), np.arange(120)  # rounded: with ties
+    drawn, rows = class_answers(np.round(logits), labels), np.arange(120)  # rounded: with ties
     without = np.array([metric(class_answers(*(a[rows != row] for a in (np.round(logits), labels)))) for row in rows])
-    assert influence(made) == pytest.approx(119 * (without.mean() - without), rel=0.05, abs=0.02)
+    assert influence(drawn) == pytest.approx(119 * (without.mean() - without), rel=0.05, abs=0.02)
 
 
 def test_same_predictions_give_the_same_metrics() -> None:

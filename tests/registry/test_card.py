@@ -108,7 +108,7 @@ def test_card_has_what_a_decision_needs(content: CardContent) -> None:
     for wanted in (
         f"Accuracy on 300 test samples: {value} % (95 % CI {low}\N{EN DASH}{high} %).",
         "Passed, 1 of 1 rules",
-        "The model answers with one of its classes for every image",
+        "The model answers with one of its classes for every input",
         "4 samples were quarantined (truncated)",
         "Input: images of 8 x 8 x 1 (height x width x channels), uint8",
         "# uint8 (n, 8, 8, 1) -> float32 (n, 3)",

@@ -47,6 +47,7 @@ _DASHED: Any = MappingProxyType(
 )
 _STEPS = (1, 2, 5, 10)  # of ticks
 _SHADES = 8
+_NUMBERED = 20  # with more classes the confusion matrix has no numbers
 _DRAWN = 1500  # points of a scatter plot, evenly spaced among all
 
 
@@ -160,26 +161,39 @@ def reliability_chart(bins: Sequence[Bin]) -> Markup:
     return drawn.svg
 
 
-def heat_map(confusion: Sequence[Sequence[int]]) -> Markup:
-    """Draw a confusion matrix of any size without numbers: one row per true class, one column per predicted class.
+def heat_map(confusion: Sequence[Sequence[int]], names: Sequence[str]) -> Markup:
+    """Draw a confusion matrix of any size: one row per true class, one column per predicted class.
 
-    The shade is the share of the true class. Cells of one shade are one path: a page with a thousand classes stays
-    small and opens quickly.
+    The shade is the share of the true class. Up to 20 classes have their names, and cells their numbers. Cells of one
+    shade are one path: a page with a thousand classes stays small and opens quickly.
     """
+    size, cell = len(confusion), 30 if len(names) <= _NUMBERED else 2
+    labels = [shortened(name, 12) for name in names] if cell > 2 else []
+    margin = 8 * max(map(len, labels), default=-1) + 8
     shades: dict[tuple[str, int], list[Points]] = {}
-    for actual, row in enumerate(confusion):
-        for predicted, count in enumerate(row):
-            if count:
-                key = "--good" if actual == predicted else "--bad", math.ceil(_SHADES * count / sum(row))
-                shades.setdefault(key, []).append([(predicted, actual + 0.5), (predicted + 1, actual + 0.5)])
-    size = len(confusion)
-    with canvas("Confusion matrix", 2 * size, 2 * size, left=0, right=0, top=0, bottom=0) as drawn:
-        drawn.axes.bar(0, size, size, color=_COLOUR["--card"], align="edge")
+    with canvas(
+        "Confusion matrix", margin + size * cell, margin + size * cell, left=margin, right=0, top=margin, bottom=0
+    ) as drawn:
+        axes = drawn.axes
+        for actual, row in enumerate(confusion):
+            for predicted, count in enumerate(row):
+                if count:
+                    key = "--good" if actual == predicted else "--bad", math.ceil(_SHADES * count / sum(row))
+                    shades.setdefault(key, []).append([(predicted, actual + 0.5), (predicted + 1, actual + 0.5)])
+                    if labels:
+                        place: Any = {"horizontalalignment": "center", "verticalalignment": "center"}
+                        axes.text(predicted + 0.5, actual + 0.5, f"{count:,}", **place)
+        axes.bar(0, size, size, color=_COLOUR["--card"], align="edge")
         for (colour, shade), cells in sorted(shades.items()):
-            strokes(drawn.axes, cells, colour, width=2, alpha=0.2 + 0.1 * shade, cap="butt")
-        strokes(drawn.axes, [[(0, 0), (size, 0), (size, size), (0, size), (0, 0)]], "--line", width=size / 150)
-        drawn.axes.set(xlim=(0, size), ylim=(size, 0))
-        drawn.axes.set_axis_off()
+            strokes(axes, cells, colour, width=cell, alpha=0.2 + 0.1 * shade, cap="butt")
+        strokes(axes, [[(0, 0), (size, 0), (size, size), (0, size), (0, 0)]], "--line", width=size * cell / 300)
+        axes.set(xlim=(0, size), ylim=(size, 0))
+        axes.grid(visible=False)
+        ticks = [number + 0.5 for number in range(len(labels))]
+        axes.set_xticks(ticks, labels, rotation=0 if margin < 40 else 90)
+        axes.set_yticks(ticks, labels)
+        axes.xaxis.tick_top()
+        axes.tick_params(top=False)
     return drawn.svg
 
 

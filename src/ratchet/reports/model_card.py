@@ -94,6 +94,8 @@ def _values(content: CardContent) -> dict[str, object]:
         "baseline": baseline_sentence(metrics.baseline, metrics.confidence, kind) if metrics.baseline else "",
         "samples": samples,
         "output": pages.output,
+        "reach": pages.reach,
+        "slice_metric": metrics.row_metric.title,
         "target_header": list(table.header),
         "target_rows": table.rows,
         "level": percent(metrics.confidence, 0),

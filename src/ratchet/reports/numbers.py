@@ -8,10 +8,7 @@ __all__ = [
     "decimal",
     "measured",
     "percent",
-    "percent_number",
     "percent_range",
-    "points",
-    "points_range",
     "setting",
     "shown",
 ]
@@ -42,27 +39,12 @@ def shown(value: object) -> str:
 
 def percent(share: float, digits: int = 1) -> str:
     """A share of 1 in per cent: "97.5 %"."""
-    return f"{percent_number(share, digits)} %"
-
-
-def percent_number(share: float, digits: int = 1) -> str:
-    """A share of 1 in per cent, without the unit: "97.5"."""
-    return f"{100 * share:.{digits}f}"
+    return f"{100 * share:.{digits}f} %"
 
 
 def percent_range(interval: Interval, digits: int = 1) -> str:
     """The bounds of an interval in per cent: "97.5-99.8 %"."""
-    return f"{percent_number(interval.low, digits)}\N{EN DASH}{percent(interval.high, digits)}"
-
-
-def points(difference: float, digits: int = 1) -> str:
-    """A signed difference of two shares in percentage points, without the unit: "+2.1"."""
-    return f"{100 * difference:+.{digits}f}".replace("-", "\N{MINUS SIGN}")
-
-
-def points_range(interval: Interval, digits: int = 1) -> str:
-    """The bounds of a difference of two shares in percentage points: "+0.7 to +3.8"."""
-    return f"{points(interval.low, digits)} to {points(interval.high, digits)}"
+    return f"{percent(interval.low, digits)[:-2]}\N{EN DASH}{percent(interval.high, digits)}"
 
 
 def decimal(value: float | None) -> str:

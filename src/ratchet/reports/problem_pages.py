@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 from ratchet.evaluation.classification import ClassificationMetrics, ClassMetrics
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.language import LanguageMetrics
-from ratchet.evaluation.limits import FEW_IMAGES, find_limits
+from ratchet.evaluation.limits import FEW_SAMPLES, weak_classes
 from ratchet.evaluation.metrics import Metrics, NamedMetric
 from ratchet.evaluation.multi_label import MultiLabelMetrics
 from ratchet.evaluation.predictions import Predictions
 from ratchet.evaluation.regression import NumberMetrics, RegressionMetrics
-from ratchet.evaluation.robustness import Robustness
+from ratchet.evaluation.robustness import STRENGTHS, Robustness
 from ratchet.evaluation.wording import (
     baseline_sentence,
     constant_sentence,
@@ -23,16 +23,18 @@ from ratchet.evaluation.wording import (
     signed_range,
     value_text,
 )
-from ratchet.reports.charts import Chart, scatter_chart
+from ratchet.reports.charts import COLOURS, Chart, Line, heat_map, line_chart, reliability_chart, scatter_chart
 from ratchet.reports.numbers import decimal, percent, percent_range, shown
 from ratchet.reports.problem_sections import Cells, ReportSection, Table, error_section, slice_section, worst_slices
 
-__all__ = ["ClassPages", "Pages", "pages_of"]
+__all__ = ["Pages", "pages_of"]
 
 _PLOTTED = 4  # numbers with their own plots
 _WEAK = 5  # classes or slices that are named as a limit, each with a sentence
 _CLASSES = 12  # named in a sentence
 _LISTED = 8  # classes with the lowest recall
+_SORTED = 30  # with more classes those with the lowest F1 come first
+_NOTABLE_ECE = 0.03  # calibration error that is worth a warning, if chance does not explain it
 _FEW_ROWS = 1000  # test samples; with fewer the test set counts as small
 
 
@@ -42,10 +44,10 @@ class Pages:
 
     metrics: Any
 
-    template: ClassVar[str] = "report_frame.html.j2"
     curves: ClassVar[Sequence[tuple[str, str]]] = ()  # title and metric of the charts of training
     output: ClassVar[str]  # of `predict`
     variable: ClassVar[str] = "probabilities"  # for what `predict` returns
+    reach: ClassVar[str] = "The model answers for every input, also where it has seen nothing like it."
 
     @property
     def width(self) -> object:
@@ -86,9 +88,9 @@ class Pages:
         """Accuracy with corruption, if it was measured."""
         return None
 
-    def sections(self, predictions: Predictions | None) -> list[ReportSection]:
-        """Return the sections of metrics, plots, slices and largest errors."""
-        errors = [] if predictions is None else [error_section(predictions)]
+    def sections(self, predictions: Predictions | None, *, has_cards: bool) -> list[ReportSection]:
+        """Return the sections of metrics, plots, slices and largest errors, unless these have cards with images."""
+        errors = [] if predictions is None or has_cards else [error_section(predictions)]
         return [*self.own_sections(predictions), *slice_section(self.metrics), *errors]
 
     def own_sections(self, predictions: Predictions | None) -> list[ReportSection]:
@@ -126,13 +128,15 @@ class Pages:
 
 @dataclass(frozen=True)
 class ClassPages(Pages):
-    """Pages of a classifier. The report has a template of its own, which extends that of the others."""
+    """Pages of a classifier."""
 
     metrics: ClassificationMetrics
 
-    template: ClassVar[str] = "run_report.html.j2"
     curves: ClassVar[Sequence[tuple[str, str]]] = (("Accuracy", "accuracy"),)
     output: ClassVar[str] = "a probability for each class"
+    reach: ClassVar[str] = (
+        "The model answers with one of its classes for every input: it cannot recognize that none of them applies."
+    )
 
     def task(self, samples: str) -> str:
         return f"Classifies {samples} into {len(self.metrics.classes):,} classes: {self.names}."
@@ -152,10 +156,10 @@ class ClassPages(Pages):
 
     @property
     def no_interval(self) -> str:
-        if self.metrics.rare is not None:
-            name, rows = self.metrics.rare
-            return f"Too few samples of class {name} ({rows:,}) for an interval of F1 and ROC-AUC."
-        return ""
+        if self.metrics.rare is None:
+            return ""
+        name, rows = self.metrics.rare
+        return f"Too few samples of class {name} ({rows:,}) for an interval of F1 and ROC-AUC."
 
     @property
     def lowest_recall(self) -> Sequence[Cells]:
@@ -171,42 +175,65 @@ class ClassPages(Pages):
         measured = self.metrics.robustness
         return measured if isinstance(measured, Robustness) else None
 
-    def sections(self, predictions: Predictions | None) -> list[ReportSection]:
-        """Return nothing: the template has them."""
-        return []
+    def own_sections(self, predictions: Predictions | None) -> list[ReportSection]:
+        header, rows = self.table.header, self.table.rows
+        if len(rows) > _SORTED:
+            each = self.metrics.per_class
+            order = sorted(range(len(rows)), key=lambda at: (each[at].f1 is None, each[at].f1 or 0.0, each[at].name))
+            rows = [rows[at] for at in order]
+        note = "The classes with the lowest F1 first." if len(rows) > _SORTED else ""
+        measured = [_robustness(self.robustness, self.metrics.confidence)] if self.robustness else []
+        classes = ReportSection("Metrics by class", note, tables=[Table("", header, rows)])
+        return [self._confusion(), self._calibration(), *measured, classes]
 
-    def limits(self) -> list[str]:
-        metrics, limits, sentences = self.metrics, find_limits(self.metrics), self._baseline_limit()
-        for weak in limits.weak_classes[:_WEAK]:
-            sentences.append(
-                f"Recall of class {weak.name} is {percent(weak.recall.value)} on {weak.rows:,} test samples "
-                f"(CI {percent_range(weak.recall)}), significantly below the overall accuracy."
-            )
-        if more := len(limits.weak_classes[_WEAK:]):
+    def _confusion(self) -> ReportSection:
+        names, confusion = self.metrics.classes, self.metrics.confusion
+        pairs = [
+            (f"{names[actual]} \N{RIGHTWARDS ARROW} {names[predicted]}", count, percent(count / sum(row)))
+            for actual, row in enumerate(confusion)
+            for predicted, count in enumerate(row)
+            if actual != predicted and count
+        ]
+        pairs.sort(key=lambda pair: -pair[1])
+        chart = Chart("Row: true class. Column: predicted class.", heat_map(confusion, names))
+        header = ["true \N{RIGHTWARDS ARROW} predicted", "samples", "of true class"]
+        tables = [Table("Most frequent confusions", header, pairs[:10])] if pairs else []
+        return ReportSection("Confusion matrix", "Shade: share of the true class.", charts=[chart], tables=tables)
+
+    def _calibration(self) -> ReportSection:
+        metrics = self.metrics
+        note = (
+            "Does the confidence match the accuracy? On the dashed line it does. Points below the line: the model is "
+            f"overconfident. Its {metric_text(metrics.named()['ece'], metrics.confidence)}."
+        )
+        rows = [
+            (f"{100 * part.low:.0f}-{percent(part.high, 0)}", part.count, percent(sure), percent(right))
+            for part in reversed(metrics.reliability)
+            if (sure := part.confidence) is not None and (right := part.accuracy) is not None
+        ]
+        table = Table("Bins", ["confidence", "samples", "mean confidence", "accuracy"], rows)
+        chart = Chart("Accuracy by confidence", reliability_chart(metrics.reliability))
+        return ReportSection("Calibration", note, charts=[chart], tables=[table])
+
+    def own_limits(self) -> list[str]:
+        metrics, weak = self.metrics, weak_classes(self.metrics)
+        sentences = [
+            f"Recall of class {each.name} is {percent(each.recall.value)} on {each.rows:,} test samples "
+            f"(CI {percent_range(each.recall)}), significantly below the overall accuracy."
+            for each in weak[:_WEAK]
+        ]
+        if more := len(weak[_WEAK:]):
             sentences.append(f"Recall of {more:,} more classes is significantly below the overall accuracy.")
-        for part in limits.weak_slices[:_WEAK]:
+        if metrics.ece.value >= _NOTABLE_ECE and metrics.ece.low > 0.0:
             sentences.append(
-                f"Where {part.column} is {part.value}, accuracy is {percent(part.mean.value)} on {part.rows:,} test "
-                f"samples (CI {percent_range(part.mean)}), significantly below the accuracy on the others."
+                f"Calibration error (ECE) is {percent(metrics.ece.value)} (CI {percent_range(metrics.ece)}): do not "
+                "read the probabilities as frequencies. evaluation.temperature_scaling may correct them."
             )
-        if more := len(limits.weak_slices[_WEAK:]):
-            sentences.append(f"Accuracy on {more:,} more slices is significantly below the accuracy on the others.")
-        if limits.ece is not None:
-            sentences.append(
-                f"Calibration error (ECE) is {percent(limits.ece.value)} (CI {percent_range(limits.ece)}): do not read "
-                "the probabilities as frequencies. evaluation.temperature_scaling may correct them."
-            )
-        if limits.untested:
-            names = _first(limits.untested, 2 * _WEAK)
-            sentences.append(f"Not measured, because there are no test samples: {names}.")
-        if limits.barely_tested:
-            names = _first([f"{row.name} ({row.support:,})" for row in limits.barely_tested], 2 * _WEAK)
-            sentences.append(f"Too few test samples for a reliable recall (fewer than {FEW_IMAGES}): {names}.")
-        if limits.accuracy is not None:
-            sentences.append(
-                f"Small test set ({metrics.rows:,} samples): accuracy has a CI of {percent_range(limits.accuracy)}. A "
-                "smaller difference from another model may be chance."
-            )
+        if untested := [row.name for row in metrics.per_class if not row.support]:
+            sentences.append(f"Not measured, because there are no test samples: {_first(untested, 2 * _WEAK)}.")
+        if barely := [f"{row.name} ({row.support:,})" for row in metrics.per_class if 0 < row.support < FEW_SAMPLES]:
+            names = _first(barely, 2 * _WEAK)
+            sentences.append(f"Too few test samples for a reliable recall (fewer than {FEW_SAMPLES}): {names}.")
         return sentences
 
 
@@ -302,7 +329,7 @@ class TokenPages(Pages):
     def task(self, samples: str) -> str:
         return "Predicts the next token of a text."
 
-    def sections(self, predictions: Predictions | None) -> list[ReportSection]:
+    def sections(self, predictions: Predictions | None, *, has_cards: bool) -> list[ReportSection]:
         sizes = self.metrics
         text = f"{sizes.characters:,} characters, {sizes.tokens:,} tokens, {sizes.rows:,} pieces."
         return [ReportSection("Text", text), *slice_section(self.metrics)]
@@ -335,6 +362,27 @@ def _number_row(each: NumberMetrics) -> Cells:
     named: Mapping[str, NamedMetric] = each.named()
     texts = [value_text(named[key]) if key in named else shown(None) for key in ("mae", "rmse", "r2", "median_error")]
     return each.name, *texts, signed_range(each.bias), number(each.mean_mae)
+
+
+def _robustness(measured: Robustness, confidence: float) -> ReportSection:
+    title, strengths = "Accuracy by strength", [str(strength) for strength in STRENGTHS]
+    lines = [
+        Line(kind, colour, [(float(at), share.value) for at, share in enumerate((measured.clean, *shares))])
+        for (kind, shares), colour in zip(measured.corrupted.items(), COLOURS, strict=True)
+    ]
+    drawing = line_chart(lines, name=title, x_label="strength (0: no corruption)", share=True)
+    rows = [("none", percent(measured.clean.value), *[""] * len(strengths))]
+    rows += [
+        (kind, percent(measured.mean(kind)), *(percent(share.value) for share in shares))
+        for kind, shares in measured.corrupted.items()
+    ]
+    note = (
+        f"{measured.rows:,} evenly spread test samples, evaluated again at five strengths of each corruption (those of "
+        f"CIFAR-10-C). Accuracy without corruption: {percent(measured.clean.value)} ({100 * confidence:g} % CI "
+        f"{percent_range(measured.clean)}). Mean accuracy with corruption: {percent(measured.overall)}."
+    )
+    table = Table(title, ["corruption", "mean", *strengths], rows, "tight")
+    return ReportSection("Robustness", note, charts=[Chart(title, drawing, lines)], tables=[table])
 
 
 def _bounds(interval: Interval | None) -> str:

@@ -12,8 +12,10 @@ from ratchet.evaluation.slices import Slice
 from ratchet.evaluation.wording import baseline_sentence, range_text, signed_range, value_text
 from ratchet.reports.charts import COLOURS, Chart, Line, bar_chart, histogram
 from ratchet.reports.distributions import Distribution
+from ratchet.reports.numbers import decimal, percent
 
 __all__ = [
+    "ERROR_NOTE",
     "Cells",
     "ReportSection",
     "Table",
@@ -25,6 +27,7 @@ __all__ = [
     "worst_slices",
 ]
 
+ERROR_NOTE = "The worst predictions first. The target itself may be wrong: check it before you blame the model."
 _LISTED = 24  # rows of a table
 _IMPORTANT = 25  # features of the chart
 
@@ -39,7 +42,7 @@ class Table:
     title: str
     header: Sequence[str]
     rows: Sequence[Cells]
-    style: Literal["narrow", "text"] = "narrow"  # text: long texts are wrapped
+    style: Literal["narrow", "tight", "text"] = "narrow"  # tight: many numbers; text: long texts are wrapped
 
 
 @dataclass(frozen=True)
@@ -78,37 +81,55 @@ def slice_section(metrics: Metrics) -> list[ReportSection]:
     """Return the metric of each slice; nothing where there are no slices."""
     if not metrics.slices:
         return []
-    ordered, name = worst_slices(metrics), metrics.row_metric.title
+    ordered, name, table = worst_slices(metrics), metrics.row_metric.title, metrics.table()
+    others = [(key, table[key]) for key in ordered[0][0].others]
     rows = [
         (
-            f"{part.column}: {part.value}", part.rows, value_text(mean), range_text(mean),
-            signed_range(part.gap, share=mean.share), part.is_worse,
+            f"{part.column}: {part.value}",
+            part.rows,
+            value_text(mean),
+            range_text(mean),
+            signed_range(part.gap, share=mean.share),
+            *(percent(part.others[key]) if line.share else decimal(part.others[key]) for key, line in others),
         )
         for part, mean in ordered
-    ]  # fmt: skip
-    ci = f"{100 * metrics.confidence:g} % CI"
+    ]
     worse = [
-        f"{part.column}: {part.value} is significantly worse than the rest." for part, _ in ordered if part.is_worse
+        f"{part.column}: {part.value} is significantly worse than the rest: {signed_range(part.gap, share=mean.share)}."
+        for part, mean in ordered
+        if part.is_worse
     ]
     note = (
-        f"{name} on {len(rows)} slices of the test samples. Gap: {name} on the slice minus {name} on all other "
+        f"Slices of the test samples, the worst {name} first. Gap: {name} on the slice minus {name} on all other "
         "samples, with an interval that is corrected for the number of slices."
     )
-    table = Table("", ["slice", "samples", name, ci, "gap", "significantly worse"], rows)
-    return [
-        ReportSection("Slices", note, worse[:5] or ["No slice is significantly worse than the rest."], tables=[table])
+    header = [
+        "slice",
+        "samples",
+        name,
+        f"{100 * metrics.confidence:g} % CI",
+        "gap",
+        *(line.title for _, line in others),
     ]
+    sentences = worse[:5] or ["No slice is significantly worse than the rest."]
+    return [ReportSection("Slices", note, sentences, tables=[Table("", header, rows)])]
 
 
 def error_section(predictions: Predictions) -> ReportSection:
     """Return the samples with the largest errors."""
     rows = [
-        (predictions.ids[at], predictions.truth(at), predictions.answer(at)) for at in predictions.worst_errors(_LISTED)
+        (
+            predictions.ids[row],
+            predictions.truth(row),
+            predictions.answer(row),
+            *([] if (sureness := predictions.sureness(row)) is None else [percent(sureness)]),
+        )
+        for row in predictions.worst_errors(_LISTED)
     ]
-    note = "The target itself may be wrong: check it before you blame the model."
     if not rows:
         return ReportSection("Largest errors", sentences=["None: all predictions are right."])
-    return ReportSection("Largest errors", note, tables=[Table("", ["sample", "true", "predicted"], rows)])
+    header = ["sample", "true", "predicted", "confidence"][: len(rows[0])]
+    return ReportSection("Largest errors", ERROR_NOTE, tables=[Table("", header, rows)])
 
 
 def text_sections(texts: Sequence[ExplainedText], generated: Sequence[tuple[str, str]]) -> list[ReportSection]:

@@ -5,22 +5,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ratchet.evaluation.classification import ClassificationMetrics, ClassMetrics
 from ratchet.evaluation.details import ExplainedText
 from ratchet.evaluation.importance import Importance
 from ratchet.evaluation.metrics import Metrics
 from ratchet.evaluation.predictions import Predictions
-from ratchet.evaluation.robustness import NotMeasured, Robustness
 from ratchet.evaluation.wording import trivial_text
 from ratchet.exports.variants import Variant
 from ratchet.gate.text import message, rule_text
 from ratchet.gate.verdict import Verdict, outcome
 from ratchet.reports import images, variant_table
-from ratchet.reports.charts import COLOURS, Chart, Line, heat_map, line_chart, reliability_chart
+from ratchet.reports.charts import COLOURS, Chart, Line, line_chart
 from ratchet.reports.distributions import Distribution
 from ratchet.reports.images import ErrorExample, error_cards
-from ratchet.reports.problem_pages import ClassPages, pages_of
+from ratchet.reports.problem_pages import pages_of
 from ratchet.reports.problem_sections import (
+    ERROR_NOTE,
     ReportSection,
     Table,
     baseline_section,
@@ -32,7 +31,6 @@ from ratchet.urls import redacted
 
 __all__ = ["ErrorExample", "ReportContent", "render"]
 
-_NUMBERED = 20  # with more classes the confusion matrix is drawn without numbers
 _LISTED = 30  # longer lists show a part and fold the others away
 
 Epochs = Sequence[Mapping[str, float | None]]
@@ -75,7 +73,7 @@ def render(content: ReportContent) -> str:
     """Return the page as HTML; the same content gives the same text."""
     metrics, verdict, pages = content.metrics, content.verdict, pages_of(content.metrics)
     return render_html(
-        pages.template,
+        "run_report.html.j2",
         title=content.title,
         verdict=verdict,
         summary=_summary(verdict) if verdict else "",
@@ -93,46 +91,17 @@ def render(content: ReportContent) -> str:
         undefined=pages.undefined,
         no_interval=pages.no_interval,
         baseline=baseline_section(metrics.baseline, metrics.confidence, content.kind),
-        sections=pages.sections(content.predictions),
+        sections=pages.sections(content.predictions, has_cards=bool(content.examples)),
         errors=error_cards(content.examples),
+        error_note=ERROR_NOTE,
+        error_colours=images.COLOURS,
+        unexplained=content.unexplained,
         features=[
             *feature_sections(content.importance, content.distributions),
             *text_sections(content.texts, content.generated),
             *_variant_sections(content.variants),
         ],
-        **(_of_classes(content, pages) if isinstance(pages, ClassPages) else {}),
     )
-
-
-def _of_classes(content: ReportContent, pages: ClassPages) -> dict[str, object]:
-    """Return the values that only the page of a classifier shows."""
-    metrics, robustness = pages.metrics, pages.metrics.robustness
-    many = len(metrics.classes) > _NUMBERED
-    is_image = content.kind == "image"
-    return {
-        "confusions": _confusions(metrics),
-        "confusion_map": heat_map(metrics.confusion) if many else None,
-        "reliability": reliability_chart(metrics.reliability),
-        "slices": sorted(metrics.slices, key=lambda slice: (not slice.is_worse, slice.gap.value)),
-        "robustness": robustness if is_image else None,
-        "corruption_chart": None if isinstance(robustness, NotMeasured) else _corruption_chart(robustness),
-        "corruptions": {} if isinstance(robustness, NotMeasured) else robustness.corrupted,
-        "classes": _classes(metrics),
-        "wrong": metrics.rows - sum(row[actual] for actual, row in enumerate(metrics.confusion)),
-        "error_rows": [] if is_image else _error_rows(content.predictions),
-        "error_colours": images.COLOURS,
-        "unexplained": content.unexplained if is_image else "",
-    }
-
-
-def _error_rows(predictions: Predictions | None) -> list[tuple[str, str, str, float | None]]:
-    """Return the most confident wrong predictions of samples that are not images."""
-    if predictions is None:
-        return []
-    return [
-        (predictions.ids[row], predictions.truth(row), predictions.answer(row), predictions.sureness(row))
-        for row in predictions.worst_errors().tolist()
-    ]
 
 
 def _summary(verdict: Verdict) -> str:
@@ -161,36 +130,6 @@ def _points(history: Epochs, column: str) -> list[tuple[float, float]]:
     """Return (epoch, value) for each epoch whose value in this column is finite."""
     values = [(epoch.get("epoch"), epoch.get(column)) for epoch in history]
     return [(float(x), float(y)) for x, y in values if x is not None and y is not None and math.isfinite(y)]
-
-
-def _corruption_chart(robustness: Robustness) -> Chart:
-    lines = [
-        Line(
-            kind, colour, [(float(at), accuracy.value) for at, accuracy in enumerate((robustness.clean, *by_strength))]
-        )
-        for (kind, by_strength), colour in zip(robustness.corrupted.items(), COLOURS, strict=True)
-    ]
-    title = "Accuracy by strength"
-    return Chart(title, line_chart(lines, name=title, x_label="strength (0: no corruption)", share=True), lines)
-
-
-def _confusions(metrics: ClassificationMetrics) -> list[tuple[str, str, int, float]]:
-    """Return the pairs of classes that are confused, the most frequent first: both names, count, share of the first."""
-    names = metrics.classes
-    confusions = [
-        (names[actual], names[predicted], count, count / sum(row))
-        for actual, row in enumerate(metrics.confusion)
-        for predicted, count in enumerate(row)
-        if actual != predicted and count
-    ]
-    return sorted(confusions, key=lambda confusion: -confusion[2])
-
-
-def _classes(metrics: ClassificationMetrics) -> Sequence[ClassMetrics]:
-    """Return the metrics by class; where there are many classes, those with the lowest F1 first."""
-    if len(metrics.per_class) <= _LISTED:
-        return metrics.per_class
-    return sorted(metrics.per_class, key=lambda row: (row.f1 is None, row.f1 or 0.0, row.name))
 
 
 def _single(content: Mapping[str, Any]) -> dict[str, object]:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from ratchet.reports.numbers import percent, points, setting, shown
+from ratchet.reports.numbers import percent, setting, shown
 from ratchet.search.finalists import Finalist, winner
 from ratchet.search.optuna_view import pareto_front
 from ratchet.search.records import Study, Trial
@@ -150,7 +150,7 @@ def regression_sentence(study: Study, best: Finalist) -> str:
     if best.again is None:
         return f"Selected score {selected}. No fresh seed was trained, so expect less from the next training."
     again, fall = value_text(objective, best.again), best.again - best.selected
-    difference = f"{points(fall, 2)} points" if is_share(objective) else f"{fall:+.3g}"
+    difference = f"{100 * fall:+.2f} points" if is_share(objective) else f"{fall:+.3g}"
     seeds = "1 fresh seed" if len(best.fresh) == 1 else f"{len(best.fresh)} fresh seeds"
     return f"Selected score {selected}. Expected from another training: {again}, the mean of {seeds} ({difference})."
 

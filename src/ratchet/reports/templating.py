@@ -22,7 +22,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 _MARKS = re.compile(r"([\\`*_\[\]<>|#~&])")
 # At the start of a line these begin a list or underline a title
 _LINE_START = re.compile(r"^(?:[-+=]|(\d+)(?=[.)](?:\s|$)))")
-_NUMBERS = ("decimal", "percent", "percent_number", "percent_range", "points", "points_range", "shown")
+_NUMBERS = ("percent", "shown")
 
 
 def render_html(template: str, **values: object) -> str:

@@ -8,20 +8,21 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ratchet.errors import DataError
 
-__all__ = ["Examples", "Layout", "Record", "cells_of", "layout_of", "strict_records"]
+__all__ = ["Examples", "Layout", "Record", "cells_of", "layouts", "strict_records"]
 
 _QUOTE, _NEWLINE = b'"\n'
 _BLOCK = 1 << 18  # bytes that are scanned at a time; they stay in the processor's cache
 _NOWHERE = np.zeros(0, np.int64)
+_LONGEST = 16 << 20  # bytes of one record of a file that is read in blocks
 _FEWEST = 10  # rows that show how the values of a column look
 _ROWS = 1000  # at most
 _MOST = 0.8  # share of the lines of a record that look like rows
@@ -30,11 +31,10 @@ _DISTINCT = 0.2  # largest share of distinct values in a column of classes
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record: the line from 1 in which it begins, its cells, and its text. An empty line has no cells."""
+    """One record: the line from 1 in which it begins, and its cells. An empty line has no cells."""
 
     line: int
     cells: list[str]
-    text: str
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Layout:
     """The records of a CSV file, also of its header.
 
     Attributes:
-        content: the file, in which every quotation mark follows RFC 4180.
+        content: of the records, perhaps with more after them. Every quotation mark follows RFC 4180.
         ends: place after the last byte of each record, without its line end.
         lines: line from 1 in which each record begins.
         cells: number of cells of each record; 0: an empty line.
@@ -152,8 +152,8 @@ def _raise_limit() -> None:
     csv.field_size_limit(max(csv.field_size_limit(), 1 << 40))
 
 
-def strict_records(lines: Iterable[str], separator: str, where: str) -> Iterator[Record]:
-    """Yield the records of a CSV file.
+def strict_records(lines: Iterable[str], separator: str, where: str, line: int = 1) -> Iterator[Record]:
+    """Yield the records of a CSV file from a line on.
 
     Raises:
         DataError: a quotation mark breaks the grammar.
@@ -161,14 +161,23 @@ def strict_records(lines: Iterable[str], separator: str, where: str) -> Iterator
     _raise_limit()
     pulled = list[str]()
     reader = csv.reader(_noted(lines, pulled), delimiter=separator, strict=True)
-    line = 1
     try:
         for cells in reader:
-            yield Record(line, cells, "".join(pulled).removesuffix("\n"))
+            yield Record(line, cells)
+            line += len(pulled)
             pulled.clear()
-            line = reader.line_num + 1
     except csv.Error as error:
         raise _broken(where, line, pulled, str(error)) from None
+
+
+def _inner(records: Iterable[Record]) -> Iterator[Record]:
+    """Yield the records without the empty lines at the end."""
+    empty = list[Record]()
+    for record in records:
+        empty.append(record)
+        if record.cells:
+            yield from empty
+            empty.clear()
 
 
 def _noted(lines: Iterable[str], pulled: list[str]) -> Iterator[str]:
@@ -194,29 +203,53 @@ def _broken(where: str, first: int, pulled: list[str], problem: str) -> DataErro
     )
 
 
-def layout_of(content: bytes, separator: str, where: str) -> Layout:
-    """Return the records of a file in UTF-8 whose lines end in a newline.
+def layouts(blocks: Iterable[bytes], separator: str, where: str, at_once: int | None = None) -> Iterator[Layout]:
+    """Yield the records of a file in UTF-8, given in blocks that end in a newline; of one block all at once.
+
+    `at_once`: records at a time of a file with quotation marks inside unquoted cells; None: all.
+
+    Empty lines at the end of the file are left out.
 
     Raises:
-        DataError: a quotation mark breaks the grammar.
+        DataError: a quotation mark breaks the grammar, or a record is too long.
     """
-    layout = _scan(content, separator)
-    if layout is None:
-        layout = _scan(_requoted(content, separator, where), separator)
+    rest, line, waiting = b"", 1, iter(blocks)
+    for block in waiting:
+        content = rest + block if rest else block
+        layout = _scan(content, separator)
+        if layout is None:
+            yield from _requoted(chain([content], waiting), separator, where, line, at_once)
+            return
+        records = int(np.flatnonzero(layout.cells)[-1]) + 1 if layout.cells.any() else 0
+        done = min(int(layout.ends[records - 1]) + 1, len(content)) if records else 0
+        rest = content[done:]
+        if len(rest) > _LONGEST:
+            raise DataError(
+                f"{where}: a row has more than {_LONGEST >> 20} MiB, from {rest[:40].decode(errors='replace')!r} on: "
+                "a quotation mark is not closed. Fix: close it, or write it twice where it is part of a text"
+            )
+        if records:
+            places = slice(0, records)
+            yield Layout(content, layout.ends[places], layout.lines[places] + line - 1, layout.cells[places])
+            line += content.count(b"\n", 0, done)
+    if rest.strip(b"\n"):
+        yield from _requoted([rest], separator, where, line, at_once)
+
+
+def _requoted(blocks: Iterable[bytes], separator: str, where: str, line: int, at_once: int | None) -> Iterator[Layout]:
+    """Yield the records of blocks, with each quotation mark inside an unquoted cell quoted, and lines as they were."""
+    lines = chain.from_iterable(io.StringIO(block.decode()) for block in blocks)
+    records = _inner(strict_records(lines, separator, where, line))
+    while part := list(islice(records, at_once)):
+        text = io.StringIO()
+        csv.writer(text, delimiter=separator, lineterminator="\n").writerows(record.cells for record in part)
+        layout = _scan(text.getvalue().encode(), separator)
         assert layout is not None, "it was written by Python's csv"
-    return layout
-
-
-def _requoted(content: bytes, separator: str, where: str) -> bytes:
-    """Return the file with each quotation mark inside an unquoted cell quoted, and its lines as they were."""
-    text = io.StringIO()
-    writer = csv.writer(text, delimiter=separator, lineterminator="\n")
-    writer.writerows(record.cells for record in strict_records(io.StringIO(content.decode()), separator, where))
-    return text.getvalue().encode()
+        yield replace(layout, lines=np.array([record.line for record in part]))
 
 
 def _scan(content: bytes, separator: str) -> Layout | None:
-    """Return the records; None if a quotation mark is not where RFC 4180 has it."""
+    """Return the records that end in the content; None if a quotation mark is not where RFC 4180 has it."""
     data, mark = np.frombuffer(content, np.uint8), ord(separator)
     ends, marks, newlines = [_NOWHERE], [_NOWHERE], [_NOWHERE]  # marks: separators before each end
     quoted, total = False, 0  # whether the block begins inside quotation marks; separators before it
@@ -234,9 +267,7 @@ def _scan(content: bytes, separator: str) -> Layout | None:
         marks.append(np.searchsorted(places, closed) + total)
         newlines.append(newline + first)
         total += len(places)
-    if quoted:
-        return None
-    if len(data) and data[-1] != _NEWLINE:  # the last line has no end
+    if len(data) and data[-1] != _NEWLINE and not quoted:  # the last line has no end
         ends.append(np.array([len(data)]))
         marks.append(np.array([total]))
     end, line_end = np.concatenate(ends), np.concatenate(newlines)

@@ -4,21 +4,23 @@ import codecs
 import difflib
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, BinaryIO
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from ratchet.data.reading.identify import HEAD, identify
-from ratchet.data.sources.csv_records import Examples, cells_of, layout_of
+from ratchet.data.sources.csv_records import Examples, Layout, cells_of, layouts
 from ratchet.data.sources.typed_files import read_json, read_json_lines, read_parquet
 from ratchet.errors import DataError
 
 __all__ = [
-    "EXACT", "HEADER_BYTES", "MISSING", "SEPARATORS", "TableFile", "check_single_values", "column_names", "encoding_of",
-    "read_table", "require_column", "require_text", "separator_of",
+    "EXACT", "MISSING", "SEPARATORS", "TableFile", "check_single_values", "column_names",
+    "read_table", "require_column", "stream_csv", "text_blocks",
 ]  # fmt: skip
 
 MISSING = (
@@ -38,8 +40,11 @@ _SHOWN = 40  # columns that a message lists
 _LINES = 50  # that show how the columns are separated
 _SAMPLE = 1000  # rows that show which columns may be numbers
 _BLOCK = 1 << 18  # bytes that stay in the processor's cache
-HEADER_BYTES = 1 << 20
-"""Bytes from the start of a file that hold its header."""
+HEADER_BYTES = 1 << 20  # from the start of a file that hold its header
+_STREAMED, _STREAMED_ROWS = 4 << 20, 20_000  # bytes, or rows, of a file that is read in parts
+_LONGEST_LINE = 16 << 20  # bytes of a file that is read in parts
+
+IsHeader = Callable[[Sequence[str]], bool]
 
 
 @dataclass(frozen=True)
@@ -92,11 +97,12 @@ class TableFile:
 
     Attributes:
         table: the rows. Columns of CSV are numbered from 0; they are texts, or numbers that lose nothing of them.
-        header: the names of the columns; without header, the cells of the first row.
+        header: the names of the columns; of a CSV file without header, empty texts.
         ragged: one row per record whose number of cells differs from the header: `row`, from 1, and `value`, a text.
         head: the start of a CSV file.
         notes: warnings.
         lines: line from 1 of each row; None: the file has no lines.
+        blank: rows, from 0, that are empty lines.
         cells: of a CSV file some of whose columns may be numbers.
     """
 
@@ -106,6 +112,7 @@ class TableFile:
     head: str = ""
     notes: tuple[str, ...] = ()
     lines: NDArray[np.int64] | None = None
+    blank: Sequence[int] = ()
     cells: Cells | None = None
     row_labels: tuple[str, ...] = ()  # columns that were the index of a pandas data frame
 
@@ -123,6 +130,15 @@ class TableFile:
     def named(self, names: Sequence[str]) -> pl.DataFrame:
         """Return the rows with these names of their columns."""
         return self.table.rename(dict(zip(self.table.columns, names, strict=True)))
+
+    def faults(self) -> list[str]:
+        """Return why each row cannot be read; empty: it can."""
+        faults = [""] * self.table.height
+        for row, value in self.ragged.rows():
+            faults[row - 1] = value
+        for row in self.blank if len(self.header) > 1 else ():
+            faults[row] = f"{self.places([row + 1])[0]} has no cells, the header has {len(self.header)}"
+        return faults
 
     def without_rows(self) -> "TableFile":
         """Return what gives places, without the cells, which are most of the memory of an ingest."""
@@ -169,8 +185,8 @@ def check_single_values(table: pl.DataFrame, where: str, *, needed: Collection[s
 
 
 def read_table(
-    content: bytes, *, where: str, needed: Sequence[str], has_header: bool = True, drop: Collection[str] = (),
-    may_be_numbers: Callable[[str], bool] | None = None,
+    content: bytes, *, where: str, needed: Sequence[str], is_header: IsHeader = lambda cells: True,
+    drop: Collection[str] = (), may_be_numbers: Callable[[str], bool] | None = None,
 ) -> TableFile:  # fmt: skip
     """Read a table; the cells of CSV become texts, or numbers where the table allows them.
 
@@ -178,7 +194,7 @@ def read_table(
         content: the bytes of the file.
         where: beginning of messages: setting and name of the file.
         needed: columns that it should have; they decide between several possible separators.
-        has_header: whether the first line of a CSV file is the header.
+        is_header: returns whether the cells of the first line of a CSV file are the names of its columns.
         drop: columns of Parquet whose cells are not read.
         may_be_numbers: returns whether a column of CSV, by its name, may be read as numbers; None: all are texts.
 
@@ -190,12 +206,58 @@ def read_table(
         return replace(_whole(table), row_labels=row_labels)
     require_text(content, where=where)
     content = _utf8(content, where)
-    # Excel's separator line becomes an empty line, which keeps the line numbers.
-    content = content[len(b"sep=;") :] if re.match(rb"sep=.\n", content) else content
     head = content[:HEADER_BYTES].decode(errors="replace")
     if head.lstrip()[:1] in ("[", "{"):
         return _json(content.decode(), where)
-    return _csv(content, separator_of(head, needed), where, has_header=has_header, may_be_numbers=may_be_numbers)
+    (whole,) = _tables(
+        layouts([content], mark := separator_of(head, needed), where), mark, where, is_header, may_be_numbers
+    )
+    return whole
+
+
+def stream_csv(file: BinaryIO, *, where: str, needed: Sequence[str], is_header: IsHeader) -> Iterator[TableFile]:
+    """Yield a CSV file in parts, by the rules of `read_table`; memory does not grow with the file.
+
+    The first part may have no rows. The file is opened at its start, and can seek.
+    """
+    blocks = text_blocks(file, where=where)
+    first = next(blocks, b"")
+    separator = separator_of(first[:HEADER_BYTES].decode(errors="replace"), needed)
+    yield from _tables(layouts(chain([first], blocks), separator, where, _STREAMED_ROWS), separator, where, is_header)
+
+
+def text_blocks(file: BinaryIO, *, where: str) -> Iterator[bytes]:
+    r"""Yield a text file from its start, as `_utf8` returns it, in blocks that end in "\n".
+
+    A file in UTF-16 or UTF-32 is one block.
+
+    Raises:
+        DataError: it is no text, it is not in its encoding, or a line is too long.
+    """
+    file.seek(0)
+    head = file.read(HEADER_BYTES)
+    require_text(head, where=where)
+    mark, encoding = encoding_of(head)
+    file.seek(len(mark) if encoding == "utf-8" else 0)
+    if encoding != "utf-8":
+        yield _utf8(file.read(), where)
+        return
+    rest, line = b"", 1
+    while block := file.read(_STREAMED):
+        content = rest + block
+        end = max(content.rfind(b"\n"), content.rfind(b"\r", 0, -1)) + 1
+        if len(content) - end > _LONGEST_LINE:
+            last = line + content.count(b"\n", 0, end)
+            raise DataError(
+                f"{where}: line {last} has more than {_LONGEST_LINE >> 20} MiB. Fix: save it as UTF-8 CSV or Parquet"
+            )
+        if end:
+            text = _utf8(content[:end], where, line)
+            line += text.count(b"\n")
+            yield text
+        rest = content[end:]
+    if rest:
+        yield _utf8(rest, where, line)
 
 
 def require_text(content: bytes, *, where: str) -> None:
@@ -230,10 +292,11 @@ def _json(text: str, where: str) -> TableFile:
     return _whole(read_json_lines(kept, numbers, where), numbers)
 
 
-def _utf8(content: bytes, where: str) -> bytes:
-    """Return a file in UTF-8 without byte order mark, with lines that end in a newline.
+def _utf8(content: bytes, where: str, first: int = 1) -> bytes:
+    r"""Return a file, or its lines from the first one on, in UTF-8 without byte order mark. Its lines end in "\n".
 
-    It may have UTF-8, UTF-16 or UTF-32, with or without a byte order mark.
+    It may have UTF-8, UTF-16 or UTF-32, with or without a byte order mark. Excel's separator line becomes an empty
+    line, which keeps the line numbers.
     """
     mark, encoding = encoding_of(content)
     content = content.removeprefix(mark)
@@ -244,13 +307,14 @@ def _utf8(content: bytes, where: str) -> bytes:
             content.decode(encoding)
     except UnicodeError as error:
         start = error.start if isinstance(error, UnicodeDecodeError) else 0
-        line = content[:start].count(b"\n") + 1
+        line = content[:start].count(b"\n") + first
         raise DataError(
             f"{where} is not a readable table: line {line} is not {encoding.upper()} "
             f"(byte 0x{content[start]:02x}). Fix: save it as UTF-8 CSV"
         ) from None
     if b"\r" in content:
         content = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    content = content[len(b"sep=;") :] if first == 1 and re.match(rb"sep=.\n", content) else content
     if content.isascii():
         return content
     return content.replace(b"\n" + codecs.BOM_UTF8, b"\n")  # of a file that was appended to another one
@@ -275,45 +339,48 @@ def separator_of(text: str, needed: Sequence[str]) -> str:
     return max(cells, key=lambda mark: len(cells[mark]))  # the first of equals; the comma is the first of all
 
 
-def _csv(
-    content: bytes, separator: str, where: str, *, has_header: bool, may_be_numbers: Callable[[str], bool] | None
-) -> TableFile:
-    layout = layout_of(content, separator, where)
-    content, head = layout.content, layout.content[:HEADER_BYTES].decode(errors="replace")
-    filled = np.flatnonzero(layout.cells)
-    if not len(filled):
+def _tables(
+    parts: Iterable[Layout], separator: str, where: str, is_header: IsHeader,
+    may_be_numbers: Callable[[str], bool] | None = None,
+) -> Iterator[TableFile]:  # fmt: skip
+    """Yield the rows of each part of a CSV file."""
+    header: list[str] = []
+    for layout in parts:
+        content, start, head = layout.content, 0, ""
+        if not header:
+            head = content[:HEADER_BYTES].decode(errors="replace")
+            first = int(np.flatnonzero(layout.cells)[0])
+            header = cells_of(layout.record(first), separator)
+            has_header, examples = is_header(header), Examples(head, separator)
+            start, header = first + has_header, header if has_header else [""] * len(header)
+        warnings = [note for line, text in layout.long() if (note := examples.check(line, text, where))]
+        more = (f"{len(warnings) - 1} more rows hold whole lines",) if warnings[1:] else ()
+        lines, cells = layout.lines[start:], layout.cells[start:]
+        ragged = [
+            (row + 1, f"line {lines[row]} has {_fields(int(cells[row]))}, the header has {len(header)}")
+            for row in np.flatnonzero((cells != len(header)) & (cells > 0)).tolist()
+        ]
+        names = [str(place) for place in range(len(header))]
+        about: dict[str, Any] = {"header": tuple(header), "ragged": _ragged(ragged), "head": head, "lines": lines}
+        about |= {"notes": (*warnings[:1], *more), "blank": np.flatnonzero(cells == 0).tolist()}
+        if not len(lines):
+            yield TableFile(pl.DataFrame(schema=dict.fromkeys(names, pl.String)), **about)
+            continue
+        body = memoryview(content)[layout.ends[start - 1] + 1 if start else 0 : layout.ends[-1] + 1]
+        # The numbers of the columns are there so that an empty first line does not decide the width.
+        all_cells = Cells(b"".join([separator.join(names).encode(), b"\n", body]), separator)
+        numeric: list[str] = []
+        if may_be_numbers and len(lines) > _SAMPLE and not ragged:
+            allowed = [name for name, cell in zip(names, header, strict=True) if may_be_numbers(cell.strip())]
+            numeric = _numeric_columns(all_cells, allowed)
+        table = all_cells.typed(numeric)
+        assert table.height == len(lines), f"polars found {table.height} rows, RFC 4180 has {len(lines)}"
+        yield TableFile(table, **about, cells=all_cells if numeric else None)
+    if not header:
         raise DataError(
             f"{where} is not a readable table (it is empty). Fix: save it as UTF-8 CSV with one header line, or as "
             "Parquet"
         )
-    first = int(filled[0])
-    header = cells_of(layout.record(first), separator)
-    examples, warnings = Examples(head, separator), list[str]()
-    for line, text in layout.long():
-        warnings += filter(None, [examples.check(line, text, where)])
-    shown = tuple(warnings[:1]) + ((f"{len(warnings) - 1} more rows hold whole lines",) if warnings[1:] else ())
-    start = first + has_header
-    body = memoryview(content)[layout.ends[start - 1] + 1 if start else 0 :]
-    lines, cells = layout.lines[start:], layout.cells[start:]
-    wrong = np.flatnonzero((cells != len(header)) & (cells > 0))
-    ragged = [
-        (int(row) + 1, f"line {lines[row]} has {_fields(int(cells[row]))}, the header has {len(header)}")
-        for row in wrong
-    ]
-    names = [str(place) for place in range(len(header))]
-    if not len(lines):
-        return TableFile(
-            pl.DataFrame(schema=dict.fromkeys(names, pl.String)), tuple(header), _ragged([]), head, shown, lines
-        )
-    # The numbers of the columns are there so that an empty first line does not decide the width.
-    all_cells = Cells(b"".join([separator.join(names).encode(), b"\n", body]), separator)
-    numeric: list[str] = []
-    if may_be_numbers and len(lines) > _SAMPLE and not ragged:
-        allowed = [name for name, cell in zip(names, header, strict=True) if may_be_numbers(cell.strip())]
-        numeric = _numeric_columns(all_cells, allowed)
-    table = all_cells.typed(numeric)
-    assert table.height == len(lines), f"polars found {table.height} rows, RFC 4180 has {len(lines)}"
-    return TableFile(table, tuple(header), _ragged(ragged), head, shown, lines, all_cells if numeric else None)
 
 
 def _numeric_columns(cells: Cells, names: Sequence[str]) -> list[str]:
@@ -324,4 +391,4 @@ def _numeric_columns(cells: Cells, names: Sequence[str]) -> list[str]:
 
 
 def _fields(count: int) -> str:
-    return "1 field" if count == 1 else f"{count} fields"
+    return "1 cell" if count == 1 else f"{count} cells"

@@ -109,12 +109,10 @@ def open_table(settings: DataSettings, *, root: Path, typed: bool = False) -> Ra
     may_be_numbers = _numeric_names(settings) if typed and not settings.missing else None
     file = read_table(content, where=where, needed=needed, drop=settings.drop, may_be_numbers=may_be_numbers)
     _check_layout(file.first_lines, where)
-    names = list(file.header)
-    has_header = not _looks_like_data([name.strip() for name in names], file.table, wanted=needed)
+    has_header = not _looks_like_data([name.strip() for name in file.header], file.table, wanted=needed)
     if not has_header:
-        file = read_table(content, where=where, needed=(), has_header=False)
-        names = [""] * len(names)
-    frame = file.named(column_names(names, where))
+        file = read_table(content, where=where, needed=(), is_header=lambda cells: False)
+    frame = file.named(column_names(file.header, where))
     if frame.is_empty():
         raise DataError(f"{where} has a header and no rows. Fix: add rows")
     name = re.sub(r"(\.\w+)+$", "", path.rpartition("/")[2]) or "table"

@@ -175,7 +175,7 @@ def _check_single(column: _Label, settings: DataSettings) -> None:
     """Check that the texts of a label column are no lists of labels."""
     separator = list_separator(column.counts) if settings.classes == "auto" else None
     if separator is not None:
-        example = next(text for text in column.counts if len(parts_of(text, separator)) > 1)
+        example = min(text for text in column.counts if len(parts_of(text, separator)) > 1)
         raise DataError(
             f"{column.where}: label column {column.name!r} has several labels in a cell, separated by {separator!r}, "
             f"such as {example!r}. Fix: `ratchet set data.problem=multi-label`; or, if each text is one class, "

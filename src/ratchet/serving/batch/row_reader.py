@@ -1,13 +1,13 @@
 """The rows of input files in batches, from any row on."""
 
+import io
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeVar
 
-from ratchet.data.sources.csv_records import Record
-from ratchet.data.sources.table_records import RecordFile, text_lines
+from ratchet.data.sources.table_file import column_names, stream_csv, text_blocks
 from ratchet.data.sources.typed_files import damaged_parquet, json_object
 from ratchet.data.system_files import Ignored
 from ratchet.errors import DataError, first_line
@@ -188,27 +188,26 @@ class RowReader:
             raise damaged_parquet(error, file.path) from None
 
     def _csv(self, file: InputFile, opened: BinaryIO) -> Iterator[Rows]:
-        table = RecordFile(opened, where=file.path, needed=self._expected, numbered=self._input.numbered)
-        names = self._columns(file, table.header)
-        for records in _batched(table.records(), self._kind.batch_rows):
-            yield *self._of_records(records, table.header, names), opened.tell()
-        self.notes += [f"{file.path}: {note}" for note in table.notes[:1]]
-
-    def _of_records(self, records: Sequence[Record], header: list[str], names: Sequence[str]) -> tuple[Any, list[str]]:
         import polars
 
-        width = len(header)
-        faults = [
-            "" if len(record.cells) == width or (width == 1 and not record.cells) else _ragged(record, width)
-            for record in records
-        ]
-        rows = [record.cells if len(record.cells) == width else [""] * width for record in records]
-        columns = {name: [row[header.index(name)] or None for row in rows] for name in names}
-        frame = polars.DataFrame(columns, dict.fromkeys(names, polars.String))
-        return self._kind.table_values(frame), faults
+        size, names, notes = self._kind.batch_rows, list[str](), list[str]()
+        for table in stream_csv(opened, where=file.path, needed=self._expected, is_header=self._is_header):
+            header = column_names(table.header, file.path)
+            names = names or self._columns(file, header)
+            notes += table.notes
+            frame, faults = table.named(header).select(names), table.faults()
+            frame = frame.with_columns(polars.when(polars.all() != "").then(polars.all()))
+            for rows in (slice(start, start + size) for start in range(0, frame.height, size)):
+                yield self._kind.table_values(frame[rows]), faults[rows], opened.tell()
+        self.notes += [f"{file.path}: {note}" for note in notes[:1]]
+
+    def _is_header(self, cells: Sequence[str]) -> bool:
+        """Return whether the first line of a CSV file is its header. A model of numbered columns has files without."""
+        return not self._input.numbered or set(self._expected) <= {cell.strip() for cell in cells}
 
     def _json_lines(self, file: InputFile, opened: BinaryIO) -> Iterator[Rows]:
-        lines = enumerate(text_lines(opened, where=file.path), start=1)
+        blocks = text_blocks(opened, where=file.path)
+        lines = enumerate((line for block in blocks for line in io.StringIO(block.decode())), start=1)
         names: list[str] | None = None
         for part in _batched((each for each in lines if not each[1].isspace()), self._kind.batch_rows):
             objects = [json_object(text) for _, text in part]
@@ -232,7 +231,7 @@ class RowReader:
                 "Lines or Parquet"
             )
         try:
-            objects = json.loads("".join(text_lines(opened, where=file.path)))
+            objects = json.loads(b"".join(text_blocks(opened, where=file.path)))
         except ValueError as error:
             raise DataError(f"{file.path} is damaged JSON ({first_line(error)}). Fix: save it again") from None
         names = self._names(file, list(objects[0]) if objects and isinstance(objects[0], dict) else [])
@@ -273,8 +272,3 @@ def _of_objects(objects: Sequence[Any], needed: Sequence[str]) -> tuple[list[Any
             f"has no {absent!r}. Fix: add it; null is a missing value"
         )  # fmt: skip
     return values, faults
-
-
-def _ragged(record: Record, width: int) -> str:
-    cells = len(record.cells)
-    return f"line {record.line} has {cells or 'no'} cell{'' if cells == 1 else 's'}, the header has {width}"

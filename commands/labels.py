@@ -15,7 +15,8 @@ from ratchet import files, settings
 from ratchet.data.checks.label_errors import Judgement, fold_of, judge
 from ratchet.data.manifest import Manifest
 from ratchet.errors import DataError
-from ratchet.kinds import ImageInput, ModelSpec, TableInput
+from ratchet.kinds import ModelSpec
+from ratchet.kinds.registry import kind_of
 from ratchet.settings.model import Params, TrainingSettings
 from ratchet.workspace import Workspace
 from tasks.progress import StageProgress, Terminal
@@ -78,16 +79,17 @@ def check_labels(params: Params, workspace: Workspace, *, folds: int, epochs: in
     split = training.open_split(workspace.packed, "train")
     index = pl.read_parquet(workspace.packed / "index.parquet").filter(pl.col("split") == "train")
     fold, smallest = _folds(index, folds)
-    if isinstance(manifest.input, ImageInput):
+    if not kind_of(manifest.input).baseline:
         recipes = _recipes(params, workspace, manifest, rows=len(split) - smallest, epochs=epochs)
         validation = _CrossValidation(split, fold, progress, runs=folds + len(recipes) - 1)
         probabilities, recipe = validation.predict(recipes, folds=folds, classes=len(classes))
         method = recipe.described(folds)
     else:
         probabilities, name = _by_baselines(params, workspace, manifest, fold, progress)
-        method = f"{folds} models ({name}), each fitted to samples of the other folds"
-        if isinstance(manifest.input, TableInput):
-            method += ". A label that they contradict can be right where the columns leave the class to chance"
+        method = (
+            f"{folds} models ({name}), each fitted to samples of the other folds. A label that they contradict can be "
+            "right where the values of a sample leave the class to chance"
+        )
     judgement = judge(probabilities, np.asarray(split.targets), classes=classes)
     return Checked(judgement, _named(judgement, index["id"], classes), method)
 

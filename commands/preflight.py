@@ -21,6 +21,7 @@ from ratchet import settings
 from ratchet.data.manifest import Manifest
 from ratchet.data.reading.subset import PER_CLASS
 from ratchet.errors import DataError, RatchetError, RegistryError, SettingsError
+from ratchet.kinds.registry import kind_chosen
 from ratchet.references import require_references
 from ratchet.registry.alias_sync import require_agreement
 from ratchet.registry.runs import SENDER
@@ -179,7 +180,7 @@ class _Preflight:
         """Return the number of training samples of the packed set; enough for a batch where it has another source."""
         with contextlib.suppress(DataError):
             manifest, data = Manifest.read(self.workspace.packed), params.data
-            if manifest.source == (data.source if data.kind == "image" else data.path):
+            if manifest.source == (data.source if kind_chosen(data.kind).has_sources else data.path):
                 return manifest.splits["train"].rows
         return max(sampled, batch_size)
 
@@ -252,7 +253,7 @@ def preflight(workspace: Workspace) -> int:
     params, console = settings.load(workspace.params), new_console()
     require_references(params, workspace)
     require_agreement(workspace, params)
-    source = params.data.source if params.data.kind == "image" else params.data.path
+    source = params.data.source if kind_chosen(params.data.kind).has_sources else params.data.path
     console.print(
         f"[bold]Preflight[/]: {source}, about {PER_CLASS} samples of each class; "
         f"{params.model.called}, {_STEPS} steps\n"

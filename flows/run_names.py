@@ -10,6 +10,7 @@ from prefect.runtime import deployment, flow_run
 
 from ratchet import settings
 from ratchet.errors import RatchetError
+from ratchet.kinds.registry import kind_chosen
 from ratchet.settings import source_names
 from ratchet.workspace import Workspace
 
@@ -55,5 +56,5 @@ def _data() -> str:
         return ""  # the flow itself reports it
     if params.registry.model != "auto":
         return params.registry.model
-    is_set = params.data.kind == "image" and params.data.source not in source_names.OWN[1:]
+    is_set = kind_chosen(params.data.kind).has_sources and params.data.source not in source_names.OWN[1:]
     return params.data.source if is_set else Path(params.data.path).stem

@@ -6,6 +6,7 @@ from ratchet import files
 from ratchet.evaluation.metrics import Metrics
 from ratchet.evaluation.problems import read_metrics
 from ratchet.gate.verdict import Verdict
+from ratchet.problems import PROBLEMS
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 
@@ -36,16 +37,13 @@ def next_steps(params: Params, verdict: Verdict, metrics: Metrics, history: Epoc
     steps = [*_usefulness(metrics), *_fit(params, history), *_slices(metrics)]
     if any(rule.name == "champion" for rule in verdict.failed):
         steps.append(("ratchet search", "search better settings; the champion stays"))
-    usual = [("ratchet data labels", "the most confident errors: some labels may be wrong")] * _has_classes(metrics)
+    usual = [("ratchet data labels", "the most confident errors: some labels may be wrong")]
+    usual *= PROBLEMS[metrics.problem].finds_wrong_labels
     usual += [("ratchet search", "search better settings")]
     if verdict.passed:
         usual.append(("ratchet up", "start the servers: the model answers, and MLflow's page compares runs"))
     done = {command for command, _ in steps}
     return [*steps, *(step for step in usual if step[0] not in done)][:_MOST]
-
-
-def _has_classes(metrics: Metrics) -> bool:
-    return metrics.problem == "classification"
 
 
 def _usefulness(metrics: Metrics) -> list[Step]:

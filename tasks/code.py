@@ -11,8 +11,8 @@ from typing import Any
 from ratchet import files
 from ratchet.code.closure import Choice, closure, digest_sources, module_path
 from ratchet.errors import WorkspaceError
+from ratchet.kinds.registry import kind_chosen
 from ratchet.settings.model import Params
-from ratchet.settings.model_names import OWN
 from ratchet.workspace import Workspace
 from tasks.progress import StageProgress
 
@@ -102,14 +102,14 @@ def choice(params: Params, *, variant: str | None = None) -> Choice:
 
     `variant` is what a training stores; each stage also uses the baseline.
     """
-    kind = "arrays" if ":" in params.data.kind else params.data.kind
+    kind = kind_chosen(params.data.kind)
     name = params.model.name
-    model: str | None = OWN[kind][0] if name in ("auto", "baseline", "blend") else name
+    model: str | None = next(iter(kind.networks)) if name in ("auto", "baseline", "blend") else name
     if params.training.teacher != "none":
         model = variant = None  # the teacher may be another network, a baseline or a blend
     elif params.model.factory != "none":
         model = "none"
-    return {"kind": kind, "model": model, "variant": variant}
+    return {"kind": kind.name, "model": model, "variant": variant}
 
 
 def own_code(params: Params, root: Path, *, model: bool = True) -> list[Path]:

@@ -8,8 +8,7 @@ from ratchet.data.manifest import Manifest, split_ids
 from ratchet.evaluation.classification import ClassificationMetrics
 from ratchet.evaluation.metrics import Metrics
 from ratchet.evaluation.problems import read_metrics
-from ratchet.kinds import ImageInput
-from ratchet.kinds.registry import kind_of
+from ratchet.kinds.registry import kind_named, kind_of
 from ratchet.settings.model import EvaluationSettings, Params
 from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
@@ -47,7 +46,7 @@ class Evaluation:
         headline, level = metrics.headline, 100 * metrics.confidence
         low, value, high = (f"{bound:.4f}" for bound in astuple(headline.interval))
         kind = Manifest.read(workspace.packed).input.kind
-        samples = "images" if kind == "image" else "samples"
+        samples = "images" if kind_named(kind).has_pixels else "samples"
         summary = f"test {headline.name} {value} ({level:.0f} % CI {low} to {high}, {metrics.rows:,} {samples})"
         if named := metrics.named().get("balanced_accuracy"):
             balanced = named.interval.value
@@ -130,8 +129,8 @@ def _against_baseline(
     baseline = Baseline.load(workspace)
     if TrainedModel.load(workspace).name == f"baseline {baseline.name}":
         return metrics
-    same = baseline.spec.input.kind != "text"  # texts have a tokenizer of their own
-    split = test if same else open_split(workspace.packed, "test", baseline.spec.input)
+    has_tokenizer = kind_of(baseline.spec.input).tokenizes  # of its own
+    split = open_split(workspace.packed, "test", baseline.spec.input) if has_tokenizer else test
     outputs, _ = answers(baseline.model, split)
     thresholds = predictions.thresholds
     if predictions.answers.own_thresholds:
@@ -163,7 +162,7 @@ def _robustness(
     )
     from ratchet.training import ImageSplit, predict_outputs
 
-    if not isinstance(spec.input, ImageInput):
+    if not kind_of(spec.input).has_pixels:
         return NotMeasured("corruptions are defined only for images")
     wanted, kind = settings.robustness_rows, f"{spec.image.dtype} with {spec.image.channels} channels"
     if not wanted:

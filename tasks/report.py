@@ -1,12 +1,13 @@
 """Report page of the last evaluation, with the gate's verdict."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ratchet import files
 from ratchet.data.manifest import Manifest
 from ratchet.evaluation.problems import read_metrics
-from ratchet.kinds import ImageInput, TableInput
+from ratchet.kinds import TableInput
+from ratchet.kinds.registry import kind_of
 from ratchet.settings.model import Params
 from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
@@ -37,16 +38,16 @@ def write_report(verdict: "Verdict", record: "Provenance", params: Params, works
     predictions = read_predictions(workspace.reports / "predictions.parquet")
     details = read_details(workspace.reports)
     explanations = read_explanations(workspace.reports / "explanations.safetensors")
-    is_image = isinstance(manifest.input, ImageInput)
+    kind = kind_of(manifest.input)
     page = render(
         ReportContent(
             title=f"{manifest.name}, {TrainedModel.load(workspace).name}",
             verdict=verdict,
             metrics=read_metrics(workspace.reports),
             history=files.read_json(workspace.model / "history.json"),
-            examples=_examples(predictions, explanations, params, workspace) if is_image else (),
+            examples=_examples(predictions, explanations, params, workspace) if kind.has_pixels else (),
             predictions=predictions,
-            kind=manifest.input.kind,
+            kind=kind.name,
             unexplained=explanations.reason,
             importance=details.importance,
             distributions=_distributions(manifest, workspace),
@@ -87,11 +88,11 @@ def _distributions(manifest: Manifest, workspace: Workspace) -> "Sequence[Distri
     from ratchet.reports.distributions import feature_distributions
     from ratchet.training import open_split
 
-    if not isinstance(manifest.input, TableInput):
+    if manifest.input.explanation != "columns":
         return ()
     splits = [open_split(workspace.packed, split) for split in ("train", "test")]
     arrays = [split.gather(evenly_spaced(len(split), _DISTRIBUTION_ROWS).astype("int64")) for split in splits]
-    return feature_distributions(manifest.input, *arrays)
+    return feature_distributions(cast(TableInput, manifest.input), *arrays)
 
 
 def _data_facts(manifest: Manifest, workspace: Workspace) -> dict[str, Any]:
@@ -106,7 +107,7 @@ def _data_facts(manifest: Manifest, workspace: Workspace) -> dict[str, Any]:
         "quarantined": manifest.quarantined,
         "copies within splits": profile["copies_within_splits"],
         "label conflicts": profile["label_conflicts"]["groups"],
-        "bytes" if manifest.input.kind == "tokens" else "rows": profile["rows"],
+        kind_of(manifest.input).unit.replace("samples", "rows"): profile["rows"],
         **({"training rows of each class": of_class} if of_class else {}),
         "quarantined by rule": dict(manifest.quarantined_by_rule),
     }

@@ -9,6 +9,7 @@ from ratchet.code.closure import closure
 from ratchet.data.manifest import Manifest
 from ratchet.errors import TrainingError
 from ratchet.kinds import ModelSpec
+from ratchet.kinds.registry import kind_named
 from ratchet.problems import Target
 from ratchet.registry.provenance_record import ContinuedCode
 from ratchet.settings.model import Params, TrainingSettings
@@ -137,9 +138,9 @@ def _spec(params: Params, workspace: Workspace, manifest: Manifest, packed: Path
     model, root = params.model, str(workspace.root)
     code = model.code if model.factory != "none" else "none"
     kind = manifest.input.kind
-    if kind == "image" and model.name == "blend":
+    if model.name == "blend" and not kind_named(kind).baseline:
         raise TrainingError(
-            "model.name: found blend, and the baseline of images is the most frequent class. Allowed for images: a "
+            f"model.name: found blend, and the baseline of {kind} data is the most frequent class. Allowed: a "
             "network, or baseline. Fix: `ratchet set model.name=auto`"
         )
     name = training.default_name(kind) if model.name in ("auto", *_VARIANTS) else model.name

@@ -8,6 +8,7 @@ import pytest
 
 from ratchet import settings
 from ratchet.errors import SettingsError
+from ratchet.kinds.registry import KINDS, kind_named
 from ratchet.references import broken_references, require_references
 from ratchet.registry.mlflow_store import connect, experiment_id
 from ratchet.registry.names import name_fault, valid_name
@@ -85,7 +86,8 @@ def test_a_deleted_experiment_is_named_without_mlflow(workspace: Workspace) -> N
 
 
 def test_names_of_models_equal_those_that_can_be_built() -> None:
-    assert {kind: tuple(networks) for kind, networks in models._NETWORKS.items()} == model_names.OWN
+    named = [kind_named(kind).networks for kind in KINDS]
+    assert {network for networks in named for network in networks.values()} == set(models._NETWORKS)
     assert set(model_names.torchvision_classifiers()) == set(models.torchvision_names())
 
 

@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 from ratchet.errors import SettingsError, TrackingRefused, TrackingUnavailable
+from ratchet.kinds.registry import kind_chosen
 from ratchet.settings import model_names, source_names
 from ratchet.settings.model import Params, TrackingSettings
 from ratchet.workspace import Workspace
@@ -113,7 +114,7 @@ def _missing_data(params: Params, root: Path) -> str | None:
     if "://" in data.path or ":" in data.kind:
         return None
     is_downloaded = data.source not in source_names.OWN
-    if data.kind == "image" and (data.source in ("digits", "factory") or is_downloaded):
+    if kind_chosen(data.kind).has_sources and (data.source in ("digits", "factory") or is_downloaded):
         return None
     path = root / data.path
     if any(place.with_name(f"{place.name}.dvc").exists() for place in (path, *path.parents) if place.name):

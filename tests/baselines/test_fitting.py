@@ -131,7 +131,7 @@ def test_a_saved_baseline_and_its_blend_load_as_models(tmp_path: Path, monkeypat
     }
     labels = (arrays["numbers"][:, 0] + arrays["codes"][:, 0] > 1).astype(np.int64)
     fitted = fit_baseline(arrays, labels, table, BINARY, seed=0)
-    networks = models._NETWORKS["table"]
+    networks = models._networks("table")
     monkeypatch.setitem(networks, "trees", BASELINES["trees"])
     build = blended("blend:mlp+trees", networks)
     assert build is not None

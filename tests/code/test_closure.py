@@ -13,8 +13,7 @@ import pytest
 from ratchet.code.closure import closure, module_path, without_result
 from ratchet.code.syntax import normal_nodes
 from ratchet.kinds.ingest import ingest_function
-from ratchet.kinds.registry import kind_named
-from ratchet.settings.model_names import OWN
+from ratchet.kinds.registry import KINDS, kind_named
 from ratchet.training import models
 
 REPOSITORY = Path(__file__).parents[2]
@@ -31,11 +30,10 @@ def file_of(thing: Any) -> str:
     return Path(inspect.getsourcefile(thing)).relative_to(REPOSITORY).as_posix()
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in OWN.items() for name in names])
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in KINDS for name in kind_named(kind).networks])
 def test_a_training_counts_its_own_network(kind: str, name: str) -> None:
-    networks = models._NETWORKS[kind]
-    assert networks.keys() == set(OWN[kind])
-    assert file_of(networks[name]) in training(kind, name)
+    network = models._networks(kind)[name]
+    assert file_of(network) in training(kind, name)
 
 
 def test_a_training_counts_no_other_network_or_doctor() -> None:

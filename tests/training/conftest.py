@@ -186,8 +186,8 @@ def _random_state_of_its_own() -> Iterator[None]:
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     """Return a lab for the net `tiny`. `linear64` is available too."""
-    monkeypatch.setitem(models._NETWORKS["image"], "tiny", Tiny)
-    monkeypatch.setitem(models._NETWORKS["image"], "linear64", Linear64)
+    monkeypatch.setitem(models._networks("image"), "tiny", Tiny)
+    monkeypatch.setitem(models._networks("image"), "linear64", Linear64)
     return Lab(
         tmp_path, Lab.split("train", 30), Lab.split("validation", 12, first=1000), Lab.make_spec(classes=len(CLASSES))
     )

@@ -80,7 +80,7 @@ def test_attribute_that_cannot_be_copied_is_one_clear_error() -> None:
 
 def test_average_of_a_model_with_a_compiled_method_is_measured(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Validation of the moving average does not run a method with the raw weights."""
-    plain: Any = models._NETWORKS["image"]["tiny"]
+    plain: Any = models._networks("image")["tiny"]
 
     class Compiled(plain):
         def __init__(self, **shape: int) -> None:
@@ -94,7 +94,7 @@ def test_average_of_a_model_with_a_compiled_method_is_measured(lab: Any, monkeyp
             return self.head(self.maps(images))
 
     expected: Finished = lab.run(lab.plan(ema_decay=0.99), name="plain")
-    monkeypatch.setitem(models._NETWORKS["image"], "tiny", Compiled)
+    monkeypatch.setitem(models._networks("image"), "tiny", Compiled)
     result: Finished = lab.run(lab.plan(ema_decay=0.99), name="compiled")
     assert [epoch["validation/loss"] for epoch in result.history] == pytest.approx(
         [epoch["validation/loss"] for epoch in expected.history], rel=1e-5

@@ -190,7 +190,7 @@ class Faulty(Fragile):
 
 
 def net(lab, monkeypatch: pytest.MonkeyPatch, kind: type[nn.Module]) -> None:
-    monkeypatch.setitem(models._NETWORKS["image"], "breaking", kind)
+    monkeypatch.setitem(models._networks("image"), "breaking", kind)
     lab.spec = lab.make_spec("breaking")
 
 

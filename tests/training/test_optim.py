@@ -156,7 +156,7 @@ HEADS = {
 
 @pytest.mark.parametrize("name", HEADS)
 def test_muon_leaves_embeddings_and_the_head_to_adamw(lab, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setitem(models._NETWORKS["image"], "words", Words)
+    monkeypatch.setitem(models._networks("image"), "words", Words)
     model = build(lab.make_spec(name, size=224 if name == "vit_b_16" else 32, channels=3))
     optimizer = build_optimizer(model, lab.plan(optimizer="muon"), CPU)
     names = {id(parameter): name for name, parameter in model.named_parameters()}

@@ -79,7 +79,7 @@ class Halved(nn.Module):
 @pytest.fixture
 def nets(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for network in (Crossed, Written, Halved):
-        monkeypatch.setitem(models._NETWORKS["image"], network.__name__.lower(), network)
+        monkeypatch.setitem(models._networks("image"), network.__name__.lower(), network)
 
 
 def test_channels_that_belong_together_go_together(lab: Any, nets: None) -> None:

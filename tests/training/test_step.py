@@ -204,7 +204,7 @@ class Normed(nn.Module):
 @pytest.fixture
 def normed(lab, monkeypatch: pytest.MonkeyPatch):
     """The lab with a net whose batch norms cannot learn from one sample."""
-    monkeypatch.setitem(models._NETWORKS["image"], "normed", Normed)
+    monkeypatch.setitem(models._networks("image"), "normed", Normed)
     lab.spec = lab.make_spec("normed")
     return lab
 

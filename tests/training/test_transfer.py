@@ -67,7 +67,7 @@ class HeadFirst(nn.Module):
 
 def test_stages_follow_the_order_of_execution(lab, monkeypatch) -> None:
     """Not the order of creation."""
-    monkeypatch.setitem(build.__globals__["_NETWORKS"]["image"], "headfirst", lambda **_: HeadFirst())
+    monkeypatch.setitem(build.__globals__["_networks"]("image"), "headfirst", lambda **_: HeadFirst())
     model = build(lab.make_spec("headfirst"))
     assert names(model) == ["blocks.first", "blocks.last", "head"]
     assert stages(model)[0].parameters[0] == "network.scale"
@@ -75,7 +75,7 @@ def test_stages_follow_the_order_of_execution(lab, monkeypatch) -> None:
 
 def test_a_net_of_one_layer_is_all_head(lab, monkeypatch) -> None:
     single = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
-    monkeypatch.setitem(build.__globals__["_NETWORKS"]["image"], "single", lambda **_: single)
+    monkeypatch.setitem(build.__globals__["_networks"]("image"), "single", lambda **_: single)
     model = build(lab.make_spec("single")).train()
     freeze(model, make_plan(frozen_epochs=3), 0)
     assert all(parameter.requires_grad for parameter in model.parameters())
@@ -133,7 +133,7 @@ def test_what_the_network_itself_keeps_from_learning_is_never_thawed(lab, monkey
         layers[1].requires_grad_(False)
         return nn.Sequential(nn.Flatten(), *layers, nn.Linear(6, 3))
 
-    monkeypatch.setitem(build.__globals__["_NETWORKS"]["image"], "partly", partly_fixed)
+    monkeypatch.setitem(build.__globals__["_networks"]("image"), "partly", partly_fixed)
     model = build(lab.make_spec("partly")).train()
     freeze(model, make_plan(frozen_epochs=1), 5)
     still = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
@@ -201,7 +201,7 @@ def kept_bytes(model: nn.Module, images: torch.Tensor) -> int:
 @pytest.mark.parametrize("name", ["noisy", "convnet", "resnet", "fastnet", "resnet18", "densenet121"])
 def test_checkpointed_gradients_are_equal_in_less_memory(lab, monkeypatch, name, frozen) -> None:
     """Gradients and buffers have the same bits."""
-    monkeypatch.setitem(build.__globals__["_NETWORKS"]["image"], "noisy", noisy)
+    monkeypatch.setitem(build.__globals__["_networks"]("image"), "noisy", noisy)
     model = build(lab.make_spec(name, size=32, channels=3)).train()
     twin = copy.deepcopy(model)
     checkpointed(twin)

@@ -15,7 +15,8 @@ from ratchet.doctor.findings import Finding, describe_finding
 from ratchet.doctor.model_checks import ModelProbe
 from ratchet.doctor.settings_checks import check_disk, check_memory, check_settings
 from ratchet.errors import TrainingError
-from ratchet.kinds import ModelSpec, TokensInput
+from ratchet.kinds import ModelSpec
+from ratchet.kinds.registry import kind_of
 from ratchet.training.batches import Batch, Split
 from ratchet.training.device import reproducible
 from ratchet.training.models import Model
@@ -78,8 +79,8 @@ def examine(
 def _batch(train: Split, spec: ModelSpec, plan: Plan, device: torch.device) -> Batch:
     """Return the batch that the model is tried on, without augmentation."""
     count = _SAMPLES
-    if isinstance(spec.input, TokensInput):
-        count = max(_FEWEST_PIECES, min(_SAMPLES, _TOKENS // spec.input.context))
+    if kind_of(spec.input).generates:
+        count = max(_FEWEST_PIECES, min(_SAMPLES, _TOKENS // spec.stream.context))
     elif _SAMPLES * math.prod(spec.input.shape) > _LARGE:
         count = _SAMPLES_LARGE
     return next(train.feed([balanced_rows(train, count, plan)], device))

@@ -19,9 +19,18 @@ if TYPE_CHECKING:
     from ratchet.problems import Target
 
 __all__ = [
-    "Arrays", "InputError", "Json", "Kind", "RawValue", "Tensor", "TooManyRows", "Unencoded", "Unusual", "far_values",
+    "Arrays",
+    "InputError",
+    "Json",
+    "Kind",
+    "RawValue",
+    "TensorSpec",
+    "TooManyRows",
+    "Unencoded",
+    "Unusual",
+    "far_values",
     "go_on",
-]  # fmt: skip
+]
 
 S = TypeVar("S")
 Arrays = tuple[NDArray[Any], ...]
@@ -76,7 +85,7 @@ class Unusual(NamedTuple):
     known: Any
 
 
-class Tensor(NamedTuple):
+class TensorSpec(NamedTuple):
     """An input of a model in the Open Inference Protocol. `dtype`: of NumPy, or "text". `shape`: of one sample."""
 
     name: str
@@ -101,6 +110,10 @@ class Kind(Generic[S]):
     has_user_code: ClassVar[bool] = False  # only a user's module knows which values are allowed
     varies: ClassVar[bool] = False  # the second axis of an array varies
     variants: ClassVar[tuple[str, ...]] = ()  # that export.variants: auto makes
+    networks: ClassVar[Mapping[str, str]] = {}  # model.name -> class in `ratchet.training.models`; the first is `auto`
+    model: ClassVar[str] = "Model"  # class in `ratchet.training.models.model`
+    has_sources: ClassVar[bool] = False  # data.source names where they come from; of other kinds data.path does
+    smooths_labels: ClassVar[bool] = False  # training.label_smoothing: auto smooths
     has_torchvision: ClassVar[bool] = False  # model.name may be a classifier of torchvision
     mirrors: ClassVar[bool] = False  # a sample may be mirrored
     has_pixels: ClassVar[bool] = False  # an array has images
@@ -256,9 +269,9 @@ class Kind(Generic[S]):
 
     # Descriptions
 
-    def tensors(self, spec: S) -> tuple[Tensor, ...]:
+    def tensors(self, spec: S) -> tuple[TensorSpec, ...]:
         """Return the inputs in the Open Inference Protocol."""
-        return (Tensor("text", "text"),)
+        return (TensorSpec("text", "text"),)
 
     def from_named(self, tensors: Mapping[str, NDArray[Any]], spec: S) -> Any:
         """Return the raw values of tensors by name.

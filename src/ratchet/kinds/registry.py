@@ -6,7 +6,7 @@ from typing import Any
 
 from ratchet.kinds.protocol import Kind
 
-__all__ = ["KINDS", "kind_named", "kind_of", "noun_of", "takes_equal"]
+__all__ = ["KINDS", "kind_chosen", "kind_named", "kind_of", "noun_of", "takes_equal"]
 
 KINDS = {
     "image": "ratchet.kinds.image.kind:Images",
@@ -24,6 +24,11 @@ def kind_named(name: str) -> Kind[Any]:
     module, _, kind = KINDS[name].partition(":")
     instance: Kind[Any] = getattr(import_module(module), kind)()
     return instance
+
+
+def kind_chosen(setting: str) -> Kind[Any]:
+    """Return the kind that data.kind means: a name, or package.module:Class of a user's own kind."""
+    return kind_named("arrays" if ":" in setting else setting)
 
 
 def kind_of(spec: Any) -> Kind[Any]:

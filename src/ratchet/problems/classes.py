@@ -27,6 +27,7 @@ class Classes(Target):
     best: ClassVar[tuple[str, ...]] = ("accuracy", "balanced_accuracy", "f1", "loss")
     meaning: ClassVar[str] = "one logit per class"
     is_indexed: ClassVar[bool] = True
+    finds_wrong_labels: ClassVar[bool] = True
     smoothing: ClassVar[float] = 0.1
 
     @property

@@ -51,6 +51,7 @@ class Target(ABC):
     best: ClassVar[tuple[str, ...]]  # metrics of validation; the first is that of training.best: auto
     meaning: ClassVar[str]  # of the outputs for one sample
     is_indexed: ClassVar[bool] = False  # targets are numbers of classes or tokens
+    finds_wrong_labels: ClassVar[bool] = False  # `ratchet data labels` compares samples' classes with others
     has_accuracy: ClassVar[bool] = True
     dimensions: ClassVar[int] = 2  # of a batch of outputs; those of an ensemble have one more
     smoothing: ClassVar[float] = 0.0  # of training.label_smoothing: auto, for images

@@ -6,16 +6,10 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["OWN", "refusal", "torchvision_classifiers"]
+from ratchet.kinds.registry import kind_chosen
 
-OWN = {
-    "image": ("convnet", "resnet", "fastnet"),
-    "table": ("tabm", "mlp"),
-    "text": ("bag", "transformer"),
-    "tokens": ("decoder",),
-    "arrays": ("mlp",),
-}
-"""Ratchet's networks by kind of input; the first is that of `auto`."""
+__all__ = ["refusal", "torchvision_classifiers"]
+
 _NOT_NETWORKS = ("auto", "baseline", "blend")
 
 
@@ -41,10 +35,9 @@ def torchvision_classifiers() -> tuple[str, ...]:
 
 def refusal(name: str, kind: str) -> str | None:
     """Return the message for a model that samples of this kind do not have; None if it exists or cannot be checked."""
-    own = OWN["arrays" if ":" in kind else kind]
-    is_image = kind == "image"
-    others = torchvision_classifiers() if is_image else ()
-    if name in (*_NOT_NETWORKS, *own, *others) or (is_image and not others):
+    chosen = kind_chosen(kind)
+    own, others = chosen.networks, torchvision_classifiers() if chosen.has_torchvision else ()
+    if name in (*_NOT_NETWORKS, *own, *others) or (chosen.has_torchvision and not others):
         return None
     near = difflib.get_close_matches(name.lower(), [*own, *others, *_NOT_NETWORKS], n=3, cutoff=0.4)
     more = " and every classifier of torchvision.models" if others else ""

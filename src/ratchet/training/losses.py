@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from ratchet.errors import TrainingError
+from ratchet.kinds.registry import kind_named
 from ratchet.problems import Target
 from ratchet.training.plan import Plan
 
@@ -44,7 +45,7 @@ def resolve_auto(plan: Plan, target: Target, *, kind: str = "image") -> Plan:
     if target.ignored is not None:
         plan = replace(plan, ignore_index=target.ignored)
     if plan.label_smoothing == "auto":
-        plan = replace(plan, label_smoothing=target.smoothing if kind == "image" else 0.0)
+        plan = replace(plan, label_smoothing=target.smoothing if kind_named(kind).smooths_labels else 0.0)
     return replace(plan, loss=loss, best=best)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from ratchet.errors import RatchetError, TrainingError
 from ratchet.kinds.inputs import ArraysInput
-from ratchet.kinds.protocol import Arrays, InputError, Json, Kind, RawValue, Tensor, Unusual, far_values, go_on
+from ratchet.kinds.protocol import Arrays, InputError, Json, Kind, RawValue, TensorSpec, Unusual, far_values, go_on
 from ratchet.kinds.raw_values import as_type, json_type, only_column
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ class OwnArrays(Kind[ArraysInput]):
     """Named arrays, as data.kind names the class that makes them."""
 
     name = "arrays"
+    networks = MappingProxyType({"mlp": "ArraysMLP"})
+    model = "ArraysModel"
     has_user_code = True
     baseline = "array-trees"
 
@@ -99,8 +102,8 @@ class OwnArrays(Kind[ArraysInput]):
             )
         return spec
 
-    def tensors(self, spec: ArraysInput) -> tuple[Tensor, ...]:
-        return tuple(Tensor(array.name, array.dtype, array.shape) for array in spec.arrays)
+    def tensors(self, spec: ArraysInput) -> tuple[TensorSpec, ...]:
+        return tuple(TensorSpec(array.name, array.dtype, array.shape) for array in spec.arrays)
 
     def from_named(self, tensors: Mapping[str, NDArray[Any]], spec: ArraysInput) -> Mapping[str, NDArray[Any]]:
         return tensors

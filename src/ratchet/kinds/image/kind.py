@@ -5,6 +5,7 @@ import io
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from ratchet.kinds.image.depth import eight_bits, largest, raw_values
 from ratchet.kinds.image.image_files import allowed, is_file, pixels_of
 from ratchet.kinds.inputs import ImageInput
-from ratchet.kinds.protocol import Arrays, InputError, Json, Kind, RawValue, Tensor, Unusual, far_values, go_on
+from ratchet.kinds.protocol import Arrays, InputError, Json, Kind, RawValue, TensorSpec, Unusual, far_values, go_on
 from ratchet.kinds.raw_values import as_type
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ class Images(Kind[ImageInput]):
     file_suffixes = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
     files_word = "images"
     variants = ("int8-static",)
+    networks = MappingProxyType({"convnet": "ConvNet", "resnet": "ResidualNet", "fastnet": "FastNet"})
+    model = "ImageModel"
+    has_sources = True
+    smooths_labels = True
     has_torchvision = True
     mirrors = True
     has_pixels = True
@@ -139,8 +144,8 @@ class Images(Kind[ImageInput]):
         """Return the arguments; `classes` is the number of outputs, also for other problems."""
         return {"classes": target.outputs, "channels": spec.channels, "height": spec.height, "width": spec.width}
 
-    def tensors(self, spec: ImageInput) -> tuple[Tensor, ...]:
-        return (Tensor("pixels", spec.raw_dtype, spec.shape),)
+    def tensors(self, spec: ImageInput) -> tuple[TensorSpec, ...]:
+        return (TensorSpec("pixels", spec.raw_dtype, spec.shape),)
 
     def schema(self, spec: ImageInput) -> Json:
         height, width, channels = spec.shape

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from ratchet.errors import DataError
 from ratchet.kinds.inputs import Column, TableInput
-from ratchet.kinds.protocol import Arrays, InputError, Json, Kind, RawValue, Tensor, Unencoded, Unusual, go_on
+from ratchet.kinds.protocol import Arrays, InputError, Json, Kind, RawValue, TensorSpec, Unencoded, Unusual, go_on
 from ratchet.kinds.raw_values import json_type
 from ratchet.kinds.table.requests import encode_requests, frame_of
 
@@ -31,6 +32,8 @@ class Tables(Kind[TableInput]):
     """Rows of a table, as two arrays: numbers and codes of categories."""
 
     name = "table"
+    networks = MappingProxyType({"tabm": "TabM", "mlp": "TableMLP"})
+    model = "TableModel"
     program_inputs = ("numbers", "codes")
     packages = ("polars",)
     in_tables = True
@@ -138,8 +141,8 @@ class Tables(Kind[TableInput]):
 
         return TableSplit.open(packed, name, manifest)
 
-    def tensors(self, spec: TableInput) -> tuple[Tensor, ...]:
-        return tuple(Tensor(each.name, "float64" if each.type == "numeric" else "text") for each in spec.columns)
+    def tensors(self, spec: TableInput) -> tuple[TensorSpec, ...]:
+        return tuple(TensorSpec(each.name, "float64" if each.type == "numeric" else "text") for each in spec.columns)
 
     def from_named(self, tensors: Mapping[str, NDArray[Any]], spec: TableInput) -> dict[str, list[Any]]:
         return {name: _column_values(name, array) for name, array in tensors.items()}

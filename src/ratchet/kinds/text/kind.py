@@ -4,6 +4,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +31,7 @@ class Texts(Kind[TextInput]):
     """Texts, as the ids of their tokens."""
 
     name = "text"
+    networks = MappingProxyType({"bag": "Bag", "transformer": "Transformer"})
     program_inputs = ("ids",)
     tokenizes = True
     varies = True

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,7 @@ class TokenStreams(Kind[TokensInput]):
     """Pieces of a token stream. A request has prompts; no array is made of them."""
 
     name = "tokens"
+    networks = MappingProxyType({"decoder": "Decoder"})
     program_inputs = ("ids",)
     unit = "bytes"
     noun = ("piece", "pieces")

@@ -1,6 +1,7 @@
 """Built-in, torchvision and custom models. They are rebuilt from names and code files, never from a pickle."""
 
 import difflib
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -46,15 +47,10 @@ __all__ = [
     "save_model",
 ]
 
-_MODELS: dict[str, type[Model]] = {
-    "image": ImageModel, "table": TableModel, "text": Model, "tokens": Model, "arrays": ArraysModel,
-}  # fmt: skip
-_NETWORKS: dict[str, dict[str, Callable[..., nn.Module]]] = {  # by kind; the first is that of `model.name: auto`
-    "image": {"convnet": ConvNet, "resnet": ResidualNet, "fastnet": FastNet},
-    "table": {"tabm": TabM, "mlp": TableMLP},
-    "text": {"bag": Bag, "transformer": Transformer},
-    "tokens": {"decoder": Decoder},
-    "arrays": {"mlp": ArraysMLP},
+_MODELS = {model.__name__: model for model in (ImageModel, TableModel, ArraysModel, Model)}
+_NETWORKS: dict[str, Callable[..., nn.Module]] = {  # kinds have their names in the settings
+    network.__name__: network
+    for network in (ConvNet, ResidualNet, FastNet, TabM, TableMLP, Bag, Transformer, Decoder, ArraysMLP)
 }
 _CODE = "code"  # copy of a factory's code in the folder of a saved model
 
@@ -67,14 +63,19 @@ def build(spec: ModelSpec) -> Model:
     """
     network = _network(spec)
     narrow(network, spec.widths)
-    model = _MODELS[spec.input.kind](network, spec)
+    model = _MODELS[kind_of(spec.input).model](network, spec)
     _check_forward(model, spec)
     return model
 
 
+@functools.cache
+def _networks(kind: str) -> dict[str, Callable[..., nn.Module]]:
+    return {name: _NETWORKS[network] for name, network in kind_named(kind).networks.items()}
+
+
 def default_name(kind: str) -> str:
     """Return the model that `model.name: auto` means for a kind of input: the first of its own networks."""
-    return next(iter(_NETWORKS[kind]))
+    return next(iter(_networks(kind)))
 
 
 def require(name: str, *, kind: str = "image", factory: str = "none", code: str = "none", root: str = ".") -> None:
@@ -86,7 +87,7 @@ def require(name: str, *, kind: str = "image", factory: str = "none", code: str 
     if factory != "none":
         OwnCode(Path(root), code).load(factory)
         return
-    own = _NETWORKS[kind]
+    own = _networks(kind)
     others = torchvision_names() if kind_named(kind).has_torchvision else []
     if name in own or name in others:
         return
@@ -137,7 +138,7 @@ def _network(spec: ModelSpec) -> nn.Module:
         if not isinstance(network, nn.Module):
             raise TrainingError(f"model.factory: {spec.factory} returned a {type(network).__name__}, not an nn.Module")
         return network
-    own = _NETWORKS[spec.input.kind] | BASELINES
+    own = _networks(spec.input.kind) | BASELINES
     if (network := own.get(spec.name) or blended(spec.name, own)) is not None:
         return network(**arguments)
     require(spec.name, kind=spec.input.kind)

@@ -6,14 +6,19 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from ratchet.search.records import Study
+from ratchet.search.records import Study, Trial
 from ratchet.search.scheduler import Progress, Scheduler, release
 from ratchet.search.store import StudyStore
 from ratchet.settings.model import Params
 
 RATE = "training.learning_rate"
 SPACE = {RATE: {"float": [0.001, 0.1], "log": True}, "training.batch_size": {"int": [16, 128], "step": 16}}
-Value = Callable[[Mapping[str, Any], int | None, int], float]
+Value = Callable[[Mapping[str, Any], int | None, int], float | tuple[float, ...]]
+"""(settings of the trial, its seed, epoch) -> first objective, or all of them, after that epoch."""
+
+
+class CannotTrain(Exception):
+    """Raised by a value function whose trial fails."""
 
 
 def new_study(
@@ -21,9 +26,11 @@ def new_study(
     **search: object,
 ) -> tuple[Params, Study]:  # fmt: skip
     """Settings and a study of them, without trials."""
-    params = Params.model_validate({"search": {"space": space, "seeds": 1, **search}, "training": {"epochs": epochs}})
+    params = Params.model_validate(
+        {"search": {"space": dict(space), "seeds": 1, **search}, "training": {"epochs": epochs}}
+    )
     study = Study(
-        name="study", objectives=objectives, maximize=tuple(name != "parameters" for name in objectives),
+        name="study", objectives=objectives, maximize=tuple(name.endswith("accuracy") for name in objectives),
         search=params.search, params=params.model_dump(mode="json", include={"seed", "data", "model", "training"}),
         parts={}, epochs=epochs,
     )  # fmt: skip
@@ -66,24 +73,38 @@ class Worker:
             if trial == "wait":
                 yield "wait"
                 continue
-            study, curve = self.store.require(), list(trial.curve)
             yield f"took {trial.number}"
-            progress = Progress(tuple(curve), trial.steps, trial.cpu, spans=trial.spans)
-            decision = scheduler.report(trial.number, progress) if curve else "continue"
-            while decision == "continue" and len(curve) < study.epochs:
-                epoch = len(curve) + 1
-                curve.append((epoch, self.value(trial.values, trial.seed, epoch)))
-                progress = Progress(tuple(curve), progress.steps + 1, progress.cpu + 36.0, spans=trial.spans)
-                if epoch < study.epochs and epoch not in self.unheard:
-                    decision = scheduler.report(trial.number, progress)
-                yield f"epoch {epoch} of {trial.number}"
-            if decision != "continue":
-                if not scheduler.leave(trial.number, progress):
-                    return
-            else:
-                last = self.value(trial.values, trial.seed, study.epochs)
-                scheduler.finish(trial.number, progress, (last, *[100.0] * (len(study.objectives) - 1)))
-            yield f"left {trial.number}"
+            try:
+                yield from self._train(trial)
+            except CannotTrain as error:
+                scheduler.fail(trial.number, Progress(), str(error))
+            except Left:
+                return
+
+    def _train(self, trial: Trial) -> Iterator[str]:
+        scheduler, study, number = self.scheduler, self.store.require(), trial.number
+        progress = Progress(trial.curve, trial.steps, trial.cpu, spans=trial.spans)
+        decision = scheduler.report(number, progress) if trial.curve else "continue"
+        while decision == "continue" and progress.epochs < study.epochs:
+            epoch = progress.epochs + 1
+            curve = (*progress.curve, (epoch, self._values(study, trial, epoch)[0]))
+            progress = Progress(curve, progress.steps + 1, progress.cpu + 36.0, spans=trial.spans)
+            if epoch < study.epochs and epoch not in self.unheard:
+                decision = scheduler.report(number, progress)
+            yield f"epoch {epoch} of {number}"
+        if decision == "continue":
+            scheduler.finish(number, progress, self._values(study, trial, study.epochs))
+        elif not scheduler.leave(number, progress):
+            raise Left
+        yield f"left {number}"
+
+    def _values(self, study: Study, trial: Trial, epoch: int) -> tuple[float, ...]:
+        value = self.value(trial.values, trial.seed, epoch)
+        return value if isinstance(value, tuple) else (value, *[100.0] * (len(study.objectives) - 1))
+
+
+class Left(Exception):
+    """The worker has left a trial that has not ended, because the search stops."""
 
 
 def finish(store: StudyStore, params: Params, value: Value = quality) -> Study:

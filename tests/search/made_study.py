@@ -2,18 +2,16 @@
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from simulated_search import Value, Worker, new_study
+
 from ratchet import files
 from ratchet.search.records import Curve, Study, Trial
-from ratchet.search.scheduler import Progress, Scheduler
 from ratchet.search.store import StudyStore
-from ratchet.settings.model import Params
-from ratchet.settings.search_settings import SearchSettings
-from ratchet.settings.search_space import apply
 
 SPACE: Mapping[str, Any] = MappingProxyType(
     {
@@ -26,12 +24,6 @@ SPACE: Mapping[str, Any] = MappingProxyType(
     }
 )
 Values = Mapping[str, Any]
-Objectives = Callable[[Values, int | None, int], tuple[float, ...]]
-"""(settings of the trial, its seed, epoch) -> values of the objectives after that epoch."""
-
-
-class CannotTrain(Exception):
-    """Raised by a value function whose trial fails."""
 
 
 def accuracy(values: Values, seed: int | None, epoch: int) -> tuple[float, ...]:
@@ -51,39 +43,34 @@ def accuracy_and_size(values: Values, seed: int | None, epoch: int) -> tuple[flo
 
 
 def made_study(
-    *, space: Mapping[str, Any] = SPACE, objectives: Objectives = accuracy, names: tuple[str, ...] = (),
-    epochs: int = 27, assignments: int | None = None, **search: Any,
-) -> Study:  # fmt: skip
+    *,
+    space: Mapping[str, Any] = SPACE,
+    objectives: Value = accuracy,
+    names: tuple[str, ...] = ("validation/accuracy",),
+    epochs: int = 27,
+    assignments: int | None = None,
+    **search: Any,
+) -> Study:
     """Run a search in memory.
 
     Args:
         space: `search.space`.
         objectives: value function.
-        names: of the objectives; empty: the accuracy. All but accuracies are minimized.
+        names: of the objectives. All but accuracies are minimized.
         epochs: of a whole training.
         assignments: leave the search after so many assignments, with the last trial running; None: run to the end.
         search: other settings of the section `search`.
     """
-    names = names or ("validation/accuracy",)
-    params = Params(search=SearchSettings(space=dict(space), **search))
-    content = params.model_dump(mode="json", exclude={"search"})
-    maximize = tuple(name.endswith("accuracy") for name in names)
+    params, study = new_study(space, epochs=epochs, objectives=names, **{"seeds": 3, **search})
     store = StudyStore(None, "sqlite://", "digits")
-    store.create(Study("digits", names, maximize, params.search, content, {}, epochs, created=1_000_000.0))
-
-    def key_of(values: Values, seed: int | None) -> str:
-        return files.digest_json([apply(params, values).training.model_dump(mode="json"), seed])
-
-    scheduler = Scheduler(store, params, key_of, owner="worker")
-    while isinstance(trial := scheduler.next(), Trial):
-        if assignments is not None:
-            assignments -= 1
-        _train(scheduler, trial, objectives, epochs, leave=assignments == 0)
-        if assignments == 0:
+    store.create(replace(study, name="digits", created=1_000_000.0))
+    taken = 0
+    for act in Worker(store, params, "worker", objectives).acts():
+        taken += act.startswith("took")
+        if taken == assignments and act.startswith("epoch"):
             break
     study = store.require()
-    trials = [replace(trial, spans=((0.0, 3600.0),)) for trial in study.trials]
-    return replace(study, trials=trials)
+    return replace(study, trials=[replace(trial, spans=((0.0, 3600.0),)) for trial in study.trials])
 
 
 def many_trials(count: int, *, seed: int = 0) -> Study:
@@ -114,23 +101,3 @@ def _random_trial(number: int, chance: random.Random, epochs: int) -> Trial:
         objectives=(curve[-1][1],) if is_complete else (), steps=100 * length, cpu=3.0 * length,
         spans=((0.0, 36_000.0),), run_id=f"{number:032x}",
     )  # fmt: skip
-
-
-def _train(scheduler: Scheduler, trial: Trial, objectives: Objectives, epochs: int, *, leave: bool) -> None:
-    """Train a trial until it ends or fails. `leave`: stop after its first epoch, as if still running."""
-    number, values, progress = trial.number, trial.objectives, Progress(run_id=f"{trial.number:032x}")
-    for epoch in range(1, epochs + 1):
-        try:
-            values = objectives(trial.values, trial.seed, epoch)
-        except CannotTrain as error:
-            scheduler.fail(number, progress, str(error))
-            return
-        curve = (*progress.curve, (epoch, values[0]))
-        progress = replace(progress, curve=curve, steps=progress.steps + 100, cpu=progress.cpu + 3.0)
-        decision = scheduler.report(number, progress)
-        if leave:
-            return
-        if decision == "end":
-            scheduler.leave(number, progress)
-            return
-    scheduler.finish(number, progress, values)

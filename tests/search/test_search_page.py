@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from simulated_search import CannotTrain
 
 from ratchet.reports.search_charts import objective_scale, slices
 from ratchet.reports.search_page import search_page
@@ -16,7 +17,7 @@ from ratchet.search.optuna_view import frozen, pareto_front
 from ratchet.search.records import Study
 from tests.servers.browser import chromium, needs_chromium
 
-from .made_study import SPACE, CannotTrain, Values, accuracy, accuracy_and_size, made_study, many_trials
+from .made_study import SPACE, Values, accuracy, accuracy_and_size, made_study, many_trials
 
 NASTY = "<script>alert('x')</script>\"&{{ 1 }}\n\u202e<b>"
 VOID = {"meta", "br"}

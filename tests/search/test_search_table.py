@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from simulated_search import CannotTrain
 
 from ratchet.reports.search_text import short_names, summary, trial_table
 from ratchet.search.records import Study, Trial
 
-from .made_study import SPACE, CannotTrain, Values, accuracy_and_size, made_study
+from .made_study import SPACE, Values, accuracy_and_size, made_study
 
 NASTY = "[bold]out of memory[/] \x1b[31m\n" + "x" * 400
 

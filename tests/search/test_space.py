@@ -179,9 +179,9 @@ def test_ends_of_a_range_are_its_first_and_last_value() -> None:
         MOMENTUM: {"float": [0, 0.9]},
     }
     batch, rate, momentum = parse_space(Params.model_validate({"search": {"space": space}}))
-    assert (batch.size, batch.ends, batch.grid) == (3, (1, 7), (1, 4, 7))
-    assert (rate.size, rate.ends, rate.grid) == (4, (0.1, 0.7), (0.1, 0.3, 0.5, 0.7))
-    assert (momentum.size, momentum.ends, momentum.grid) == (None, (0.0, 0.9), None)
+    assert (batch.size, batch.ends) == (3, (1, 7))
+    assert (rate.size, rate.ends) == (4, (0.1, 0.7))
+    assert (momentum.size, momentum.ends) == (None, (0.0, 0.9))
 
 
 @pytest.fixture

@@ -89,22 +89,6 @@ def test_storage_holds_no_pickle(new_store) -> None:
     assert not [cell for cell in cells if isinstance(cell, bytes)]
 
 
-def test_study_of_an_earlier_version_is_refused_and_stays(new_store, tmp_path: Path) -> None:
-    """Its tables are of ratchet's own. Other studies can be in the same file."""
-    with closing(sqlite3.connect(tmp_path / "search.db")) as connection:
-        connection.execute("CREATE TABLE ratchet_studies (name TEXT)")
-        connection.execute("INSERT INTO ratchet_studies VALUES ('old')")
-        connection.commit()
-    _, study = new_study()
-    new_store(study)
-    old = StudyStore(None, f"sqlite:///{tmp_path}/search.db", "old")
-    for act in (old.require, lambda: old.create(study)):
-        with pytest.raises(StudyError, match=r"old: an earlier version of ratchet wrote .* Fix: begin another"):
-            act()
-    with closing(sqlite3.connect(tmp_path / "search.db")) as connection:
-        assert connection.execute("SELECT name FROM ratchet_studies").fetchall() == [("old",)]
-
-
 def test_study_of_another_program_is_not_touched(tmp_path: Path) -> None:
     import optuna
 

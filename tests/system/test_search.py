@@ -43,12 +43,19 @@ FLOW = "from flows.search import search_flow; print(search_flow(return_state=Tru
 
 
 @pytest.fixture(scope="module")
-def packed(new_project, use_small_net):
-    """A project with the digits packed, which DVC knows: a search does not ingest them again."""
+def refused_flow(new_project, use_small_net) -> tuple[Any, str]:
+    """A fresh clone in which search-flow has ingested the digits and refused the empty space; what it printed."""
     project = new_project("packed")
     use_small_net(project)
+    with prefect_server(project.workspace) as api:
+        return project, project.good(sys.executable, "-c", FLOW, **client_environment(project.workspace, api))
+
+
+@pytest.fixture(scope="module")
+def packed(refused_flow):
+    """The same project with a space: a search does not ingest the digits again."""
+    project, _ = refused_flow
     settings.override(project.workspace.params, SETTINGS)
-    project.good("dvc", "repro", "ingest")
     return project
 
 
@@ -77,28 +84,17 @@ class Searching:
 
     def __init__(self, project, log: Path, *command: str, **variables: str) -> None:
         self.project, self.log = project, log
-        with log.open("a") as output:
-            self.process = subprocess.Popen(
-                command or ("ratchet", "search"), cwd=project.root, env=project.environment | variables,
-                stdout=output, stderr=output, start_new_session=True,
-            )  # fmt: skip
+        self.process = project.start(*(command or ("ratchet", "search")), log=log, **variables)
 
     def workers(self) -> list[int]:
         """Processes that train."""
-        processes = []
-        for folder in Path("/proc").iterdir():
-            if not folder.name.isdigit():
-                continue
-            try:
-                command = (folder / "cmdline").read_bytes()
-                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            except (OSError, ValueError, IndexError):
-                continue
-            if b"ratchet.scale.child" in command and parent == self.process.pid:
-                processes.append(int(folder.name))
-        return processes
+        try:
+            children = psutil.Process(self.process.pid).children()
+            return [child.pid for child in children if "ratchet.scale.child" in child.cmdline()]
+        except psutil.NoSuchProcess:
+            return []
 
-    def when(self, condition: Callable[[], object], *, pause: float = 0.005) -> bool:
+    def when(self, condition: Callable[[], object], *, pause: float = 0.02) -> bool:
         """Wait for a condition; False when the process ended before."""
         return until_or_end(condition, self.process, log=self.log, seconds=TIMEOUT, pause=pause)
 
@@ -114,7 +110,7 @@ class Searching:
         """Kill the only worker, and wait for the next one."""
         (worker,) = self.workers()
         os.kill(worker, signal.SIGKILL)
-        assert self.when(lambda: worker not in self.workers() and self.workers())
+        assert self.when(lambda: worker not in self.workers() and self.workers(), pause=0.1)
 
     def is_writing(self) -> bool:
         return any(self.project.root.glob("data/search/*/*/checkpoints/.draft-*"))
@@ -181,11 +177,9 @@ def assert_recorded_once(project) -> None:
     assert keys == {str(trial.number): trial.key for trial in study.trials}
 
 
-def test_search_flow_ingests_in_a_fresh_clone(new_project) -> None:
+def test_search_flow_ingests_in_a_fresh_clone(refused_flow) -> None:
     """Then it refuses the empty space."""
-    project = new_project("flow")
-    with prefect_server(project.workspace) as api:
-        output = project.good(sys.executable, "-c", FLOW, **client_environment(project.workspace, api))
+    project, output = refused_flow
     assert "search.space" in output
     assert "up to date" in project.good("dvc", "status", "code", "ingest")
 
@@ -228,14 +222,14 @@ scheduler.Scheduler.leave = leave
 
 
 def test_killed_workers_and_a_locked_database_change_nothing(undisturbed, twin, tmp_path) -> None:
-    """Workers are killed before an early end, in an epoch and in a write.
+    """Workers are killed before an early end and in a write. The database is locked for longer than the lease.
 
-    The first has reported the epoch, and not the end. What the second has done since its last checkpoint is done
-    again. The database is locked for longer than the lease.
+    The first has reported the epoch, and not the end.
     """
     project = twin("killed", changes={"search.max_losses": 9})
-    (project.root / "sitecustomize.py").write_text(ENDED)
-    with searching(project, tmp_path / "log") as search:
+    (tmp_path / "sitecustomize.py").write_text(ENDED)
+    path = f"{tmp_path}{os.pathsep}{project.environment.get('PYTHONPATH', '')}"
+    with searching(project, tmp_path / "log", PYTHONPATH=path) as search:
         assert search.when((project.root / "killed-before-the-end").exists)
         assert search.goes_on()
         other = sqlite3.connect(project.workspace.mlruns / "search.db", isolation_level=None, timeout=60.0)
@@ -243,8 +237,6 @@ def test_killed_workers_and_a_locked_database_change_nothing(undisturbed, twin, 
         let_run(search.process, 3.0)  # longer than the lease
         other.execute("COMMIT")
         other.close()
-        assert search.goes_on()
-        search.kill_worker()
         assert search.goes_on()
         while search.when(search.is_writing, pause=0.0):
             (worker,) = search.workers()
@@ -256,15 +248,15 @@ def test_killed_workers_and_a_locked_database_change_nothing(undisturbed, twin, 
             os.kill(worker, signal.SIGCONT)
         search.good()
     assert_same_search(project, undisturbed)
-    assert sum(trial.losses for trial in study_of(project).trials) >= 2
+    assert sum(trial.losses for trial in study_of(project).trials) == 2
     steps = [sum(trial.steps for trial in study_of(each).trials) for each in (project, undisturbed)]
-    assert steps[1] <= steps[0] <= steps[1] + 6  # no more than a step or two for each kill
+    assert steps[1] <= steps[0] <= steps[1] + 4  # no more than a step or two for each kill
 
 
 def test_stopped_or_killed_search_continues_with_the_same_command(undisturbed, twin, tmp_path) -> None:
-    """Its workers write checkpoints, though SIGKILL, SIGTERM or Ctrl-C ends it, or SIGTERM ends the workers."""
+    """Its workers write checkpoints, though SIGKILL or Ctrl-C ends it, or SIGTERM ends the workers."""
     project = twin("stopped")
-    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, None):
+    for number in (signal.SIGKILL, signal.SIGINT, None):
         with searching(project, log := tmp_path / f"log-{number}") as search:
             assert search.goes_on()
             workers = search.workers()
@@ -325,7 +317,7 @@ def assert_points_once(project) -> None:
 
 @pytest.mark.slow
 def test_a_server_that_is_restarted_costs_nothing(undisturbed, twin, tmp_path, postgres) -> None:
-    """Longer than the lease. A second search in another folder helps it, then sees the same end."""
+    """It is away for longer than the lease."""
     project = twin("away", changes={"search.storage": postgres.uri})
     with searching(project, tmp_path / "log") as search:
         assert search.when(search.checkpoints)
@@ -336,8 +328,6 @@ def test_a_server_that_is_restarted_costs_nothing(undisturbed, twin, tmp_path, p
             postgres.start()
         search.good()
     assert_same_search(project, undisturbed)
-    joined = project.good("ratchet", "search", "join", "digits", "--workers", "1")
-    assert "Traceback" not in joined
 
 
 def test_workers_on_a_server_do_not_block_each_other(postgres) -> None:
@@ -398,21 +388,11 @@ def test_a_full_disk_loses_no_trial(undisturbed, twin, tmp_path) -> None:
         subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ("search.storage=sqlite:////proc/search.db", "search.storage: sqlite:////proc/search.db does not answer"),
-        ("search.folder=/proc/search", "/proc/search"),
-    ],
-)
-def test_a_place_that_cannot_be_used_is_named(change: str, expected: str, undisturbed) -> None:
+def test_a_place_that_cannot_be_used_is_named(undisturbed) -> None:
     before = undisturbed.workspace.params.read_bytes()
-    try:
-        output = undisturbed.refused("ratchet", "search", "--set", change, "--set", f"search.study=x{len(change)}")
-        assert expected in output.replace("\n", "")
-        assert undisturbed.workspace.params.read_bytes() == before
-    finally:
-        undisturbed.workspace.params.write_bytes(before)
+    output = undisturbed.refused("ratchet", "search", "--set", "search.storage=sqlite:////proc/search.db")
+    assert "search.storage: sqlite:////proc/search.db does not answer" in output.replace("\n", "")
+    assert undisturbed.workspace.params.read_bytes() == before
 
 
 @pytest.mark.parametrize(

@@ -349,6 +349,11 @@ def test_nonsense_is_refused_before_a_study_begins(changes: dict[str, object], e
         search(changes)
 
 
+def test_a_folder_that_cannot_be_made_is_named(search) -> None:
+    with pytest.raises(OSError, match="/proc/search"):
+        search({"search.folder": "/proc/search"})
+
+
 def test_no_trial_opens_the_test_split(search, packed) -> None:
     """Its files are absent during the search, the seeds of finalists included."""
     place, aside = packed.workspace.packed / "test", packed.root / "aside"

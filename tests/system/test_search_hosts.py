@@ -80,8 +80,8 @@ def hosts(
     )  # fmt: skip
     project.good("git", "commit", "--quiet", "--all", "--message=a search")
     clone = project.clone(shared.with_name("second"))
-    for each in (project, clone):
-        each.good(*each.stage("ingest"))
+    project.good(*project.stage("ingest"))
+    shutil.copytree(project.workspace.packed, clone.workspace.packed)
     return [project, clone], f"{base}/search"
 
 

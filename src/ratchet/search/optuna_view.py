@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ratchet.search.records import State, Study, Trial
-from ratchet.settings.search_space import Dimension, is_inside, plain_value
+from ratchet.settings.search_space import Dimension, plain_value
 
 if TYPE_CHECKING:
     import optuna
@@ -70,18 +70,15 @@ def trial_of(stored: "FrozenTrial") -> Trial:
     )  # fmt: skip
 
 
-def view_of(
-    study: Study, space: Sequence[Dimension], trials: Sequence[Trial] | None = None, *, outside: bool = True
-) -> "optuna.Study":
-    """Return a copy of a study in memory. `outside`: also with trials that have values outside the space."""
+def view_of(study: Study, space: Sequence[Dimension], trials: Sequence[Trial] | None = None) -> "optuna.Study":
+    """Return a copy of a study in memory, with all trials or these."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     directions = ["maximize" if larger else "minimize" for larger in study.maximize]
     view = optuna.create_study(study_name=study.name, directions=directions)  # type: ignore[arg-type]
     for trial in study.trials if trials is None else trials:
-        is_hidden = trial.seed_of is not None or not (outside or is_inside(space, trial.values))
-        state: State = "failed" if is_hidden else "running" if trial.state == "waiting" else trial.state
+        state: State = "failed" if trial.seed_of is not None else "running" if trial.state == "waiting" else trial.state
         view.add_trial(frozen(trial, space, state=state))
     return view
 

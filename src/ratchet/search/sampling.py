@@ -5,24 +5,22 @@ two trials. So a search by one worker can be interrupted and ends with the same 
 """
 
 import itertools
-import json
 import math
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ratchet.search.optuna_view import category, optuna_state, quiet, view_of
 from ratchet.search.records import Study, Trial
 from ratchet.settings.model import Params
-from ratchet.settings.search_space import Dimension, plain_values, present_values
+from ratchet.settings.search_space import Dimension, is_inside, plain_values, present_values
 
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["grid_points", "suggest"]
+__all__ = ["suggest"]
 
-_MAX_GRID = 100_000
-_KNOWN_PROPOSALS = 5  # of settings that are known already, before chance replaces the sampler in a space with an end
+_MOST_POINTS = 100_000  # of a space with an end
+_KNOWN_PROPOSALS = 5  # of settings that are known already, before the grid replaces the sampler in a space with an end
 _MOST_PROPOSALS = 100  # the same, before a space without an end counts as exhausted
 KeyOf = Callable[[Mapping[str, Any], int | None], str]
 
@@ -33,8 +31,8 @@ def suggest(
     """Choose settings that no trial has; return them with their key. None: there are no others.
 
     The first trial has the present settings, also where the space does not contain them. Where the sampler proposes
-    settings of a known trial, it is answered from the known value and asked again. In a space with an end, chance
-    replaces it after a few of these.
+    settings of a known trial, it is answered from the known value and asked again. In a space with an end, the
+    grid replaces it after a few of these.
     """
     known = {trial.key: trial for trial in study.trials}
     for values, answer in _proposals(study, space, params):
@@ -52,44 +50,36 @@ def _proposals(
     """Yield settings, each with a function that takes the known trial of these settings."""
     if not study.trials:
         yield plain_values(present_values(space, params)), lambda known: None
-    has_end = math.prod(dimension.size or _MAX_GRID + 1 for dimension in space) <= _MAX_GRID
-    if study.search.sampler != "grid":
+    has_end = math.prod(dimension.size or _MOST_POINTS + 1 for dimension in space) <= _MOST_POINTS
+    attempts = 0 if study.search.sampler == "grid" else _KNOWN_PROPOSALS if has_end else _MOST_PROPOSALS
+    inside = [trial for trial in study.searched if trial.key and is_inside(space, trial.values)]
+    with quiet():
+        view = view_of(study, space, inside)
+    proposed = []
+    for attempt in itertools.count():
+        name = study.search.sampler if attempt < attempts else "grid"
+        if name == "grid" and not has_end:
+            return
         with quiet():
-            view = view_of(study, space, outside=False)
-        for attempt in range(_KNOWN_PROPOSALS if has_end else _MOST_PROPOSALS):
-            with quiet():
-                view.sampler = _sampler(study.search.sampler, [study.search.sampler_seed, len(study.trials), attempt])
-                trial = view.ask()
-                values: dict[str, Any] = {}
-                for dimension in space:
-                    if dimension.is_active(values, params):
-                        values[dimension.key] = _suggested(trial, dimension)
+            view.sampler = _sampler(name, [study.search.sampler_seed, len(study.trials), attempt])
+            trial = view.ask()
+            values: dict[str, Any] = {}
+            for dimension in space:
+                if dimension.is_active(values, params):
+                    values[dimension.key] = _suggested(trial, dimension)
+        if name == "grid":
+            if values in proposed:  # it has no other point
+                return
+            proposed.append(values)
 
-            def answer(known: Trial, number: int = trial.number) -> None:
-                is_complete = known.state == "complete"
+        def answer(known: Trial, number: int = trial.number, name: str = name) -> None:
+            is_complete = known.state == "complete"
+            if name != "grid":  # that one learns from nothing
                 with quiet():
                     state = optuna_state("complete" if is_complete else "failed")
                     view.tell(number, list(known.objectives) if is_complete else None, state=state)
 
-            yield plain_values(values), answer
-    if has_end:
-        points = [plain_values(point) for point in grid_points(space, params)]
-        random.Random(study.search.sampler_seed).shuffle(points)
-        tried = {_text(trial.values) for trial in study.searched}
-        yield from ((point, lambda known: None) for point in points if _text(point) not in tried)
-
-
-def grid_points(space: Sequence[Dimension], params: Params) -> Iterator[dict[str, Any]]:
-    """Yield every point of a grid once, at most 100,000. Dimensions whose `when` does not hold are left out."""
-    seen: set[str] = set()
-    for combination in itertools.islice(itertools.product(*(dimension.grid or () for dimension in space)), _MAX_GRID):
-        values: dict[str, Any] = {}
-        for dimension, value in zip(space, combination, strict=True):
-            if dimension.is_active(values, params):
-                values[dimension.key] = value
-        if (text := _text(values)) not in seen:
-            seen.add(text)
-            yield values
+        yield plain_values(values), answer
 
 
 def _suggested(trial: "optuna.Trial", dimension: Dimension) -> Any:
@@ -111,11 +101,9 @@ def _sampler(name: str, seeds: list[int]) -> "optuna.samplers.BaseSampler":
     match name:
         case "random":
             return samplers.RandomSampler(seed=seed)
+        case "grid":
+            return samplers.BruteForceSampler(seed=seed)
         case "gp":
             return samplers.GPSampler(seed=seed, warn_independent_sampling=False)
         case _:
             return samplers.TPESampler(seed=seed, group=True)
-
-
-def _text(values: Mapping[str, Any]) -> str:
-    return json.dumps(values, sort_keys=True)

@@ -62,7 +62,7 @@ class StudyStore:
         """Write a new study; return False if there is one with its name.
 
         Raises:
-            StudyError: another program or an earlier version of ratchet has written one with its name.
+            StudyError: another program has written one with its name.
         """
         from optuna.study import StudyDirection
 
@@ -92,7 +92,6 @@ class StudyStore:
             try:
                 attributes = self._storage.get_study_user_attrs(self._study)
             except KeyError:
-                self._refuse_earlier_version()
                 return None
             if "created" not in attributes:  # written last: a study of another program, or one that is not yet whole
                 return None
@@ -238,23 +237,6 @@ class StudyStore:
                 return storages.get_storage(storages.RDBStorage(self.uri, options))
             except RuntimeError as error:  # tables of another version of Optuna
                 raise StudyError(f"search.storage: found {urls.redacted(self.uri)}. {error}") from error
-
-    def _refuse_earlier_version(self) -> None:
-        """Check that an earlier version of ratchet has not begun this study, in tables of its own."""
-        if self._engine is None:
-            return
-        from sqlalchemy import inspect, text
-
-        with self._errors(), self._engine.connect() as connection:
-            if not inspect(connection).has_table("ratchet_studies"):
-                return
-            query = text("SELECT count(*) FROM ratchet_studies WHERE name = :name")
-            if connection.execute(query, {"name": self.name}).scalar():
-                raise StudyError(
-                    f"{self.name}: an earlier version of ratchet wrote this study, in tables of its own, and this "
-                    "version cannot continue it. They stay as they are, and so do its page and table in data/reports. "
-                    "Fix: begin another study: `ratchet set search.study=NAME`"
-                )
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

@@ -79,13 +79,6 @@ class Dimension:
         return self._value(0), self.high if self.size is None else self._value(self.size - 1)
 
     @property
-    def grid(self) -> tuple[Any, ...] | None:
-        """All values; None if there is no end of them."""
-        if self.kind == "choice":
-            return self.choices
-        return None if self.size is None else tuple(map(self._value, range(self.size)))
-
-    @property
     def _step(self) -> float | None:
         return self.step or (1 if self.kind == "int" and not self.log else None)
 

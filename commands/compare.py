@@ -17,6 +17,7 @@ from ratchet.provenance.sealed import SealedReader
 from ratchet.registry.ledger import Ledger
 from ratchet.registry.provenance_record import PACKED, Provenance
 from ratchet.registry.versions import REFERENCE
+from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 from tasks.dvc_store import DvcStore
 
@@ -128,7 +129,7 @@ def _settings(path: Path) -> Mapping[str, Any]:
         raise DataError(f"{path}: is not YAML") from error
     if not isinstance(content, dict):
         raise DataError(f"{path}: has no settings")
-    return settings.dotted(content)
+    return settings.flatten(Params()) | settings.dotted(content)  # the file has not all of them
 
 
 def _find(archive: Archive, reference: str) -> tuple[str, ArchivedRun]:

@@ -175,7 +175,7 @@ class Rebuild:
                 files.write_bytes(place, path.read_bytes())
 
     def _setting(self, section: str, key: str) -> str:
-        return str(self._read_settings()[section].get(key, "none"))
+        return str(self._read_settings().get(section, {}).get(key, "none"))
 
     def _read_settings(self) -> dict[str, Any]:
         """Read params.yaml without validation: another version of ratchet may have other keys."""

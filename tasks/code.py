@@ -1,26 +1,27 @@
-"""Stage code: data/code.json, the digests of the code that decides the result of each stage.
+"""Stage code: the digests of the code that decides each stage (data/code.json), and the settings (data/settings.json).
 
-DVC tracks the digest of a stage as one of its parameters. So a stage runs again if deciding code changed, and not for
-an edited comment. DVC runs this stage when any file of code changed, and `ratchet` before every run.
+DVC tracks both as parameters of the stages. So a stage runs again if deciding code changed, and not for an edited
+comment. DVC runs this stage when any file of code or a setting changed, and `ratchet` before every run.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ratchet import files
+from ratchet import files, settings
 from ratchet.code.closure import Choice, closure, digest_sources, module_path
-from ratchet.errors import WorkspaceError
+from ratchet.errors import SettingsError, WorkspaceError
 from ratchet.kinds.registry import kind_chosen
-from ratchet.settings.model import Params
+from ratchet.settings.errors import spell
+from ratchet.settings.model import BESIDE, NEUTRAL, Params
 from ratchet.workspace import Workspace
 from tasks.progress import StageProgress
 
-__all__ = ["Code", "choice", "code", "own_code", "require_current", "require_own", "stage_files"]
+__all__ = ["Code", "choice", "code", "completed_settings", "own_code", "require_current", "require_own", "stage_files"]
 
-NO_RESULT = "it only reads code; the digests that it computes are tracked"
+NO_RESULT = "it only reads code and settings; what it writes is tracked"
 
-_FILE = "data/code.json"
+_CODE, _SETTINGS = "data/code.json", "data/settings.json"
 _SHOWN = 3  # changed files in a message
 
 
@@ -36,7 +37,7 @@ class Code:
 
 
 def code(params: Params, workspace: Workspace, *, progress: StageProgress | None = None) -> Code:
-    """Write data/code.json.
+    """Write data/code.json and data/settings.json.
 
     Raises:
         WorkspaceError: the code that runs is not that of the workspace.
@@ -48,16 +49,25 @@ def code(params: Params, workspace: Workspace, *, progress: StageProgress | None
         before, sources = sources, _sources(params, workspace)
     digests = {name: files.digest_json(paths)[:16] for name, paths in by_stage.items()}
     files.write_json(workspace.code, {**digests, "sources": sources, "files": by_stage})
+    files.write_json(workspace.settings, completed_settings(params))
     return Code(digests)
 
 
+def completed_settings(params: Params) -> dict[str, Any]:
+    """Return all settings that decide a result, by section."""
+    content = params.model_dump(mode="json", exclude=set(BESIDE))
+    return {**content, "training": {name: value for name, value in content["training"].items() if name not in NEUTRAL}}
+
+
 def require_current(name: str, params: Params, workspace: Workspace) -> None:
-    """Refuse to run a stage if its code is not that of data/code.json: DVC would record the result for other code.
+    """Refuse to run a stage if DVC would record its result for other settings or other code.
 
     Raises:
+        SettingsError: a setting of the stage is not that of data/settings.json.
         WorkspaceError: the message names the files, or the code that runs is not that of the workspace.
     """
     require_own(workspace)
+    _require_current_settings(name, params, workspace)
     content: dict[str, Any] = (
         files.read_json(workspace.code) if workspace.code.exists() else {"files": {}, "sources": ""}
     )
@@ -71,6 +81,22 @@ def require_current(name: str, params: Params, workspace: Workspace) -> None:
         raise WorkspaceError(
             f"data/code.json: {', '.join(changed[:_SHOWN])}{more} changed since it was written, so DVC would record "
             f"the result of {name} for other code. Fix: run `ratchet train`, or `dvc repro`"
+        )
+
+
+def _require_current_settings(name: str, params: Params, workspace: Workspace) -> None:
+    recorded = files.read_json(workspace.settings) if workspace.settings.exists() else {}
+    before, now = settings.dotted(recorded), settings.dotted(completed_settings(params))
+    changed = [
+        f"{key} is {spell(value)}, and was {spell(before.get(key))}"
+        for key, value in now.items()
+        if value != before.get(key)
+        and any(f"{key}.".startswith(f"{tracked}.") for tracked in _tracked(workspace, _SETTINGS).get(name, ()))
+    ]
+    if changed:
+        raise SettingsError(
+            f"{workspace.params}: {'; '.join(changed[:_SHOWN])} when data/settings.json was written, so DVC would "
+            f"record the result of {name} for other settings. Fix: run `ratchet train`, or `dvc repro`"
         )
 
 
@@ -126,11 +152,18 @@ def _sources(params: Params, workspace: Workspace) -> str:
 
 def _stages(workspace: Workspace) -> list[str]:
     """Return the stages whose code DVC tracks. A user may have added others."""
+    return list(_tracked(workspace, _CODE))
+
+
+def _tracked(workspace: Workspace, file: str) -> dict[str, list[str]]:
+    """Return the keys of a file that DVC tracks, by stage."""
     stages: dict[str, Any] = files.read_yaml(workspace.root / "dvc.yaml")["stages"]
-    tracked = {name: stage.get("params", ()) for name, stage in stages.items()}
-    return [
-        name for name, params in tracked.items() if any(isinstance(entry, dict) and _FILE in entry for entry in params)
-    ]
+    return {
+        name: entry[file]
+        for name, stage in stages.items()
+        for entry in stage.get("params", ())
+        if isinstance(entry, dict) and file in entry
+    }
 
 
 if __name__ == "__main__":

@@ -13,9 +13,8 @@ from ratchet.registry.runs import Run
 from ratchet.search.records import Study
 from ratchet.search.store import StudyStore
 from ratchet.settings.errors import spell
-from ratchet.settings.model import Params
+from ratchet.settings.model import NEUTRAL, Params
 from ratchet.settings.search_settings import SearchSettings
-from ratchet.training.plan import NEUTRAL
 from ratchet.workspace import Workspace
 from tasks.training_job import TrainingJob, make_plan
 

@@ -1,6 +1,6 @@
 """From the settings to the inputs of a training, and the key that identifies it."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,14 +12,14 @@ from ratchet.kinds import ModelSpec
 from ratchet.kinds.registry import kind_named
 from ratchet.problems import Target
 from ratchet.registry.provenance_record import ContinuedCode
-from ratchet.settings.model import Params, TrainingSettings
+from ratchet.settings.model import NEUTRAL, Params, TrainingSettings
 from ratchet.workspace import Workspace
 from tasks.code import choice, own_code
 
 if TYPE_CHECKING:
     from ratchet import training
 
-__all__ = ["TrainingJob", "Variant", "make_plan"]
+__all__ = ["TrainingJob", "Variant", "deciding", "make_plan"]
 
 Variant = Literal["network", "baseline", "blend"]
 _ROOTS = ("ratchet.training.fit", "ratchet.training.open_split")  # what trains, and what reads the data
@@ -75,7 +75,7 @@ class TrainingJob:
         code = closure(roots, stage="train", choice=chosen, code=own_code(params, workspace.root), root=workspace.root)
         identity = {
             "data": manifest.digest,
-            "settings": files.digest_json({"plan": plan.deciding(), "spec": _deciding(spec), "variant": variant}),
+            "settings": files.digest_json({"plan": deciding(plan), "spec": _deciding(spec), "variant": variant}),
             "code": files.digest_json(code),
             "pretrained": files.digest_file(pretrained) if pretrained else "none",
             "teacher": files.digest_tree(teacher) if teacher else "none",
@@ -96,6 +96,11 @@ def make_plan(settings: TrainingSettings, target: Target, *, seed: int, kind: st
     return training.resolve_auto(training.Plan(seed=seed, **settings.model_dump()), target, kind=kind)
 
 
+def deciding(plan: "training.Plan") -> dict[str, Any]:
+    """Return the settings that decide the weights, by name."""
+    return {name: value for name, value in asdict(plan).items() if name not in NEUTRAL}
+
+
 def _deciding(spec: "ModelSpec") -> dict[str, Any]:
     """Return what decides the model. A factory replaces the name."""
     content = spec.identity
@@ -106,7 +111,7 @@ def _parts(
     params: Params, plan: "training.Plan", identity: dict[str, str], code: dict[str, str]
 ) -> dict[str, dict[str, Any]]:
     """Return everything that decides the result, by the names in params.yaml and in the project folder."""
-    decides = plan.deciding()
+    decides = deciding(plan)
     settings = {"seed": decides.pop("seed"), **{f"training.{name}": value for name, value in decides.items()}}
     unused = ("name",) if params.model.factory != "none" else ("code",)
     chosen = params.model.model_dump(mode="json", exclude=set(unused))

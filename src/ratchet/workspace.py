@@ -87,6 +87,7 @@ class Workspace:
     root: Path
 
     code = _In("data", "code.json")  # digests of the code that decides each stage
+    settings = _In("data", "settings.json")  # settings that decide a result, with the defaults filled in
     packed = _In("data", "packed")
     quarantine = _In("data", "quarantine.parquet")
     releases = _In("data", "releases.csv")  # quarantined samples that a user let in; committed to git

@@ -178,8 +178,8 @@ def test_settings_of_servers_stay(workspace: Workspace) -> None:
 
 
 def test_a_broken_file_is_replaced_only_by_force(workspace: Workspace) -> None:
-    workspace.params.write_text("training: {epochs: 1}\n", encoding="utf-8")
-    with pytest.raises(SettingsError, match=r"seed: missing"):
+    workspace.params.write_text("training: {epochs: 0}\n", encoding="utf-8")
+    with pytest.raises(SettingsError, match=r"training.epochs: found 0"):
         examples.use(workspace.root, "digits")
     examples.use(workspace.root, "digits", force=True)
     assert workspace.params.read_text(encoding="utf-8") == settings.template()

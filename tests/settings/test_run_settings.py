@@ -15,7 +15,7 @@ from ratchet.errors import SettingsError, WorkspaceError
 from ratchet.settings.run_settings import RunSettings, overridden, restore
 from ratchet.workspace import Workspace
 
-CHANGES = {"training.epochs": 3, "data.classes": ["a", "b"]}
+CHANGES = {"training.epochs": 3, "data.drop": ["a", "b"]}
 
 
 @pytest.fixture
@@ -110,6 +110,17 @@ def test_an_edit_during_the_run_is_kept(workspace: Workspace) -> None:
     assert workspace.params.read_text() == before.replace("batch_size: 64  #", "batch_size: 7  #")
 
 
+def test_a_setting_that_was_not_in_the_file_is_the_default_again(workspace: Workspace) -> None:
+    before = workspace.params.read_bytes()
+    with workspace.hold("a run"), override(workspace, {"data.folds": 4}):
+        pass
+    assert workspace.params.read_bytes() == before
+    with workspace.hold("a run"), override(workspace, {"data.folds": 4}):
+        settings.override(workspace.params, {"seed": 7})
+    now = settings.load(workspace.params)
+    assert (now.data.folds, now.seed) == (0, 7)
+
+
 def test_an_edit_of_an_overridden_key_wins(workspace: Workspace) -> None:
     before = workspace.params.read_text()
     [message] = run(workspace, edit="training.epochs=9")
@@ -123,7 +134,7 @@ def test_an_edit_after_the_kill_is_kept(workspace: Workspace) -> None:
     with workspace.hold("the next"):
         pass
     now = settings.load(workspace.params)
-    assert (now.training.epochs, now.training.batch_size, now.data.classes) == (30, 7, "auto")
+    assert (now.training.epochs, now.training.batch_size, now.data.drop) == (30, 7, ())
 
 
 def test_a_file_broken_meanwhile_waits_for_the_next_run(workspace: Workspace) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ratchet import settings
+from ratchet import files, settings
 from ratchet.errors import SettingsError
 from ratchet.settings import errors as settings_errors
 from ratchet.settings import source_names
@@ -26,6 +26,14 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / "params.yaml"
     path.write_text(settings.template(), encoding="utf-8")
     return path
+
+
+@pytest.fixture
+def full(file: Path) -> Path:
+    """Return a file with every setting, each on a line of its own."""
+    shipped = settings.dotted(files.read_yaml(file))
+    settings.override(file, {key: value for key, value in settings.flatten(Params()).items() if key not in shipped})
+    return file
 
 
 def change(file: Path, old: str, new: str) -> Path:
@@ -54,9 +62,55 @@ def test_the_template_has_the_defaults(file: Path) -> None:
     assert settings.load(file) == Params()
 
 
-def test_dvc_reads_the_same_values(file: Path) -> None:
+def test_the_shipped_file_is_short() -> None:
+    assert len(settings.template().splitlines()) <= 90
+
+
+def test_added_settings_are_in_their_sections_in_order(file: Path) -> None:
+    settings.override(file, {"platform.host": "::1", "data.drop": ["a"], "training.ema_decay": 0.5, "data.folds": 3})
+    text = file.read_text(encoding="utf-8")
+    assert (
+        "  test_fraction: 0.15  # share of samples for testing, if the data have no split (default: 0.15)\n  folds: 3"
+        in text
+    )
+    added = [line for line in text.splitlines() if line not in settings.template().splitlines()]
+    assert [line.partition("  # ")[0] for line in added] == [
+        "  drop: [a]",
+        "  folds: 3",
+        "  ema_decay: 0.5",
+        "platform:",
+        "  host: ::1",
+    ]
+    assert "(default: 0.0)" in added[2]
+
+
+@pytest.mark.parametrize(
+    "text", ["seed: 1", "data: {path: x, code: y}", "data:\r\n    path: x # mine\r\n    # end\r\n\r\nmodel: {}\r\n"]
+)
+def test_settings_are_added_to_files_of_any_form(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_bytes(text.encode())
+    needed = {"data.path": "p", "data.code": "c", "model.code": "m"}
+    params = settings.override(
+        path, {**needed, "data.drop": ["a, b"], "budget.cpu_hours": 2.0, "budget.gpu_hours": 1.0}
+    )
+    assert settings.load(path) == params
+    assert (params.data.drop, params.budget.cpu_hours, params.budget.gpu_hours) == (("a, b",), 2.0, 1.0)
+    assert params.seed == int("seed" in text)
+
+
+def test_paths_that_dvc_yaml_refers_to_are_required(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text("model: {}\n")
+    assert [line.partition(". Fix")[0] for line in refusal(path)] == [
+        f"params.yaml: {key}: missing" for key in ("data.path", "data.code", "model.code")
+    ]
+
+
+def test_dvc_reads_the_same_values(full: Path) -> None:
     from dvc.utils.serialize import load_yaml
 
+    file = full
     change(file, "learning_rate: 2.0e-3", "learning_rate: 1e-3")
     change(file, "weight_decay: 1.0e-4", "weight_decay: .5")
     change(file, "experiment: ratchet", "experiment: on")
@@ -191,20 +245,20 @@ def test_a_seed_beyond_64_bits_is_refused(file: Path, seed: int) -> None:
         ),
     ],
 )
-def test_a_wrong_value_is_reported_with_allowed_values(file: Path, old: str, new: str, expected: str) -> None:
-    assert refusal(change(file, f"  {old}  #", f"  {new}  #")) == [f"params.yaml: {expected}"]
+def test_a_wrong_value_is_reported_with_allowed_values(full: Path, old: str, new: str, expected: str) -> None:
+    assert refusal(change(full, f"  {old}  #", f"  {new}  #")) == [f"params.yaml: {expected}"]
 
 
-def test_all_faults_are_reported_at_once(file: Path) -> None:
+def test_all_faults_are_reported_at_once(full: Path) -> None:
+    file = full
     change(file, "  epochs: 30", "  epohcs: 30")
     change(file, "optimizer: adamw", "optimizer: adagrad")
-    change(file, "  host: 127.0.0.1  # address", "  # address")
+    change(file, "  code: src/ratchet/training/models  #", "  #")
     change(file, "min_side: 4", "min_side: four")
     faults = sorted(line.split(" (")[0].split(". Allowed")[0] for line in refusal(file))
     assert faults == [
         "params.yaml: data.min_side: found 'four'",
-        "params.yaml: platform.host: missing. Fix: add it",
-        "params.yaml: training.epochs: missing. Fix: add it",
+        "params.yaml: model.code: missing. Fix: add it",
         "params.yaml: training.epohcs: unknown key",
         "params.yaml: training.optimizer: found 'adagrad'",
     ]
@@ -275,7 +329,8 @@ def test_a_missing_file_is_reported_with_its_fix(tmp_path: Path) -> None:
     ]
 
 
-def test_override_changes_the_value_and_nothing_else(file: Path) -> None:
+def test_override_changes_the_value_and_nothing_else(full: Path) -> None:
+    file = full
     before = file.read_text(encoding="utf-8").splitlines()
     params = settings.override(file, settings.parse_assignments(["training.epochs=3", "data.formats=[png, jpeg]"]))
     after = file.read_text(encoding="utf-8").splitlines()
@@ -417,14 +472,14 @@ def test_a_list_of_addresses_is_written_and_read_back(file: Path, hosts: list[st
 def test_an_override_changes_no_other_byte(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     path.write_text(settings.template())
-    changes = {"model.name": "resnet", "data.formats": ("png",), "training.learning_rate": 0.125, "seed": 7}
+    changes = {"model.name": "resnet", "data.drop": ("id",), "training.learning_rate": 0.125, "seed": 7}
     settings.override(path, changes)
     lines = zip(settings.template().splitlines(), path.read_text().splitlines(), strict=True)
     changed = [(old.partition("  #"), new.partition("  #")) for old, new in lines if old != new]
     assert {new[0].strip() for _, new in changed} == {
         "seed: 7",
         "name: resnet",
-        "formats: [png]",
+        "drop: [id]",
         "learning_rate: 0.125",
     }
     assert all(old[1:] == new[1:] for old, new in changed)
@@ -433,7 +488,7 @@ def test_an_override_changes_no_other_byte(tmp_path: Path) -> None:
         path,
         {
             "model.name": usual.model.name,
-            "data.formats": usual.data.formats,
+            "data.drop": usual.data.drop,
             "training.learning_rate": settings.parse_assignments(["training.learning_rate=2.0e-3"])[
                 "training.learning_rate"
             ],

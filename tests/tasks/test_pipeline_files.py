@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from ratchet.problems import Classes
-from ratchet.settings.model import BESIDE, Params, TrainingSettings
+from ratchet.settings.model import BESIDE, Params
 from ratchet.workspace import Workspace
-from tasks.training_job import make_plan
+from tasks.code import completed_settings
 
 REPOSITORY = Path(__file__).parents[2]
 PIPELINE: dict[str, Any] = YAML(typ="safe").load((REPOSITORY / "dvc.yaml").read_text(encoding="utf-8"))
@@ -36,24 +35,21 @@ def test_dependencies_exist_or_are_outputs(name: str) -> None:
         assert path in produced or path.startswith("${") or (REPOSITORY / path).exists(), path
 
 
-def test_every_group_of_settings_belongs_to_a_stage() -> None:
-    used = [group for stage in STAGES.values() for group in stage["params"] if isinstance(group, str)]
-    assert {name.partition(".")[0] for name in used} == Params.model_fields.keys() - BESIDE
+def test_every_completed_setting_belongs_to_a_stage() -> None:
+    """Those that decide no weight, and sections that decide no result, are not among them."""
+    tracked = [
+        each for stage in STAGES.values() for entry in stage["params"] for each in entry.get("data/settings.json", ())
+    ]
+    completed = completed_settings(Params())
+    assert {name.partition(".")[0] for name in tracked} == completed.keys() == Params.model_fields.keys() - BESIDE
+    assert "epochs" in completed["training"]
+    assert "checkpoint_steps" not in completed["training"]
 
 
 def test_every_stage_depends_on_its_code() -> None:
     for name, stage in STAGES.items():
-        tracked = [group for group in stage["params"] if isinstance(group, dict)]
-        assert tracked == ([{"data/code.json": [name]}] if name != "code" else [])
-
-
-def test_training_depends_on_the_settings_that_decide_a_weight() -> None:
-    named = [name for name in STAGES["train"]["params"] if str(name).startswith("training.")]
-    assert sorted(named) == sorted(
-        f"training.{name}"
-        for name in make_plan(TrainingSettings(), Classes(("a", "b")), seed=0).deciding()
-        if name != "seed"
-    )
+        tracked = [entry["data/code.json"] for entry in stage["params"] if "data/code.json" in entry]
+        assert tracked == ([[name]] if name != "code" else [])
 
 
 def test_every_output_has_one_stage_and_a_workspace_path() -> None:
@@ -61,7 +57,7 @@ def test_every_output_has_one_stage_and_a_workspace_path() -> None:
     assert len(produced) == len(set(produced))
     workspace = Workspace(REPOSITORY)
     named = {workspace.packed, workspace.quarantine, workspace.checkpoints, workspace.model, workspace.baseline}
-    named |= {workspace.registration, workspace.variants, workspace.code}
+    named |= {workspace.registration, workspace.variants, workspace.code, workspace.settings}
     for output in produced:
         path = REPOSITORY / output
         assert path in named or path.parent == workspace.reports, output

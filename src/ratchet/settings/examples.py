@@ -103,7 +103,8 @@ def use(root: Path, name: str, *, force: bool = False) -> dict[str, tuple[object
     examples, params = listed(root), root / "params.yaml"
     example = _find(examples, name)
     before = _current(params, force=force)
-    kept = {key: value for key, value in before.items() if key.partition(".")[0] in _KEPT}
+    usual = settings.flatten(Params())
+    kept = {key: value for key, value in before.items() if key.partition(".")[0] in _KEPT and value != usual[key]}
     if not (force or _is_reproducible(params, examples, kept)):
         raise SettingsError(
             "params.yaml: it has uncommitted changes (see `git diff params.yaml`). Fix: commit them first, or replace "

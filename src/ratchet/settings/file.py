@@ -1,7 +1,7 @@
 """Reads, checks and changes params.yaml. No other code reads or writes the file.
 
-Missing keys are errors, like unknown keys: the file holds every setting, because DVC tracks its keys and must see
-everything that decides a result.
+A setting that is not in the file has its default. DVC tracks the settings with the defaults filled in, which the stage
+code writes to data/settings.json (`tasks/code.py`).
 """
 
 import json
@@ -13,7 +13,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 
 from ratchet import files, urls
 from ratchet.errors import SettingsError
@@ -31,29 +30,37 @@ _SECRET_HOSTS = (
     "hooks.slack.com", "hooks.slack-gov.com", "discord.com", "discordapp.com", "webhook.office.com",
     "logic.azure.com", "powerplatform.com", "chat.googleapis.com",
 )  # fmt: skip
+_SHIPPED = {  # settings of the shipped params.yaml, by section
+    "data": "kind source path manifest label_column drop order_by image_size max_bad_fraction validation_fraction "
+    "test_fraction code",
+    "model": "name factory code pretrained",
+    "training": "epochs batch_size label_smoothing class_weights optimizer learning_rate weight_decay schedule flip "
+    "crop_padding device precision patience",
+    "budget": "wall_hours",
+    "evaluation": "slices",
+    "gate": "minimum minimum_metric champion",
+    "registry": "model promotion",
+    "tracking": "uri experiment",
+    "serving": "port",
+    "search": "space trials",
+    "alerts": "webhook",
+}
+_REQUIRED = ("data.path", "data.code", "model.code")  # paths in dvc.yaml, which DVC reads in params.yaml
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ADDRESSES = ("public_url", "mlflow_public_url", "prefect_api")  # settings of the platform
 
 
 def template() -> str:
-    """Return the shipped params.yaml: every setting with its default, and its description as a comment."""
+    """Return the shipped params.yaml: the settings that most people change, with default and description."""
     lines = [
         "# yaml-language-server: $schema=src/ratchet/settings/params.schema.json",  # for editors
-        "# All settings of the pipeline. The flow, `dvc repro` and `ratchet` read only this file; DVC tracks its keys.",
-        "# Change a setting here, with `ratchet set training.epochs=3`, or for one run with",
-        "# `ratchet train --set training.epochs=3`.",
+        "# The settings that are changed most. Any other (docs/settings.md) has its default until it is added here,",
+        "# by hand or with `ratchet set KEY=VALUE`. For one run: `ratchet train --set training.epochs=3`.",
         "",
+        _line("seed"),
     ]
-    for name, field in Params.model_fields.items():
-        group = field.annotation
-        if isinstance(group, type) and issubclass(group, Section):
-            lines += ["", f"{name}:  # {group.__doc__}"]
-            for inner, inside in group.model_fields.items():
-                if inner in group.captions:
-                    lines += ["", f"  # {group.captions[inner]}"]
-                lines.append(f"  {_line(inner, inside)}")
-        else:
-            lines.append(_line(name, field))
+    for section, names in _SHIPPED.items():
+        lines += ["", _heading(section), *(f"  {_line(f'{section}.{name}')}" for name in names.split())]
     return "\n".join(lines) + "\n"
 
 
@@ -111,9 +118,9 @@ def plan(path: Path, changes: Mapping[str, object]) -> Edit:
     if unknown:
         raise _error(path, unknown)
     before = read_text(path)
-    if not changes or not all(_holds(document, key) for key in changes):
-        return Edit(path, before, before, _check(document, path), {})  # raises for the missing keys
-    after = _edited(before, {key: _spelled(value) for key, value in changes.items()})
+    if not changes or any(key.rpartition(".")[0] in _misused(document) for key in changes):
+        return Edit(path, before, before, _check(document, path), {})  # raises for a section that is none
+    after = _edited(before, changes)
     edited = files.parse_yaml(after)
     values = {key: (_value(document, key), _value(edited, key)) for key in changes}
     return Edit(path, before, after, _check(edited, path), values)
@@ -142,36 +149,62 @@ def restored(text: str, before: str, after: str, keys: Iterable[str]) -> tuple[s
         return None
     if not isinstance(now, Mapping):
         return None
-    unedited = [key for key in keys if _holds(now, key) and _value(now, key) == _value(new, key)]
+    unedited = [key for key in keys if _value(now, key) == _value(new, key)]
     values = {key: _value(old, key) for key in unedited if _value(old, key) != _value(new, key)}
     if text == after:
         return before, values  # every byte as before
-    return _edited(text, {key: _spelled(value) for key, value in values.items()}), values
+    return _edited(text, values), values
 
 
-def _value(document: Any, key: str) -> object:
-    for part in key.split("."):
-        document = document.get(part) if isinstance(document, Mapping) else None
-    return document
+def _value(document: Mapping[str, Any], key: str) -> object:
+    """Return the value of a dotted key, which may be the default."""
+    section, _, name = key.rpartition(".")
+    inside = document.get(section, {}) if section else document
+    default = settings_errors.dotted_keys(Params)[key]
+    return inside.get(name, default) if isinstance(inside, Mapping) else default
 
 
-def _place(node: Any, key: str) -> tuple[int, int]:
-    """Return the start and end of the value of a dotted key in the text."""
-    for part in key.split("."):
-        node = next(child for name, child in node.value if name.value == part)
-    return node.start_mark.index, node.end_mark.index
+def _edited(text: str, changes: Mapping[str, object]) -> str:
+    """Return the text with these values replaced, or added to their sections, and nothing else changed."""
+    line_end = "\r\n" if "\r\n" in text else "\n"
+    text += "" if text.endswith("\n") else line_end
+    root, order = _yaml().compose(text), list(settings_errors.dotted_keys(Params))
+    edits: dict[tuple[int, int], str] = {}  # new text, by the slice that it replaces
+    sections: dict[str, list[str]] = {}  # lines of new sections
+    for key in sorted(changes, key=order.index):
+        section, _, name = key.rpartition(".")
+        group, spelled = _child(root, section) if section else root, _spelled(changes[key])
+        if group is None:
+            sections.setdefault(section, [_heading(section)]).append(f"  {_line(key, spelled)}")
+        elif node := _child(group, name):
+            start, end = node.start_mark.index, node.end_mark.index
+            edits[start, end] = " " * (text[start - 1] == ":") + spelled + "\n" * text[start:end].endswith("\n")
+        elif group.flow_style:
+            end = group.end_mark.index - 1
+            separator = ", " if group.value or (end, end) in edits else ""
+            edits[end, end] = f"{edits.get((end, end), '')}{separator}{name}: {spelled}"
+        else:
+            before = (each.rpartition(".") for each in order[: order.index(key)])
+            place, indent = _addition(text, group, [name for above, _, name in before if above == section])
+            edits[place, place] = f"{edits.get((place, place), '')}{indent}{_line(key, spelled)}{line_end}"
+    for (start, end), new in sorted(edits.items(), reverse=True):
+        text = text[:start] + new + text[end:]
+    return text + "".join(line_end.join(["", *lines, ""]) for lines in sections.values())
 
 
-def _edited(text: str, changes: Mapping[str, str]) -> str:
-    """Return the text with these values replaced and nothing else changed."""
-    places, root = [], _yaml().compose(text)
-    for key, value in changes.items():
-        start, end = _place(root, key)
-        spelled = " " * (text[start - 1] == ":") + value + "\n" * text[start:end].endswith("\n")
-        places.append((start, end, spelled))
-    for start, end, spelled in sorted(places, reverse=True):
-        text = text[:start] + spelled + text[end:]
-    return text
+def _child(node: Any, name: str) -> Any:
+    return next((child for key, child in node.value if key.value == name), None)
+
+
+def _addition(text: str, group: Any, earlier: list[str]) -> tuple[int, str]:
+    """Return where the line of a new setting belongs in its section, below those of `earlier`, and its indent."""
+    first = group.value[0][0].start_mark
+    ends = [value.end_mark.index for name, value in group.value if name.value in earlier]
+    if not ends:
+        return first.index - first.column, " " * first.column
+    end = ends[-1]
+    end = len(text[:end].rstrip()) if text[:end].endswith("\n") else end  # a block ends where the next one begins
+    return text.index("\n", end) + 1, " " * first.column
 
 
 def _spelled(value: object) -> str:
@@ -237,9 +270,23 @@ def changed(params: Params, sections: Collection[str]) -> dict[str, tuple[Any, A
     return {key: (value, defaults[key]) for key, value in values.items() if value != defaults[key]}
 
 
-def _line(name: str, field: FieldInfo) -> str:
+def _heading(section: str) -> str:
+    return f"{section}:  # {_group(section).__doc__}"
+
+
+def _line(key: str, value: str | None = None) -> str:
+    """Return the line of a setting with this value, or its default."""
+    section, _, name = key.rpartition(".")
+    field = (_group(section) if section else Params).model_fields[name]
     default = settings_errors.spell(field.default)
-    return f"{name}: {default}  # {field.description} (default: {default})"
+    return f"{name}: {value or default}  # {field.description} (default: {default})"
+
+
+def _group(section: str) -> type[Section]:
+    group = Params.model_fields[section].annotation
+    assert isinstance(group, type)
+    assert issubclass(group, Section)
+    return group
 
 
 def _yaml() -> Any:
@@ -274,10 +321,11 @@ def _read(path: Path) -> Any:
 
 
 def _check(document: Mapping[str, Any], path: Path) -> Params:
+    absent = set(_REQUIRED) - dotted(document).keys()
     faults = [
-        settings_errors.missing(key, default)
-        for key, default in settings_errors.dotted_keys(Params).items()
-        if not _holds(document, key)
+        settings_errors.missing(key, _value({}, key))
+        for key in _REQUIRED
+        if key in absent and key.partition(".")[0] not in _misused(document)
     ]
     params = None
     try:
@@ -391,12 +439,7 @@ def _plain(node: Any) -> Any:
     return node
 
 
-def _holds(document: Mapping[str, Any], key: str) -> bool:
-    node: Any = document
-    for part in key.split("."):
-        if not isinstance(node, Mapping):
-            return True  # a wrong type: reported once, as such
-        if part not in node:
-            return False
-        node = node[part]
-    return True
+def _misused(document: Mapping[str, Any]) -> set[str]:
+    """Return the sections that are not sections in the file."""
+    sections = (name for name, field in Params.model_fields.items() if isinstance(field.default, Section))
+    return {name for name in sections if not isinstance(document.get(name, {}), Mapping)}

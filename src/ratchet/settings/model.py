@@ -40,6 +40,7 @@ from ratchet.settings.section import (
 
 __all__ = [
     "BESIDE",
+    "NEUTRAL",
     "AccessSettings",
     "AlertSettings",
     "BudgetSettings",
@@ -272,9 +273,9 @@ class TrainingSettings(Section):
     )
     gradient_checkpointing: bool = setting(False, "compute activations twice to save memory")
     deterministic: bool = setting(True, "refuse operations whose results differ from run to run")
-    workers: Count = setting(0, "processes that load samples of data.factory; 0: the training process")
+    workers: Count = setting(0, "processes that load samples of data.factory; 0: the training process", decides=False)
     sample_timeout: Amount = setting(
-        300.0, "seconds that data.factory or your own kind may take for one sample; 0: no limit"
+        300.0, "seconds that data.factory or your own kind may take for one sample; 0: no limit", decides=False
     )
 
     best: Literal[
@@ -286,20 +287,22 @@ class TrainingSettings(Section):
     patience: Count = setting(0, "stop after this many epochs without improvement; 0: never")
     min_delta: Amount = setting(0.0, "smallest change of `best` that counts as an improvement")
     overfit_gap: Annotated[float, Field(gt=0.0)] = setting(
-        0.1, "training minus validation accuracy above which a warning is shown"
+        0.1, "training minus validation accuracy above which a warning is shown", decides=False
     )
 
-    max_rollbacks: Count = setting(3, "returns to a checkpoint after a loss that is not finite")
+    max_rollbacks: Count = setting(3, "returns to a checkpoint after a loss that is not finite", decides=False)
     rollback_factor: PositiveShare = setting(0.5, "factor of the learning rate at each return")
     doctor: Literal["auto", "always", "never"] = setting(
-        "auto", "check for silent bugs before the first step: auto (only before long runs), always or never"
+        "auto",
+        "check for silent bugs before the first step: auto (only before long runs), always or never",
+        decides=False,
     )
 
-    checkpoint_steps: Count = setting(200, "steps between checkpoints; 0: only at the end of an epoch")
-    keep_last: Positive = setting(2, "newest checkpoints to keep")
-    keep_best: Positive = setting(1, "best checkpoints to keep")
-    log_every: Positive = setting(10, "steps between logged points")
-    profile: Count = setting(0, "steps to trace with torch.profiler, after the first few; 0: none")
+    checkpoint_steps: Count = setting(200, "steps between checkpoints; 0: only at the end of an epoch", decides=False)
+    keep_last: Positive = setting(2, "newest checkpoints to keep", decides=False)
+    keep_best: Positive = setting(1, "best checkpoints to keep", decides=False)
+    log_every: Positive = setting(10, "steps between logged points", decides=False)
+    profile: Count = setting(0, "steps to trace with torch.profiler, after the first few; 0: none", decides=False)
 
 
 class BudgetSettings(Section):
@@ -580,7 +583,14 @@ class Params(Section):
 
 
 BESIDE = frozenset({"access", "alerts", "budget", "platform", "search", "serving"})
-"""Sections that do not change the output of any stage. dvc.yaml does not list them; they may change during a run."""
+"""Sections that do not change the output of any stage. They may change during a run."""
+
+NEUTRAL = frozenset(name for name, field in TrainingSettings.model_fields.items() if field.json_schema_extra)
+"""Settings of training that change the final weights by not one bit. They may change while a run is interrupted.
+
+`accumulation` is not among them: batch norm sees one micro-batch at a time, and another order of a sum rounds
+differently.
+"""
 
 
 class _Partial(Section):

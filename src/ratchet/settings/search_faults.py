@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ratchet.settings import errors as settings_errors
-from ratchet.settings.model import Params
+from ratchet.settings.model import NEUTRAL, Params
 from ratchet.settings.search_space import KINDS, Dimension, apply, dimension_of, listed
 
 __all__ = ["faults"]
@@ -20,11 +20,6 @@ _EXAMPLES = (
     "{float: [0.8, 0.99], when: {training.optimizer: sgd}}"
 )
 _HALVING = ("auto", "successive-halving", "hyperband")
-_NEUTRAL = frozenset(
-    ["workers", "sample_timeout", "overfit_gap", "max_rollbacks", "doctor", "checkpoint_steps", "keep_last",
-     "keep_best", "log_every", "profile"]
-)  # fmt: skip
-"""Settings of training that change no weight: `ratchet.training.plan.NEUTRAL`, without importing PyTorch."""
 _MOST_CHOICES = 1000
 _MOST_POINTS = 100_000  # of a grid
 _LARGEST_INT = 2**53  # Optuna calculates with floats
@@ -131,7 +126,7 @@ def _key_refusal(key: str, content: object) -> str:
         return (
             "decides what counts as good, so trials would not be comparable. Fix: name the metric in search.objective"
         )
-    if section not in ("model", "training") or key == "model.code" or (section == "training" and name in _NEUTRAL):
+    if section not in ("model", "training") or key == "model.code" or (section == "training" and name in NEUTRAL):
         return "changes no weight of the model. Allowed: keys of model and training that do. Fix: remove it"
     return ""
 

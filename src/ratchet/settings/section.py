@@ -62,6 +62,9 @@ PublicAddress = Annotated[str, Field(pattern=r"^(auto|https?://(\[[0-9A-Fa-f:.]+
 MAILBOX = r"^[^\s@<>,;]+@[^\s@<>,;]+$"
 
 
-def setting(default: Any, description: str) -> Any:
-    """Return a field with its default and its description for params.yaml, messages, docs and the run form."""
-    return Field(default, description=description)
+def setting(default: Any, description: str, *, decides: bool = True) -> Any:
+    """Return a field with its default and its description for params.yaml, messages, docs and the run form.
+
+    `decides` is False for a setting of training that changes no weight.
+    """
+    return Field(default, description=description, json_schema_extra=None if decides else {"decides": False})

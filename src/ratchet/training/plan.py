@@ -1,36 +1,12 @@
 """Settings of one training, as plain data that the training package can read without pydantic."""
 
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
-__all__ = ["NEUTRAL", "Plan"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _NeutralSettings:
-    """Settings that do not change the final weights by one bit. They may change while a run is interrupted.
-
-    `accumulation` is not among them: batch norm sees one micro-batch at a time, and another order of a sum rounds
-    differently.
-    """
-
-    workers: int
-    sample_timeout: float
-    overfit_gap: float
-    max_rollbacks: int
-    doctor: str
-    checkpoint_steps: int
-    keep_last: int
-    keep_best: int
-    log_every: int
-    profile: int
-
-
-NEUTRAL = frozenset(field.name for field in fields(_NeutralSettings))
+__all__ = ["Plan"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(_NeutralSettings):
+class Plan:
     """The seed and the `training` section of params.yaml.
 
     Defaults, bounds and descriptions are in `ratchet.settings.model.TrainingSettings`, and only there.
@@ -94,6 +70,13 @@ class Plan(_NeutralSettings):
     min_delta: float
     rollback_factor: float
 
-    def deciding(self) -> dict[str, Any]:
-        """Return the settings that decide the weights, by name."""
-        return {name: value for name, value in asdict(self).items() if name not in NEUTRAL}
+    workers: int
+    sample_timeout: float
+    overfit_gap: float
+    max_rollbacks: int
+    doctor: str
+    checkpoint_steps: int
+    keep_last: int
+    keep_best: int
+    log_every: int
+    profile: int

@@ -1,11 +1,12 @@
 """An address with a secret in it is recognised, and shown without the secret."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ratchet import settings, urls
+from ratchet import files, settings, urls
 from ratchet.errors import SettingsError
 from ratchet.settings import override, parse_assignments
 
@@ -80,8 +81,9 @@ def test_every_setting_refuses_a_secret_and_does_not_show_it(file: Path, key: st
     assert SECRET not in str(refusal.value)
     assert file.read_bytes() == before
     group, name = key.split(".")
-    lines = [f'  {name}: "{value}"' if line.startswith(f"  {name}:") else line for line in before.decode().split("\n")]
-    file.write_text("\n".join(lines))  # by hand
+    document = files.read_yaml(file)
+    document.setdefault(group, {})[name] = value
+    file.write_text(json.dumps(document))  # by hand
     with pytest.raises(SettingsError, match=rf"{group}\.{name}") as refusal:
         settings.load(file)
     assert SECRET not in str(refusal.value)

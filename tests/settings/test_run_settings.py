@@ -110,7 +110,7 @@ def test_an_edit_during_the_run_is_kept(workspace: Workspace) -> None:
     assert workspace.params.read_text() == before.replace("batch_size: 64  #", "batch_size: 7  #")
 
 
-def test_a_setting_that_was_not_in_the_file_is_the_default_again(workspace: Workspace) -> None:
+def test_a_setting_new_to_the_file_is_the_default_again(workspace: Workspace) -> None:
     before = workspace.params.read_bytes()
     with workspace.hold("a run"), override(workspace, {"data.folds": 4}):
         pass

@@ -184,7 +184,7 @@ def test_dvc_lock_has_the_recorded_keys(finished: Callable[[str], Any], pytestco
         name: {
             "deps": [entry["path"] for entry in stage["deps"]],
             "outs": [entry["path"] for entry in stage["outs"]],
-            "params": sorted(stage["params"]["params.yaml"]),
+            "params": {file: sorted(content) for file, content in stage["params"].items()},
         }
         for name, stage in stages.items()
     }

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from ratchet.data.checks.near_duplicates import NearDuplicates
 from ratchet.data.manifest import Manifest
 from ratchet.errors import DataError, SettingsError
 
@@ -47,11 +46,7 @@ def test_manifest_statistics_are_those_of_the_training_pixels(place) -> None:
         ("CIFAR10", "cifar-10-batches-py", (32, 32, 3), (50_000, 10_000)),
     ],
 )
-def test_torchvision_set_is_read_from_a_local_copy(
-    place, shared: Shared, monkeypatch: pytest.MonkeyPatch, name, inside, shape, rows
-) -> None:
-    """The search for near-duplicates, which takes most of the time, has its own tests."""
-    monkeypatch.setattr(NearDuplicates, "pairs", lambda *_: None)
+def test_torchvision_set_is_read_from_a_local_copy(place, shared: Shared, name, inside, shape, rows) -> None:
     manifest = place.ingest(source=name, path=str(shared(inside)), download=False)
     assert (manifest.input.height, manifest.input.width, manifest.input.channels) == shape
     assert (manifest.name, len(manifest.target.names)) == (name, 10)

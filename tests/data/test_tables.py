@@ -338,8 +338,8 @@ def test_ragged_rows_are_quarantined(table) -> None:
     table.write("\n".join(lines) + "\n")
     manifest = table.ingest()
     assert table.bad() == [
-        ("line 11", "ragged-row", "line 11 has 5 fields, the header has 4"),
-        ("line 21", "ragged-row", "line 21 has 3 fields, the header has 4"),
+        ("line 11", "ragged-row", "line 11 has 5 cells, the header has 4"),
+        ("line 21", "ragged-row", "line 21 has 3 cells, the header has 4"),
     ]
     assert sum(split.rows for split in manifest.splits.values()) == ROWS - 2
 

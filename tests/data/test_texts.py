@@ -196,7 +196,7 @@ def test_rows_of_a_table_have_their_reasons(place: Place) -> None:
     assert sorted(broken.pop("empty-text")) == ["2 characters, none visible", "no text"]
     assert sorted(broken.pop("unknown-label")) == ["GOOD", "maybe"]
     assert broken.pop("no-label") == [""]
-    assert broken.pop("ragged-row") == ["line 87 has 3 fields, the header has 2"]
+    assert broken.pop("ragged-row") == ["line 87 has 3 cells, the header has 2"]
     assert broken.pop("personal-data") == ["text looks like a personal address or number"]
     assert broken == {"repeated-header": ["the header again"]}
 

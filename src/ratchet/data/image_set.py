@@ -16,7 +16,7 @@ from ratchet import files
 from ratchet.code.closure import closure
 from ratchet.data import image_rules, overrides, pack, packed_set, quarantine, set_rules
 from ratchet.data.checks import exact_duplicates
-from ratchet.data.checks.near_duplicates import NearDuplicates, signatures
+from ratchet.data.checks.near_duplicates import Signatures, near_duplicate_pairs, signatures
 from ratchet.data.manifest import Manifest
 from ratchet.data.packed_set import Arrays, IngestTask, PackedSet
 from ratchet.data.profile import image_profile
@@ -170,7 +170,7 @@ class _Ingest:
         return TargetTable(Classes, "", classes, labels, shown, {})
 
     def _pack(self, draft: Path, packed: PackedSet, facts: pl.DataFrame, pixels: PixelStore) -> Manifest:
-        index, settings, near_duplicates = packed.index, self.settings, NearDuplicates()
+        index, settings, blocks = packed.index, self.settings, list[Signatures]()
         values: dict[str, NDArray[np.int64]] = {}  # histograms of the splits, (channels, 256)
 
         def write(folder: Path, part: slice) -> Arrays:
@@ -182,15 +182,14 @@ class _Ingest:
             values[folder.name] = np.zeros((pixels.shape[-1], 256), np.int64)
             for counts, block in results:
                 values[folder.name] += counts
-                near_duplicates.add(block)
+                blocks.append(block)
             pack.check_shards(draft, shards, shape=pixels.shape, pixels=rows["pixels"])
             return {"images": shards}
 
         def describe() -> tuple[ImageInput, dict[str, object]]:
-            pairs = near_duplicates.pairs(index, lambda rows: pixels.reader(index[rows])(0, len(rows)))
             profile = image_profile(
                 index, packed.labels, pixels=packed_pixels(values["train"]), extra=packed.extra,
-                request=image_rules.image_terms(settings), near_duplicates=pairs,
+                request=image_rules.image_terms(settings), near_duplicates=near_duplicate_pairs(index, blocks),
             )  # fmt: skip
             depths = facts.join(index.select("row"), on="row", how="semi")["depth"].drop_nulls()
             if len(depths):

@@ -35,7 +35,7 @@ def image_profile(
         pixels: statistics of the training images.
         request: rules about a single image.
         extra: columns of the index that come from the source.
-        near_duplicates: result of NearDuplicates.pairs; None: not searched for.
+        near_duplicates: result of near_duplicate_pairs; None: not searched for.
     """
     train = index.filter(pl.col("split") == "train").select(*_WATCHED, *(["class"] if labels.classes else []))
     return {
@@ -138,6 +138,5 @@ def _near_duplicates(pairs: pl.DataFrame | None) -> dict[str, object] | None:
     within = pairs.filter(pl.col("one_split") == pl.col("other_split"))
     listed = pl.concat([across, within]).head(_MAX_LISTED)
     ids, splits = pl.concat_list("one_id", "other_id"), pl.concat_list("one_split", "other_split")
-    first = listed.select(ids=ids, splits=splits, change="change").to_dicts()
-    changes = dict(pairs.group_by("change").len().sort("change").rows())
-    return {"pairs": pairs.height, "across_splits": across.height, "changes": changes, "first": first}
+    first = listed.select(ids=ids, splits=splits).to_dicts()
+    return {"pairs": pairs.height, "across_splits": across.height, "first": first}

@@ -63,13 +63,11 @@ def check_labels(params: Params, workspace: Workspace, *, folds: int, epochs: in
     `epochs` is for images: 0 for a number chosen by the samples, or `training.epochs` for the project's model.
 
     Raises:
-        DataError: the data have no classes, are a Dataset of the user's own, or have too few samples for so many folds.
+        DataError: the data have no classes, or have too few samples for so many folds.
     """
     from ratchet import training
 
     manifest = Manifest.read(workspace.packed)
-    if manifest.factory is not None:
-        raise DataError("data.source: found factory. Allowed for this check: sources whose samples are packed")
     if not manifest.target.classes:
         raise DataError(
             f"the problem of the data is {manifest.target.problem}. Allowed for this check: classification, because it "

@@ -164,7 +164,7 @@ class Rebuild:
                 f"{self.recipe.name}: its data {self.recipe.data} is not what it was trained on: dvc.lock was not up "
                 "to date when it was made"
             )
-        if manifest.get("factory"):
+        if any(split["own"] for split in manifest["splits"].values()):  # training reads the samples
             self._fetch_source(self._setting("data", "path"), store)
         for part, section in (("pretrained", "model"), ("teacher", "training")):
             if (name := self._setting(section, part)) != "none":

@@ -144,7 +144,7 @@ def _samples(
     """
     from ratchet import training
     from ratchet.tokens.tokenizers import encode
-    from ratchet.training.named_arrays import ArraysSplit
+    from ratchet.training.custom_split import ArraysSplit
     from ratchet.training.streams import StreamSplit
     from ratchet.training.texts import TextSplit
 

@@ -141,7 +141,7 @@ def choice(params: Params, *, variant: str | None = None) -> Choice:
 def own_code(params: Params, root: Path, *, model: bool = True) -> list[Path]:
     """Return the files and folders of the user's own code, with `model` also of the model."""
     data = params.data
-    named = [data.code] if data.factory != "none" or ":" in data.kind else []
+    named = [data.code] if ":" in data.kind else []
     named += [params.model.code] if model and params.model.factory != "none" else []
     return [root / name for name in dict.fromkeys(named) if (root / name).exists()]
 

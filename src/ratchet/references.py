@@ -91,7 +91,6 @@ def _missing_code(params: Params, root: Path) -> Iterator[str]:
     """Look for the file of each function or class of the user's own, and for the folder that holds its code."""
     model, data = params.model, params.data
     named = [("model.factory", model.factory, "model.code", model.code)]
-    named.append(("data.factory", data.factory if data.source == "factory" else "none", "data.code", data.code))
     named.append(("data.kind", data.kind if ":" in data.kind else "none", "data.code", data.code))
     for key, name, code_key, code in named:
         if name == "none":
@@ -114,7 +113,7 @@ def _missing_data(params: Params, root: Path) -> str | None:
     if "://" in data.path or ":" in data.kind:
         return None
     is_downloaded = data.source not in source_names.OWN
-    if kind_chosen(data.kind).has_sources and (data.source in ("digits", "factory") or is_downloaded):
+    if kind_chosen(data.kind).has_sources and (data.source == "digits" or is_downloaded):
         return None
     path = root / data.path
     if any(place.with_name(f"{place.name}.dvc").exists() for place in (path, *path.parents) if place.name):

@@ -29,7 +29,7 @@ def workspace(tmp_path: Path) -> Workspace:
     (tmp_path / "dvc.yaml").write_text(PIPELINE)
     (tmp_path / "params.yaml").write_text(settings.template())
     (tmp_path / "sets.py").write_text("SIZE = 1\n")
-    settings.override(tmp_path / "params.yaml", {"data.factory": "sets:make", "data.code": "sets.py"})
+    settings.override(tmp_path / "params.yaml", {"data.kind": "sets:Make", "data.code": "sets.py"})
     return Workspace(tmp_path)
 
 

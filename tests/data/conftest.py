@@ -30,7 +30,6 @@ class Place:
         self.cache: Path | None = None
         self.releases: Path | None = None
         self.progress: list[tuple[int, int]] = []
-        self.sample_timeout = 0.0
 
     def ingest(self, **changes: object) -> Manifest:
         """Ingest the folder `images` with the shipped settings and these `changes`."""
@@ -44,7 +43,7 @@ class Place:
                 report=lambda done, total: self.progress.append((done, total)),
                 cache=self.cache,
                 releases=self.releases,
-                sample_timeout=0.5 if ":" in settings.kind else self.sample_timeout,
+                sample_timeout=0.5,
             )
         )
 

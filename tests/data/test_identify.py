@@ -61,7 +61,7 @@ CASES = {
     "list.xlsx": (zipped("xl/workbook.xml"), "unreadable", "an Excel workbook, not an image", "move it out"),
     "all.tar.gz": (b"\x1f\x8b\x08" + bytes(99), "unreadable", "a gzip archive, not an image", "unpack it"),
     "film.mp4": (b"\0\0\0\x18ftypisom\0\0\0\0isommp42" + bytes(99), "unreadable", "a video, not an image", "save its"),
-    "array.npy": (b"\x93NUMPY\x01\0" + bytes(99), "unreadable", "a NumPy array, not an image", "data.factory"),
+    "array.npy": (b"\x93NUMPY\x01\0" + bytes(99), "unreadable", "a NumPy array, not an image", "data.kind"),
     "empty.png": (b"", "empty-file", "0 bytes", "fetch it again"),
     "zeros.png": (bytes(4_096), "unreadable", "only zero bytes (4,096 of them)", "fetch it again"),
     "half.png": (bytes(5_000) + b"rest", "unreadable", "only zero bytes in the first 4,096 of 5,004", "fetch it again"),

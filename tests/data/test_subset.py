@@ -15,24 +15,25 @@ from ratchet.data.sources.image_folder import ImageFolder
 from ratchet.settings.model import DataSettings
 
 OWN = """
-import torch
+import numpy as np
 
 class Counting:
-    classes = ["even", "odd"]
+    packed = False
 
-    def __init__(self, split):
-        self.first = ["train", "validation", "test"].index(split)
+    def __init__(self, path):
+        pass
 
     def __len__(self):
         return 3_000_000
 
-    def __getitem__(self, index):
-        if index % 50_000:
+    def __getitem__(self, place):
+        if place % 6_000:
             raise ValueError("read unnecessarily")
-        return torch.full((1, 8, 8), index // 50_000 + 70 * self.first, dtype=torch.uint8), index // 50_000 % 2
+        return {"value": place // 6_000, "label": place // 6_000 % 2}
 
-def make(split):
-    return Counting(split)
+    @staticmethod
+    def arrays(value):
+        return {"count": np.array([value])}
 """
 
 
@@ -70,13 +71,11 @@ def test_other_samples_are_not_read(images: Path) -> None:
     assert sum(split.rows for split in manifest.splits.values()) == 2 * PER_CLASS
 
 
-@pytest.mark.system
-def test_few_samples_of_an_own_dataset_are_read(tmp_path: Path) -> None:
+def test_few_samples_of_an_own_kind_are_read(tmp_path: Path) -> None:
     (tmp_path / "counting.py").write_text(OWN)
-    settings = DataSettings(source="factory", factory="counting:make", code="counting.py", workers=1)
-    manifest = take(settings, tmp_path)
+    manifest = take(DataSettings(kind="counting:Counting", code="counting.py", path=".", workers=1), tmp_path)
     assert manifest.quarantined_by_rule == {}
-    assert manifest.splits["train"].rows == 2 * PER_CLASS
+    assert sum(split.rows for split in manifest.splits.values()) == 500
 
 
 @pytest.mark.parametrize(("classes", "each"), [(2, 30), (100, 30), (1000, 3), (10**6, 2)])

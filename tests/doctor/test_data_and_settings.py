@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from ratchet.doctor import Finding, check_samples, describe_finding, settings_checks
+from ratchet.doctor import check_samples, describe_finding, settings_checks
 from ratchet.doctor.findings import RULES
 from ratchet.doctor.settings_checks import check_memory
-from ratchet.errors import TrainingError
 from ratchet.training import ImageSplit
-from ratchet.training.custom_dataset import DatasetSplit, _Stack
-from ratchet.training.custom_samples import Factory
-from ratchet.training.sample_reader import SampleReader
 from tests.doctor.test_models import CPU, PLAN, SPEC, TRAIN, VALIDATION, Net, look, split
 
 
@@ -134,106 +129,20 @@ def test_sample_in_both_splits_is_reported() -> None:
     assert (finding.rule, finding.values["count"], finding.severity) == ("leak-by-content", 5, "error")
 
 
-DATASET = """
-import random
-import numpy as np
-import torch
-from torch.utils.data import Dataset
-
-PATTERNS = np.random.default_rng(7).uniform(0, 1, (10, 3, 16, 16)).astype(np.float32)
+def scaled(split: ImageSplit, factor: float, offset: float = 0.0) -> ImageSplit:
+    """Return the split with other pixels."""
+    pixels = split.arrays[0].gather(np.arange(len(split))) * factor + offset
+    return ImageSplit.of(split.name, [pixels.clip(0, 255).astype(np.uint8)], split.targets, split.keys)
 
 
-class Images(Dataset):
-    classes = [f"class {number}" for number in range(10)]
-
-    def __init__(self, split):
-        self.split = split
-        self.generator = generator = np.random.default_rng(["train", "validation"].index(split))
-        self.labels = generator.integers(0, 10, 120).tolist()
-        noise = generator.normal(0, 0.25, (120, 3, 16, 16))
-        self.images = torch.from_numpy(np.clip(0.5 * PATTERNS[self.labels] + 0.25 + noise, 0, 1).astype(np.float32))
-        self.buffer = torch.empty(3, 16, 16)
-
-    def __len__(self):
-        return len(self.labels)
-
-    def __getitem__(self, index):
-        image, label = self.images[index].clone(), self.labels[index]
-        CHANGE
-        return image, label
+@pytest.mark.parametrize(("factor", "offset"), [(0.25, 0), (1, 100)])
+def test_validation_that_is_scaled_by_itself_is_reported(factor: float, offset: float) -> None:
+    (finding,) = check_samples(TRAIN, scaled(VALIDATION, factor, offset), SPEC, PLAN)
+    assert finding.rule == "rescaled-split"
 
 
-def make(split):
-    return Images(split)
-"""
-_IN_TRAIN, _IN_VALIDATION = 'if self.split == "train": ', 'if self.split == "validation": '
-_FLIP = "image = image.flip(2) if {} < 0.5 else image"
-DATASETS: dict[str, tuple[str, str]] = {  # code that changes a sample, the rule
-    "augmented validation": (_FLIP.format("torch.rand(())"), "augmented-validation"),
-    "noise in validation": ("image = image + 0.1 * torch.randn_like(image)", "augmented-validation"),
-    "own generator": (_FLIP.format("self.generator.random()"), "unseeded-dataset"),
-    "new generator": (_FLIP.format("np.random.default_rng().random()"), "unseeded-dataset"),
-    "validation not divided": (_IN_VALIDATION + "image = image * 255", "rescaled-split"),
-    "validation standardised alone": (_IN_VALIDATION + "image = (image - 0.5) / 0.25", "rescaled-split"),
-    "one buffer for all": ("image = self.buffer.copy_(image)", "reused-buffer"),
-    "in-place change": ("image = self.images[index].mul_(0.5)", "in-place-change"),
-    "in-place change, a copy returned": ("image = self.images[index].add_(0.1).clone()", "in-place-change"),
-    "channels last": ("image = image[:, :, :12].transpose(0, 2).contiguous()", "channels-last"),
-    "six images repeated": (_IN_TRAIN + "image = self.images[index % 6].clone()", "repeated-images"),
-}
-SOUND_DATASETS = {
-    "plain": "",
-    **{f"flipped by {draw}": _IN_TRAIN + _FLIP.format(draw) for draw in ("torch.rand(())", "random.random()")},
-    "noise in train": _IN_TRAIN + "image = image + 0.2 * torch.randn_like(image)",
-    "a view of its data": "image = self.images[index]",
-    "standardised": "image = (image - 0.5) / 0.25",
-    "brighter validation": _IN_VALIDATION + "image = image * 1.1",
-    "value that is not finite": "image[0, 0, 0] = float('inf') if index == 3 else image[0, 0, 0]",
-}
-Check = Callable[[str], list[Finding]]
-
-
-@pytest.fixture
-def check(tmp_path: Path) -> Check:
-    """Return the findings about a Dataset with a piece of code, opened as after ingest."""
-
-    def check(change: str) -> list[Finding]:
-        module = f"own_{abs(hash(change))}"
-        (tmp_path / f"{module}.py").write_text(DATASET.replace("CHANGE", change or "pass"))
-        factory = Factory(f"{module}:make", tmp_path, f"{module}.py")
-        return list(check_samples(opened(factory, "train", 0), opened(factory, "validation", 10**6), SPEC, PLAN))
-
-    return check
-
-
-def opened(factory: Factory, name: str, first: int) -> DatasetSplit:
-    """A split of a Dataset without ingest, which takes seconds."""
-    dataset = factory.open(name)
-    read = [dataset[place] for place in range(len(dataset))]
-    channels, height, width = read[0][0].shape
-    return DatasetSplit(
-        name, (), np.array([label for _, label in read], np.int64),
-        np.arange(first, first + len(read), dtype=np.uint64),
-        reader=SampleReader(factory, _Stack((height, width, channels), "float32"), workers=0),
-        places=np.arange(len(read)), low=np.zeros(channels, np.float32), high=np.ones(channels, np.float32),
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("name", DATASETS)
-def test_planted_fault_of_a_dataset_is_named(check: Check, name: str) -> None:
-    change, rule = DATASETS[name]
-    findings = check(change)
-    assert [finding.rule for finding in findings if describe_finding(finding).fix] == [rule], findings
-
-
-@pytest.mark.parametrize("name", SOUND_DATASETS)
-def test_sound_dataset_gets_no_finding(check: Check, name: str) -> None:
-    assert check(SOUND_DATASETS[name]) == []
-
-
-def test_sample_that_cannot_be_read_is_one_clear_error(check: Check) -> None:
-    with pytest.raises(TrainingError, match=r"data\.factory: sample \d+ cannot be read \(AssertionError"):
-        check("self.reads = getattr(self, 'reads', 0) + 1; assert self.reads < 130")
+def test_brighter_validation_is_not_reported() -> None:
+    assert list(check_samples(TRAIN, scaled(VALIDATION, 1.1), SPEC, PLAN)) == []
 
 
 def test_repeated_images_are_reported_with_their_number() -> None:

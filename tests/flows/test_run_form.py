@@ -32,7 +32,7 @@ def fields(form: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         ({"training": {"deterministic": "x"}}, "training.deterministic", "'x' is not one of [True, False]"),
         ({"training": {"class_weights": []}}, "training.class_weights", "[] should be non-empty"),
         ({"data": {"image_size": 3}}, "data.image_size", "3 is less than the minimum of 8"),
-        ({"data": {"factory": "!"}}, "data.factory", "'!' does not match"),
+        ({"model": {"factory": "!"}}, "model.factory", "'!' does not match"),
         ({"model": "convnet"}, "model", "'convnet' is not of type 'object'"),
     ],
 )

@@ -234,7 +234,7 @@ def test_a_seed_beyond_64_bits_is_refused(file: Path, seed: int) -> None:
         (
             "source: digits",
             "source:",
-            "data.source: found null. Allowed: text, not empty (digits, image-folder, image-manifest, factory, or a "
+            "data.source: found null. Allowed: text, not empty (digits, image-folder, image-manifest, or a "
             "torchvision data set)",
         ),
         (
@@ -517,7 +517,7 @@ def test_an_unknown_source_is_refused_with_the_nearest(file: Path, name: str, ne
     assert file.read_text() == settings.template()
     assert str(refused.value) == (
         f"params.yaml: data.source: found {name!r}, which is not a source. Allowed: digits, image-folder, "
-        "image-manifest, factory, or a classification set of torchvision.datasets, such as CIFAR10, FashionMNIST or "
+        "image-manifest, or a classification set of torchvision.datasets, such as CIFAR10, FashionMNIST or "
         f"Flowers102{near and '.'}{near}"
     )
 
@@ -543,7 +543,7 @@ def test_suggested_sets_need_no_more_than_a_split() -> None:
         ("data.image_size=Auto", "auto"),
         ("data.formats=[jpg]", "jpeg"),
         ("data.columns={age: Numerical}", "numeric"),
-        ("data.factory=None", "none"),
+        ("model.factory=None", "none"),
         ("training.nesterov=flase", "false"),
     ],
 )
@@ -570,3 +570,7 @@ def test_renamed_or_removed_setting_gets_its_fix() -> None:
     assert message == "gate.minimum_accuracy: renamed (value 0.8). Fix: write it as gate.minimum"
     for removed in ("platform.person_runs", "registry.ledger_keys", "search.min_epochs", "search.folds"):
         assert settings_errors.unknown(Params, removed, 1) == f"{removed}: removed. Fix: delete it"
+    message = settings_errors.unknown(Params, "data.factory", "own:make")
+    assert message.startswith(
+        "data.factory: removed. Fix: delete the line. A Dataset of your own becomes your own kind"
+    )

@@ -1,7 +1,7 @@
 """Data: read a source, check it, split it and pack it. Bad samples go to the quarantine table, never into an array.
 
 ingest.py           ingest of every kind of data; packed_set.py writes the packed set of all of them
-image_set.py        images; custom_dataset.py: a user's own Dataset, which is not packed; own_kind.py: a user's own kind
+image_set.py        images; custom.py: a user's own kind
 labelled.py         what texts and own kinds share; token_streams.py: text for language models
 refusal_reasons.py  every reason why a sample is refused, with its fix
 image_rules.py      rules about single images; sample_rules.py: how pandera checks such rules

@@ -20,9 +20,5 @@ def ingest(task: IngestTask) -> Manifest:
         WorkspaceError: the disk is full or cannot be written.
     """
     with disk_errors(task.packed):
-        if task.settings.source == "factory":
-            from ratchet.data.custom_dataset import ingest_custom  # imports torch
-
-            return ingest_custom(task)
         manifest: Manifest = ingest_function(task.settings.kind)(task)
         return manifest

@@ -13,7 +13,7 @@ from ratchet.errors import DataError
 from ratchet.kinds import Input, to_json, without_facts
 from ratchet.problems import Target, target_from_json
 
-__all__ = ["FORMAT", "CustomDataset", "CustomRows", "Manifest", "PackedFile", "Shard", "SplitFiles", "split_ids"]
+__all__ = ["FORMAT", "Manifest", "PackedFile", "Shard", "SplitFiles", "UnpackedRows", "split_ids"]
 
 FORMAT = 2
 _LOCATION = "manifest.json"
@@ -37,25 +37,27 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class CustomRows:
-    """Rows of a user's own Dataset, which are not packed.
+class UnpackedRows:
+    """Samples of a user's own kind that training reads (`packed = False`).
 
     Attributes:
-        samples: length of the Dataset at ingest.
-        places: int64 (rows,), indices into the Dataset.
-        pixels: uint8 (rows, 32), the SHA-256 of each image as it was read.
+        root: the project folder, relative to the packed set.
+        path: the setting data.path.
+        samples: number of samples at ingest.
+        places: int64 (rows,), indices into the user's object.
+        contents: uint8 (rows, 32), the SHA-256 of the arrays of each sample.
     """
 
+    root: str
+    path: str
     samples: int
     places: PackedFile
-    pixels: PackedFile
+    contents: PackedFile
 
 
 @dataclass(frozen=True)
 class SplitFiles:
     """Files of one split, in the order of ids.
-
-    A user's own Dataset has no arrays, and the order is that of the Dataset.
 
     Attributes:
         arrays: the input's arrays by name, each in shards. images: uint8 (rows, height, width, channels). Tables:
@@ -63,25 +65,14 @@ class SplitFiles:
             streams: text, uint8, UTF-8 without separators. Texts also: starts, int64 (rows + 1,), places in `text`.
         targets: int64 (rows,) of classes, float32 (rows, targets) of labels and numbers; see `ratchet.problems`.
         keys: uint64 (rows,), stable hashes of the ids.
+        own: the samples of a user's own kind that are not packed; `arrays` is empty then.
     """
 
     rows: int
     arrays: Mapping[str, tuple[Shard, ...]]
     targets: PackedFile
     keys: PackedFile
-    own: CustomRows | None = None
-
-
-@dataclass(frozen=True)
-class CustomDataset:
-    """The function that returns the user's own Dataset, and its code, at ingest."""
-
-    function: str  # package.module:function
-    root: str  # the project folder, relative to the packed set
-    code: str  # file or folder, relative to the project folder
-    code_digest: str
-    low: tuple[float, ...]  # per channel, of the training images; displayed as black
-    high: tuple[float, ...]  # displayed as white
+    own: UnpackedRows | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +80,6 @@ class Manifest:
     """Description of a packed set.
 
     Attributes:
-        factory: the user's own Dataset; its images are not packed, but read from it.
         digest: digest of all fields above it, and so of every array. The fields below it are notes.
         released: samples released by hand: source, rule, content, reason, by, at.
     """
@@ -99,7 +89,6 @@ class Manifest:
     input: Input
     target: Annotated[Target, PlainValidator(target_from_json)]
     splits: Mapping[str, SplitFiles]
-    factory: CustomDataset | None = None
     digest: str
     source: str
     quarantined: int

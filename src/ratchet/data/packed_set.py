@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ratchet import files
 from ratchet.data import overrides, pack, quarantine, set_rules, split
 from ratchet.data.checks import exact_duplicates
-from ratchet.data.manifest import FORMAT, CustomDataset, CustomRows, Manifest, Shard, SplitFiles
+from ratchet.data.manifest import FORMAT, Manifest, Shard, SplitFiles, UnpackedRows
 from ratchet.data.system_files import Ignored
 from ratchet.data.tables.targets import TargetTable
 from ratchet.kinds import Input
@@ -29,7 +29,7 @@ LABEL_PLACE = "place of the label (ratchet)"
 """Column of samples on the way to the index: their places in a `TargetTable`. No source may have one of this name."""
 
 Report = Callable[[int, int], None]
-Arrays = Mapping[str, tuple[Shard, ...]] | CustomRows
+Arrays = Mapping[str, tuple[Shard, ...]] | UnpackedRows
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class IngestTask:
         cache: path of the cache for the next ingest; None: no cache.
         releases: path of the table of samples released by hand; None: no releases.
         sample: take only a few samples of each class, from all over the source.
-        sample_timeout: seconds that a user's own Dataset or kind may take for one sample; 0: no limit.
+        sample_timeout: seconds that a user's own kind may take for one sample; 0: no limit.
         say_ignored: called with the files of a folder that are no samples.
     """
 
@@ -151,7 +151,6 @@ class PackedSet:
         self, draft: Path, *, arrays: Callable[[Path, slice], Arrays],
         describe: Callable[[], tuple[Input, Mapping[str, object]]],
         write_index: Callable[[Path, pl.DataFrame, Sequence[str]], None] = pack.write_index,
-        factory: CustomDataset | None = None,
     ) -> Manifest:  # fmt: skip
         """Write arrays, index, profile and manifest into the folder `draft`.
 
@@ -160,7 +159,6 @@ class PackedSet:
             arrays: writes the arrays of some rows of the index into a folder.
             describe: called after all arrays are written; returns the input, and the kind's part of the profile.
             write_index: writes index.parquet into a folder, with these extra columns.
-            factory: the user's own Dataset, whose images are not packed.
         """
         with ThreadPoolExecutor(1) as pool:
             index = pool.submit(write_index, draft, self.index, self.extra)
@@ -172,11 +170,8 @@ class PackedSet:
             "source": self.source, "quarantined": quarantine.samples(self.bad),
             "quarantined_by_rule": quarantine.by_rule(self.bad), "released": tuple(self.released.to_dicts()),
         }  # fmt: skip
-        own = {"factory": factory} if factory else {}  # without one, it is no part of the digest
         target = self.labels.target(self.train)
-        manifest = Manifest.sealed(
-            notes, format=FORMAT, name=self.name, input=input, target=target, splits=splits, **own
-        )
+        manifest = Manifest.sealed(notes, format=FORMAT, name=self.name, input=input, target=target, splits=splits)
         manifest.write(draft)
         return manifest
 
@@ -186,7 +181,7 @@ class PackedSet:
             folder, part = draft / name, slice(start, start + rows)
             folder.mkdir()
             written = arrays(folder, part)
-            packed, own = ({}, written) if isinstance(written, CustomRows) else (written, None)
+            packed, own = ({}, written) if isinstance(written, UnpackedRows) else (written, None)
             targets = pack.write_array(folder, "targets", self.labels.values[part])
             key_file = pack.write_array(folder, "keys", keys[part])
             yield name, SplitFiles((self.rows or self.sizes)[name], packed, targets, key_file, own)

@@ -1,6 +1,6 @@
 """Every reason why a sample is refused: its rule, the value that the quarantine table shows, and the fix.
 
-Schemas name the rules: image_rules.py, listing_rules.py, custom_dataset.py, tables/rules.py. A file that is not the
+Schemas name the rules: image_rules.py, listing_rules.py, tables/rules.py. A file that is not the
 expected image is `unreadable` or `format-not-allowed`; its fix depends on what it really is (FILE_KINDS). The value of
 an image whose pixels cannot be decoded is the decoder's message (reading/images.py). This module imports no other
 library, because worker processes import it.
@@ -94,15 +94,11 @@ REASONS: Mapping[str, Reason] = {
     "no-order": Reason(
         "{column} {value}", "the row has no value in the column of data.order_by: add it, or remove the row"
     ),
-    # samples of a user's own Dataset or kind
+    # samples of a user's own kind
     "raised": Reason("{problem}", "your code raised an error for this sample: correct the file it reads, or the code"),
     "not-arrays": Reason(
         "{problem}",
         "return a dictionary with value and the label from __getitem__, and one of NumPy arrays of numbers from arrays",
-    ),
-    "not-a-sample": Reason(
-        "{problem}",
-        "return (image, label): a uint8 or floating-point tensor (channels, height, width) and an integer",
     ),
     "other-shape": Reason(
         "{image}", "all samples must have the same type and shape, and most have another: convert, resize or crop it"
@@ -177,7 +173,7 @@ _OTHERS = {
     "rar": ("a RAR archive", _UNPACK),
     "tar": ("a tar archive", _UNPACK),
     "video": ("a video", "save its frames as JPEG or PNG"),
-    "numpy": ("a NumPy array", "save it as PNG, or read it with your own Dataset (data.factory)"),
+    "numpy": ("a NumPy array", "save it as PNG, or read it with your own kind (data.kind)"),
     "parquet": ("a Parquet table", _MOVE),
     "arrow": ("an Arrow table", _MOVE),
     "sqlite": ("an SQLite database", _MOVE),

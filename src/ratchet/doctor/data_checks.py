@@ -1,23 +1,19 @@
-"""Check the data: targets, samples in two splits, values of images, and the code of a custom Dataset (data.factory)."""
+"""Check the data: targets, samples in two splits, and values of images."""
 
-import contextlib
 import hashlib
 import math
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ratchet.doctor.findings import RULES, Finding
-from ratchet.errors import TrainingError
 from ratchet.kinds import ModelSpec
 from ratchet.kinds.registry import kind_of
 from ratchet.training.batches import Split
-from ratchet.training.custom_dataset import DatasetSplit
-from ratchet.training.device import seed_step
+from ratchet.training.custom_split import UnpackedSplit
 from ratchet.training.plan import Plan
 from ratchet.training.streams import StreamSplit
 
@@ -33,9 +29,6 @@ _FEWEST = 20  # images, below which nothing is tested
 _PARTLY = 0.75  # share of different images up to which there is a warning
 _SHIFT, _SURE = 0.75, 6.0  # of means, in standard deviations and in their errors
 _CPU = torch.device("cpu")
-_READ_TWICE = 8  # samples
-_OWN_BYTES = 64 << 20  # of a Dataset's array that are compared before and after reading a sample
-_DEEPEST = 3  # Datasets inside a Dataset
 
 
 def check_samples(train: Split, validation: Split, spec: ModelSpec, plan: Plan) -> Iterator[Finding]:
@@ -46,9 +39,7 @@ def check_samples(train: Split, validation: Split, spec: ModelSpec, plan: Plan) 
         count = int(np.isin(validation.keys, train.keys).sum())
         if count:
             yield Finding.of("leak-by-id", count=count, of=len(validation))
-    if isinstance(train, DatasetSplit):
-        yield from _check_dataset(train, validation, plan)
-    elif not isinstance(validation, DatasetSplit):
+    if not isinstance(train, UnpackedSplit):  # ingest has compared the samples
         yield from _same_content(train, validation, spec)
     if kind_of(spec.input).has_pixels:
         images, held_out = _read_images(train, _READ_TRAIN), _read_images(validation, _READ_HELD_OUT)
@@ -129,10 +120,7 @@ def _read_images(split: Split, count: int) -> torch.Tensor:
     """
     begun, images = time.monotonic(), list[torch.Tensor]()
     for row in np.unique(np.linspace(0, len(split) - 1, min(count, len(split))).astype(np.int64)):
-        if isinstance(split, DatasetSplit):
-            image, _ = _read(split.reader.open(split.name), int(split.places[row]), 0)
-        else:
-            image = split.batch(np.array([row]), _CPU)[0][0][0]
+        image = split.batch(np.array([row]), _CPU)[0][0][0]
         size = image.numel() * image.element_size()
         if time.monotonic() - begun > _LONGEST_SECONDS or len(images) * size > _LARGEST_BYTES:
             break
@@ -161,89 +149,3 @@ def _rescaled(train: torch.Tensor, held_out: torch.Tensor) -> Iterator[Finding]:
             values = {"train_mean": mean, "train_std": std, "validation_mean": other_mean, "validation_std": other_std}
             yield Finding.of("rescaled-split", channel=channel, **values)
             return
-
-
-def _check_dataset(train: DatasetSplit, validation: Split, plan: Plan) -> Iterator[Finding]:
-    """Read samples of both splits several times. The same rule is reported for one split only."""
-    findings = {
-        finding.rule: finding for finding in _check_readings(train, plan) if finding.rule != "augmented-validation"
-    }
-    if isinstance(validation, DatasetSplit):
-        findings = {finding.rule: finding for finding in _check_readings(validation, plan)} | findings
-    yield from findings.values()
-    channels, rows, columns = _read(train.reader.open(train.name), int(train.places[0]), 0)[0].shape
-    fewest = RULES["channels-last"].limit
-    if columns in (1, 3, 4) and min(channels, rows) >= fewest:
-        finding = Finding.of("channels-last", channels=channels, rows=rows, columns=columns)
-        yield finding.warning_if(columns != 3 and channels != rows)
-
-
-def _check_readings(split: DatasetSplit, plan: Plan) -> Iterator[Finding]:
-    """Read samples with one seed, the same seed again, and another seed."""
-    dataset = split.reader.open(split.name)
-    faulty: dict[str, list[str]] = {"unseeded-dataset": [], "augmented-validation": [], "reused-buffer": []}
-    altered = set[str]()
-    last: tuple[int, torch.Tensor, torch.Tensor] | None = None
-    for place in split.places[balanced_rows(split, _READ_TWICE, plan)].tolist():
-        first, _ = _read(dataset, place, 0)
-        if last is not None and not torch.equal(last[1], last[2]):
-            faulty["reused-buffer"].append(str(last[0]))
-        before = _own_arrays(dataset, place)
-        again, _ = _read(dataset, place, 0)
-        altered |= {name for name, digest in _own_arrays(dataset, place).items() if before.get(name, digest) != digest}
-        other, returned = _read(dataset, place, 1)
-        if not _same(first, again):
-            faulty["unseeded-dataset"].append(str(place))
-        elif not _same(first, other):
-            faulty["augmented-validation"].append(str(place))
-        last = place, other, returned
-    if faulty["unseeded-dataset"]:  # others of its samples differ between seeds only by chance
-        del faulty["augmented-validation"]
-    if altered:
-        del faulty["unseeded-dataset"]
-        yield Finding.of("in-place-change", *sorted(altered), split=split.name)
-    for rule, places in faulty.items():
-        if places:
-            yield Finding.of(rule, *places, count=len(places), of=_READ_TWICE, split=split.name)
-
-
-def _read(dataset: Any, place: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Read a sample from a seed. Return a copy, and the tensor itself, which the Dataset may change later.
-
-    Raises:
-        TrainingError: the Dataset raises an error, or does not return an image.
-    """
-    seed_step(seed, 0, _CPU)
-    try:
-        returned = dataset[place][0]
-        return returned.detach().clone(), returned
-    except Exception as error:  # the user's code may raise anything
-        raise TrainingError(
-            f"data.factory: sample {place} cannot be read ({type(error).__name__}: {error}), and could be read at "
-            "ingest. Fix: correct the Dataset, or ingest again with `dvc repro` to have the sample quarantined"
-        ) from error
-
-
-def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
-    return first.shape == second.shape and torch.equal(first, second)
-
-
-def _own_arrays(dataset: Any, place: int) -> dict[str, bytes]:
-    """Return a digest of each array that a Dataset holds with an entry for every sample; of large ones, of one entry.
-
-    Shorter arrays may be working buffers.
-    """
-    arrays = [(name, array) for name, array in _arrays(dataset, "", 0) if len(array) >= len(dataset)]
-    parts = ((name, array if array.nbytes <= _OWN_BYTES else array[place : place + 1]) for name, array in arrays)
-    return {name: hashlib.blake2b(np.ascontiguousarray(part).tobytes(), digest_size=8).digest() for name, part in parts}
-
-
-def _arrays(value: Any, path: str, depth: int) -> Iterator[tuple[str, NDArray[Any]]]:
-    if isinstance(value, torch.Tensor) and value.dim() and value.device.type == "cpu":
-        with contextlib.suppress(TypeError, RuntimeError):  # bfloat16 and sparse tensors have no array: left out
-            yield path, value.detach().numpy()
-    elif isinstance(value, np.ndarray) and value.ndim and value.dtype != object:
-        yield path, value
-    elif depth < _DEEPEST and hasattr(value, "__getitem__") and hasattr(value, "__dict__"):
-        for name, member in vars(value).items():
-            yield from _arrays(member, f"{path}.{name}".lstrip("."), depth + 1)

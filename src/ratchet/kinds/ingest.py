@@ -13,7 +13,7 @@ _FUNCTIONS = {
     "table": "ratchet.data.tables.ingest:ingest_table",
     "text": "ratchet.data.texts.ingest:ingest_texts",
     "tokens": "ratchet.data.token_streams:ingest_tokens",
-    "arrays": "ratchet.data.own_kind:ingest_own_kind",
+    "arrays": "ratchet.data.custom:ingest_custom",
 }
 
 

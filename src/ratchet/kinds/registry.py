@@ -13,7 +13,7 @@ KINDS = {
     "table": "ratchet.kinds.table.kind:Tables",
     "text": "ratchet.kinds.text.kind:Texts",
     "tokens": "ratchet.kinds.tokens.kind:TokenStreams",
-    "arrays": "ratchet.kinds.custom.kind:OwnArrays",
+    "arrays": "ratchet.kinds.custom.kind:CustomKind",
 }
 """Module and class of each. Only the kind in use is imported: it decides what a model learns, and others do not."""
 

@@ -88,6 +88,8 @@ def unknown(model: type[BaseModel], key: str, value: object = ...) -> str:
     section = _group(model.model_fields[group]) if group in model.model_fields else None
     now = getattr(section, "renamed", {}).get(last)
     if now is not None:
+        if now.startswith("Fix:"):
+            return f"{key}: removed. {now}"
         return f"{key}: " + (f"renamed{shown}. Fix: write it as {group}.{now}" if now else "removed. Fix: delete it")
     inside = [name for name in known if name.rpartition(".")[0] == group] if group else list(model.model_fields)
     elsewhere = None if inside else _nearest_whole(key, known)

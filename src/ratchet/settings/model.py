@@ -70,7 +70,10 @@ class DataSettings(Section):
         "image_size": "Packing, and which images are accepted",
         "validation_fraction": "Splits",
         "shard_mib": "Resources",
-        "factory": "Source factory: your own Dataset",
+    }
+    renamed: ClassVar[dict[str, str]] = {
+        "factory": "Fix: delete the line. A Dataset of your own becomes your own kind, a class with packed = False "
+        "named by data.kind; see docs/your-own-kind.md"
     }
 
     kind: Kind = setting(
@@ -78,7 +81,7 @@ class DataSettings(Section):
         "image; table: rows of a CSV or Parquet file; text: texts with labels; tokens: plain text to continue; or your "
         "own kind, as package.module:Class",
     )
-    source: Text = setting("digits", "digits, image-folder, image-manifest, factory, or a torchvision data set")
+    source: Text = setting("digits", "digits, image-folder, image-manifest, or a torchvision data set")
     path: Text = setting("data/raw", "folder or URL of the data; downloads are stored there")
     download: bool = setting(True, "download a torchvision data set if it is not in data.path")
 
@@ -137,10 +140,8 @@ class DataSettings(Section):
     fold: Count = setting(0, "cross-validation: fold used for validation, from 0")
     shard_mib: Positive = setting(256, "largest packed file, MiB")
     workers: Count = setting(0, "processes that read samples; 0: one per core")
-    factory: Function = setting("none", "your own Dataset, as package.module:function, or none")
     code: Text = setting(
-        "src/ratchet/training/custom_dataset.py",
-        "file or folder with the code of data.factory, or of your own kind, tracked by DVC",
+        "src/ratchet/training/custom_class.py", "file or folder with the code of your own kind, tracked by DVC"
     )
 
     @property
@@ -273,9 +274,11 @@ class TrainingSettings(Section):
     )
     gradient_checkpointing: bool = setting(False, "compute activations twice to save memory")
     deterministic: bool = setting(True, "refuse operations whose results differ from run to run")
-    workers: Count = setting(0, "processes that load samples of data.factory; 0: the training process", decides=False)
+    workers: Count = setting(
+        0, "processes that read samples of an own kind that is not packed; 0: the training process", decides=False
+    )
     sample_timeout: Amount = setting(
-        300.0, "seconds that data.factory or your own kind may take for one sample; 0: no limit", decides=False
+        300.0, "seconds that your own kind may take for one sample; 0: no limit", decides=False
     )
 
     best: Literal[

@@ -9,7 +9,7 @@ from ratchet.settings import errors as settings_errors
 
 __all__ = ["CLASSIFICATION", "OWN", "refusal", "torchvision_names"]
 
-OWN = ("digits", "image-folder", "image-manifest", "factory")
+OWN = ("digits", "image-folder", "image-manifest")
 """Sources that are not from torchvision."""
 _NAMES = (
     "CIFAR10 CIFAR100 Caltech256 Country211 DTD EuroSAT FER2013 FGVCAircraft FashionMNIST Flowers102 Food101 "

@@ -187,6 +187,9 @@ class Split:
         targets, keys = np.asarray(self.targets)[rows], np.asarray(self.keys)[rows]
         return replace(self, arrays=arrays, targets=targets, keys=keys, _resident={})
 
+    def read_with(self, *, workers: int, sample_timeout: float) -> None:
+        """Let processes read samples that are not packed; see `ratchet.training.open_split`."""
+
     def interrupt_on(self, stop: Callable[[], bool]) -> None:
         """Let `stop` interrupt a read that blocks. Reads of a packed set do not block."""
 

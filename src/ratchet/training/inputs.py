@@ -17,7 +17,6 @@ from ratchet.kinds.registry import kind_of
 from ratchet.problems import Target
 from ratchet.training.augment import epoch_order
 from ratchet.training.batches import Split
-from ratchet.training.custom_dataset import DatasetSplit
 from ratchet.training.models import Model, build, load_pretrained
 from ratchet.training.models.text import VECTOR_FILES, Bag, Transformer, load_vectors
 from ratchet.training.plan import Plan
@@ -69,17 +68,16 @@ def open_split(
 
     Args:
         input_spec: a model's input, whose tokenizer texts are read with; other kinds do not need it.
-        workers: processes that read the samples of a user's own Dataset; 0: this process.
-        sample_timeout: seconds that one sample of such a Dataset may take; 0: no limit.
+        workers: processes that read samples that are not packed; 0: this process.
+        sample_timeout: seconds that one such sample may take; 0: no limit.
 
     Raises:
         TrainingError: it cannot be read, or it changed since it was ingested.
     """
     with _readable(packed, name) as manifest:
-        if manifest.get("factory"):
-            return DatasetSplit.open_rows(packed, name, manifest, workers=workers, sample_timeout=sample_timeout)
         spec = input_spec or input_from_json(manifest["input"])
         split: Split = kind_of(spec).open_split(packed, name, manifest, spec)
+        split.read_with(workers=workers, sample_timeout=sample_timeout)
         return split
 
 

@@ -1,4 +1,4 @@
-"""Reads samples of a user's own torch Dataset, in this process or in worker processes that end with it."""
+"""Reads samples of a user's own kind, in this process or in worker processes that end with it."""
 
 import contextlib
 import multiprocessing
@@ -17,10 +17,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from ratchet.errors import TrainingError
-from ratchet.training.custom_samples import Factory, Faulty, Piece, Sample, SampleDataset, SampleTimeout, WorkerProgress
+from ratchet.training.custom_samples import CustomSamples, Faulty, Piece, Sample, SampleTimeout, WorkerProgress
 from ratchet.training.sample_timeout import PATIENCE, Interrupted
 
 __all__ = ["SampleReader"]
+
+CHOSEN_BY = {"kind": ("arrays",)}
 
 Result = TypeVar("Result")
 _POLL = 0.5  # seconds between two checks of workers that have not answered
@@ -29,40 +31,28 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class SampleReader(Generic[Result]):
-    """Reads pieces of a Dataset.
+    """Reads pieces of samples.
 
     Workers start with the first `read` and stay until `close`. They are forked from a server process without threads,
-    so they inherit no locked lock. Each imports the user's module and calls its function itself, so they share no open
+    so they inherit no locked lock. Each imports the user's module and opens the data itself, so they share no open
     file. They end by themselves when this process is killed.
 
     Args:
         combine: makes one result of the samples of a piece, in the process that reads them.
-        timeout: seconds that one sample may take, or opening the Dataset (ten at least); 0: no limit.
+        workers: processes that read; 0: this process.
     """
 
     def __init__(
-        self,
-        factory: Factory,
-        combine: Callable[[list[Sample | Faulty]], Result],
-        *,
-        workers: int,
-        timeout: float = 0.0,
+        self, samples: CustomSamples, combine: Callable[[list[Sample | Faulty]], Result], *, workers: int = 0
     ) -> None:
+        self.samples = samples
         self.combine = combine
         self.workers = workers
         self._pieces = _Pieces()
-        self._samples = SampleDataset(factory, timeout)
         self._loader: DataLoader[Result] | None = None
         self._reading = 0
         self._checked = 0.0  # time of the last check of the workers
         self._waited: dict[int, tuple[float, float]] = {}  # by worker: `since` of its sample, seconds waited for it
-
-    def open(self, split: str) -> Any:
-        return self._samples.open(split)
-
-    def interrupt_on(self, stop: Callable[[], bool]) -> None:
-        """From now on raise `Interrupted` when `stop` returns True while a sample is read."""
-        self._samples.stop = stop
 
     def read_here(self, piece: Piece) -> Result:
         """Return the result for one piece, read by this process.
@@ -70,13 +60,13 @@ class SampleReader(Generic[Result]):
         Raises:
             TrainingError: a sample took too long.
         """
-        return self.combine(self._samples.__getitems__(piece))
+        return self.combine(self.samples.__getitems__(piece))
 
     def read(self, pieces: Iterable[Piece]) -> Iterator[Result]:
         """Yield the result for each piece, in order, prefetched by the workers. A new call ends the one before.
 
         Raises:
-            TrainingError: a worker died, a sample took too long, or the user's function failed in it.
+            TrainingError: a worker died, a sample took too long, or the user's class failed in it.
         """
         self._reading += 1
         mine, self._pieces.coming = self._reading, iter(pieces)
@@ -94,12 +84,12 @@ class SampleReader(Generic[Result]):
                 raise TrainingError(str(error).strip().rpartition("TrainingError: ")[2]) from error
             except (RuntimeError, EOFError, OSError) as error:  # from PyTorch, or a broken connection
                 self.close()
-                if self._samples.stop():
+                if self.samples.stop():
                     raise Interrupted from error  # the signal to this process may have ended the worker
                 raise TrainingError(
                     f"a worker process of training.workers ended ({error}), probably for lack of memory or shared "
                     "memory (/dev/shm). Fix: run the same command, which continues. If it happens again, lower "
-                    "training.workers, or set it to 0 to debug the Dataset"
+                    "training.workers, or set it to 0 to debug the class"
                 ) from error
             yield result
 
@@ -139,19 +129,19 @@ class SampleReader(Generic[Result]):
 
     def _check(self, processes: Sequence[Any], waited: float) -> None:
         """After `waited` seconds without a result: end the workers if a sample is too slow or the run must stop."""
-        samples, busy = self._samples, [at for at in self._samples.worker_progress() if at.since]
+        samples, busy = self.samples, [at for at in self.samples.worker_progress() if at.since]
         seconds = self._waiting_times(busy)
         slow = [at for at in busy if 0 < samples.limit(at.place) < seconds[at.worker]]
         patient = waited < _LONG_WAIT and max(seconds.values(), default=0.0) < PATIENCE
         if not slow and (patient or not samples.stop()):
             return
-        where = f"worker process {processes[slow[0].worker].pid}" if slow else ""
+        where = f" (worker process {processes[slow[0].worker].pid})" if slow else ""
         for at in busy:
             processes[at.worker].kill()  # it may block SIGTERM, and PyTorch would wait five seconds for each
         self.close()
         if not slow:
             raise Interrupted
-        raise SampleTimeout(samples.timeout_message(slow[0].split, slow[0].place, where))
+        raise SampleTimeout(samples.timeout_message(slow[0].place, where))
 
     def _waiting_times(self, busy: list[WorkerProgress]) -> dict[int, float]:
         """Return the seconds that each worker's sample has been awaited.
@@ -172,9 +162,9 @@ class SampleReader(Generic[Result]):
             # the user's module, which may start threads, as polars does: a fork of a process with threads can hang.
             multiprocessing.set_forkserver_preload([__name__])
             # Memory that the workers write and this process reads.
-            self._samples.progress = multiprocessing.get_context("forkserver").RawArray("d", 3 * self.workers)
+            self.samples.progress = multiprocessing.get_context("forkserver").RawArray("d", 2 * self.workers)
         return DataLoader(
-            self._samples,
+            self.samples,
             batch_sampler=self._pieces,
             collate_fn=self.combine,
             num_workers=self.workers,

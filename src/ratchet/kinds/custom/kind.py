@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.errors import RatchetError, TrainingError
+from ratchet.errors import RatchetError
 from ratchet.kinds.inputs import ArraysInput
 from ratchet.kinds.protocol import Arrays, InputError, Json, Kind, RawValue, TensorSpec, Unusual, far_values, go_on
 from ratchet.kinds.raw_values import as_type, json_type, only_column
 
 if TYPE_CHECKING:
     from ratchet.training import Split
-    from ratchet.training.own_kind import OwnKind
+    from ratchet.training.custom_class import CustomClass
 
-__all__ = ["OwnArrays"]
+__all__ = ["CustomKind"]
 
 
-class OwnArrays(Kind[ArraysInput]):
+class CustomKind(Kind[ArraysInput]):
     """Named arrays, as data.kind names the class that makes them."""
 
     name = "arrays"
@@ -32,17 +32,17 @@ class OwnArrays(Kind[ArraysInput]):
     def array_names(self, spec: ArraysInput) -> tuple[str, ...]:
         return spec.names
 
-    def prepare(self, spec: ArraysInput) -> "OwnKind":
+    def prepare(self, spec: ArraysInput) -> "CustomClass":
         """Return the user's class.
 
         Raises:
             TrainingError: it cannot be imported, or lacks a method.
         """
-        from ratchet.training.own_kind import OwnKind
+        from ratchet.training.custom_class import CustomClass
 
-        own = OwnKind.of(spec)
-        own.check()
-        return own
+        custom = CustomClass.of(spec)
+        _ = custom.loaded  # so that later calls only use it
+        return custom
 
     def example(self, spec: ArraysInput, rows: int, seed: int) -> Arrays:
         random = np.random.default_rng(seed)
@@ -84,7 +84,7 @@ class OwnArrays(Kind[ArraysInput]):
         return ""
 
     def open_split(self, packed: Path, name: str, manifest: Mapping[str, Any], spec: ArraysInput) -> "Split":
-        from ratchet.training.named_arrays import ArraysSplit
+        from ratchet.training.custom_split import ArraysSplit
 
         return ArraysSplit.read(packed, name, manifest, spec)
 
@@ -92,14 +92,10 @@ class OwnArrays(Kind[ArraysInput]):
         self, packed: Path, manifest: Mapping[str, Any], spec: ArraysInput, *, root: str, **settings: Any
     ) -> ArraysInput:
         """Return the input with the user's code in the project folder."""
-        from ratchet.training.own_kind import OwnKind
+        from ratchet.training.custom_class import CustomClass
 
         spec = super().model_input(packed, manifest, spec, root=root, **settings).with_code_in(root)
-        if OwnKind.of(spec).digest() != spec.code_digest:
-            raise TrainingError(
-                f"data.code: {spec.code} changed since the data were ingested with it. Fix: run `ratchet train`, "
-                "which ingests them again"
-            )
+        CustomClass.of(spec).check_digest(spec.code_digest)
         return spec
 
     def tensors(self, spec: ArraysInput) -> tuple[TensorSpec, ...]:

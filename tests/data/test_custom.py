@@ -11,12 +11,11 @@ import polars as pl
 import pytest
 import torch
 
-from ratchet.data import own_kind
 from ratchet.data.manifest import Manifest
 from ratchet.errors import DataError, RatchetError, TrainingError
 from ratchet.kinds import ArraysInput, input_from_json
 from ratchet.settings.model import TrainingSettings
-from ratchet.training import model_input, open_split
+from ratchet.training import custom_samples, model_input, open_split
 from ratchet.training.augment import sample_bits
 from tasks.training_job import make_plan
 
@@ -236,14 +235,16 @@ def test_what_cannot_be_read_stops_with_one_message(place, case: str) -> None:
 
 
 def test_a_class_that_does_not_open_is_named(place, monkeypatch) -> None:
-    monkeypatch.setattr(own_kind, "LEAST_OPENING", 1.0)
-    with pytest.raises(DataError, match=r"waves:Waves did not open .*count.txt within 1 s \(line \d+ of waves.py\)"):
+    monkeypatch.setattr(custom_samples, "LEAST_OPENING", 1.0)
+    with pytest.raises(
+        TrainingError, match=r"waves:Waves did not open .*count.txt within 1 s \(line \d+ of waves.py\)"
+    ):
         ingest(place, MODULE + "\nwhile True: pass\n")
     assert not place.packed.exists()
 
 
 def test_no_samples_stop_the_run(place) -> None:
-    with pytest.raises(DataError, match=r"waves:Waves finds no samples in"):
+    with pytest.raises(TrainingError, match=r"waves:Waves finds no samples in"):
         ingest(place, rows=0)
 
 

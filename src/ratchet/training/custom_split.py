@@ -1,0 +1,154 @@
+"""A split of a user's own kind of data: packed arrays, or samples that are read when they are used."""
+
+import os
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ratchet.errors import TrainingError
+from ratchet.kinds import ArraysInput, input_from_json
+from ratchet.training.augment import sample_bits
+from ratchet.training.batches import Batch, Inputs, Rows, ShardedArray, Split
+from ratchet.training.custom_class import CustomClass, Layout, layout_of, shown_layout, stacked
+from ratchet.training.custom_samples import CustomSamples, Faulty, Piece, Sample
+from ratchet.training.plan import Plan
+from ratchet.training.sample_reader import SampleReader
+
+__all__ = ["ArraysSplit", "UnpackedSplit"]
+
+CHOSEN_BY = {"kind": ("arrays",)}
+
+
+@dataclass(frozen=True)
+class ArraysSplit(Split):
+    """A split of named arrays. The model takes them in the order of their names, (n, *shape) each."""
+
+    input_spec: ArraysInput = field(kw_only=True)
+
+    @classmethod
+    def read(cls, packed: Path, name: str, manifest: Mapping[str, Any], input_spec: ArraysInput) -> "ArraysSplit":
+        """Read split `name` of the set in folder `packed`. See `Split.open`."""
+        if manifest["splits"][name].get("own") is not None:
+            return UnpackedSplit.read_places(packed, name, manifest)
+        return cls.open(packed, name, manifest, names=input_spec.names, input_spec=input_spec)
+
+    @cached_property
+    def _augment(self) -> Callable[..., Any] | None:
+        return CustomClass.of(self.input_spec).augment
+
+    def prepared(self, inputs: Inputs, rows: Rows, plan: Plan | None, epoch: int) -> Inputs:
+        if plan is None or self._augment is None:
+            return inputs
+        seeds = sample_bits(np.asarray(self.keys[rows]), seed=plan.seed, epoch=epoch)
+        batch = self._augment(dict(zip(self.input_spec.names, inputs, strict=True)), seeds)
+        augmented: tuple[Any, ...] = (
+            tuple(batch.get(name) for name in self.input_spec.names) if isinstance(batch, Mapping) else ()
+        )
+        expected = [(values.shape, values.dtype) for values in inputs]
+        if [(getattr(values, "shape", None), getattr(values, "dtype", None)) for values in augmented] != expected:
+            raise TrainingError(
+                f"data.kind: {self.input_spec.reader}.augment does not return the arrays that it was given: tensors "
+                f"{', '.join(self.input_spec.names)} of the same shapes and types. Fix: correct it"
+            )
+        return augmented
+
+
+@dataclass(frozen=True)
+class UnpackedSplit(ArraysSplit):
+    """A split whose samples were checked at ingest but not packed. Worker processes read them (`read_with`).
+
+    The only stored array has the place of each sample in the user's object.
+    """
+
+    reader: SampleReader["Inputs | Faulty"] = field(kw_only=True)
+
+    @classmethod
+    def read_places(cls, packed: Path, name: str, manifest: Mapping[str, Any]) -> "UnpackedSplit":
+        """Open split `name` with the class of ingest: a model may have been trained with another one.
+
+        Raises:
+            OSError, ValueError, KeyError: a file is missing or damaged.
+            TrainingError: the user's code changed since ingest.
+        """
+        unpacked, input_spec = manifest["splits"][name]["own"], input_from_json(manifest["input"])
+        assert isinstance(input_spec, ArraysInput), "samples of other kinds are packed"
+        input_spec = input_spec.with_code_in(os.path.normpath(packed.absolute() / unpacked["root"]))
+        custom = CustomClass.of(input_spec)
+        custom.check_digest(input_spec.code_digest)
+        samples = CustomSamples(custom, unpacked["path"], count=unpacked["samples"])
+        places, targets, keys = (np.load(packed / name / f"{part}.npy") for part in ("places", "targets", "keys"))
+        reader = SampleReader(samples, _Stack(input_spec.layout))
+        return cls(name, (ShardedArray([places]),), targets, keys, input_spec=input_spec, reader=reader)
+
+    def read_with(self, *, workers: int, sample_timeout: float) -> None:
+        self.reader.workers, self.reader.samples.timeout = workers, sample_timeout
+
+    def gather(self, rows: Rows) -> tuple[NDArray[Any], ...]:
+        return tuple(values.numpy() for values in self._checked(self.reader.read_here(self._piece(rows, None, 0))))
+
+    def batch(self, rows: Rows, device: torch.device, *, plan: Plan | None = None, epoch: int = 0) -> Batch:
+        return self._finished(self.reader.read_here(self._piece(rows, plan, epoch)), rows, device, plan, epoch)
+
+    def feed(
+        self, pieces: Sequence[Rows], device: torch.device, *, plan: Plan | None = None, epoch: int = 0
+    ) -> Generator[Batch]:
+        """Yield a batch for each piece of rows, in order, prefetched by the workers. They stay for the next call.
+
+        Raises:
+            TrainingError: a sample cannot be used, took too long, or a worker died.
+            Interrupted: the run was asked to stop while a sample was read; see `interrupt_on`.
+        """
+        read = self.reader.read(self._piece(rows, plan, epoch) for rows in pieces)
+        for rows, inputs in zip(pieces, read, strict=True):
+            yield self._finished(inputs, rows, device, plan, epoch)
+
+    def interrupt_on(self, stop: Callable[[], bool]) -> None:
+        """Raise `Interrupted` when `stop` returns True while a sample is read."""
+        self.reader.samples.stop = stop
+
+    def close(self) -> None:
+        self.reader.close()
+
+    def _piece(self, rows: Rows, plan: Plan | None, epoch: int) -> Piece:
+        return Piece(self.arrays[0].gather(rows), plan.seed if plan else 0, epoch)
+
+    def _finished(
+        self, inputs: "Inputs | Faulty", rows: Rows, device: torch.device, plan: Plan | None, epoch: int
+    ) -> Batch:
+        moved = tuple(values.to(device, non_blocking=True) for values in self._checked(inputs))
+        targets = torch.from_numpy(self.host_targets(rows)).to(device, non_blocking=True)
+        return self.prepared(moved, rows, plan, epoch), targets
+
+    def _checked(self, inputs: "Inputs | Faulty") -> Inputs:
+        if isinstance(inputs, Faulty):
+            raise TrainingError(
+                f"data.kind: sample {inputs.id} of {self.input_spec.reader} cannot be used ({inputs.rule}: "
+                f"{inputs.problem}), but could be used at ingest. Fix: repair it, or run `ratchet train`, which "
+                "ingests the data again"
+            )
+        return inputs
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """Stacks samples into a tensor (n, *shape) for each array."""
+
+    layout: Layout
+
+    def __call__(self, samples: list[Sample | Faulty]) -> "Inputs | Faulty":
+        rows = []
+        for sample in samples:
+            if isinstance(sample, Faulty):
+                return sample
+            layout = layout_of(sample.arrays)
+            if layout != self.layout:
+                problem = f"{shown_layout(layout)}, where all others have {shown_layout(self.layout)}"
+                return Faulty(sample.id, "other-shape", problem)
+            rows.append(sample.arrays)
+        return tuple(torch.from_numpy(values) for values in stacked(rows, self.layout))

@@ -183,7 +183,7 @@ class Rebuild:
         return content
 
     def _fetch_source(self, path: str, store: DvcStore) -> None:
-        """Fetch what the user's own Dataset reads: from DVC, or from the project if it is unchanged there."""
+        """Fetch what the user's own kind reads: from DVC, or from the project if it is unchanged there."""
         value = self.recipe.record.dvc_inputs.get(path)
         place = self.workspace.root / path
         if value is None or Path(path).is_absolute() or "://" in path:

@@ -1,4 +1,4 @@
-"""The doctor reports planted faults of data, own Datasets and settings, and is silent about sound ones."""
+"""The doctor reports planted faults of data and settings, and is silent about sound ones."""
 
 import os
 import subprocess
@@ -129,15 +129,14 @@ def test_sample_in_both_splits_is_reported() -> None:
     assert (finding.rule, finding.values["count"], finding.severity) == ("leak-by-content", 5, "error")
 
 
-def scaled(split: ImageSplit, factor: float, offset: float = 0.0) -> ImageSplit:
+def scaled(split: ImageSplit, factor: float) -> ImageSplit:
     """Return the split with other pixels."""
-    pixels = split.arrays[0].gather(np.arange(len(split))) * factor + offset
+    pixels = split.arrays[0].gather(np.arange(len(split))) * factor
     return ImageSplit.of(split.name, [pixels.clip(0, 255).astype(np.uint8)], split.targets, split.keys)
 
 
-@pytest.mark.parametrize(("factor", "offset"), [(0.25, 0), (1, 100)])
-def test_validation_that_is_scaled_by_itself_is_reported(factor: float, offset: float) -> None:
-    (finding,) = check_samples(TRAIN, scaled(VALIDATION, factor, offset), SPEC, PLAN)
+def test_validation_that_is_scaled_by_itself_is_reported() -> None:
+    (finding,) = check_samples(TRAIN, scaled(VALIDATION, 0.25), SPEC, PLAN)
     assert finding.rule == "rescaled-split"
 
 

@@ -108,13 +108,13 @@ def fruit(raw: Path) -> tuple[str, ...]:
 
 
 def rentals(raw: Path) -> tuple[str, ...]:
-    """The own kind of docs/your-own-kind.md."""
+    """The first own kind of docs/your-own-kind.md; clips are the other."""
     head("tabular/bike-sharing/hour.csv", raw / "hour.csv", 1501)
     page = PAGE.read_text(encoding="utf-8")
     for name in ("bike_windows", "bike_net"):
         [code] = re.findall(rf"```python\n(# {name}\.py\n.*?)```", page, re.DOTALL)
         (raw.parents[1] / f"{name}.py").write_text(code)
-    commands = re.findall(r"^\$ ratchet set (.*)$", page, re.MULTILINE)
+    commands = re.findall(r"^\$ ratchet set (?!.*clips)(.*)$", page, re.MULTILINE)
     steps = "training.epochs=4", "training.max_steps=60", "gate.minimum_metric=none"
     return *(setting for command in commands for setting in command.split()), *steps
 

@@ -56,7 +56,7 @@ def rentals(folder: Path) -> tuple[str, ...]:
     for name in ("bike_windows", "bike_net"):
         [code] = re.findall(rf"```python\n(# {name}\.py\n.*?)```", page, re.DOTALL)
         (folder.parents[1] / f"{name}.py").write_text(code)
-    commands = re.findall(r"^\$ ratchet set (.*)$", page, re.MULTILINE)
+    commands = re.findall(r"^\$ ratchet set (?!.*clips)(.*)$", page, re.MULTILINE)
     return (
         *(setting for command in commands for setting in command.split()),
         "training.batch_size=128",

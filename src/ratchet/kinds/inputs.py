@@ -70,7 +70,7 @@ class ImageInput(InputSpec):
     channels: int
     mean: tuple[float, ...]  # per channel, of the training pixels
     std: tuple[float, ...]  # never 0
-    dtype: str = "uint8"  # of the pixels; float32 is possible for a user's own Dataset
+    dtype: str = "uint8"  # of the pixels; float32 in models of older versions
     depth: int | None = None  # bits of the raw value that became 255; None: images have 8 bits
     limits: tuple[float, ...] = ()  # lowest and highest pixel for a network, if training pixels are far; else empty
     range: tuple[float, ...] = field(default=(), compare=False)  # fact: smallest and largest usual pixel, of float32

@@ -55,7 +55,7 @@ def fit(
 
     Args:
         profile_to: folder for a trace of `plan.profile` steps.
-        stop: called before every step, and from another thread while a user's own Dataset reads a sample. When it
+        stop: called before every step, and from another thread while a user's class reads a sample. When it
             returns True, a checkpoint is written and training stops.
         examine: called before the first step if `plan.doctor` asks for it, as `ratchet.doctor.examine`; each of its
             findings becomes a notice.

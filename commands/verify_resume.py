@@ -45,12 +45,7 @@ _RATES = ("samples_per_second", "data_wait", "memory", "system/", "cost/")
 
 
 def verify_and_certify(workspace: Workspace, *, steps: int | None, kills: int) -> bool:
-    """Verify with the project's settings and data, and write the certificate. Return whether both were identical.
-
-    Raises:
-        DataError: there is no packed data.
-        TrainingError: a training failed, or ended before it could be killed.
-    """
+    """Verify with the project's settings and data, and write the certificate. Return whether both were identical."""
     workspace.restore_if_idle()
     params = settings.load(workspace.params)
     manifest = Manifest.read(workspace.packed)

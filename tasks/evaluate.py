@@ -8,7 +8,7 @@ from ratchet.data.manifest import Manifest, split_ids
 from ratchet.evaluation.classification import ClassificationMetrics
 from ratchet.evaluation.metrics import Metrics
 from ratchet.evaluation.problems import read_metrics
-from ratchet.kinds.registry import kind_named, kind_of
+from ratchet.kinds.registry import kind_of
 from ratchet.settings.model import EvaluationSettings, Params
 from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
@@ -40,19 +40,18 @@ class Evaluation:
     @classmethod
     def load(cls, workspace: Workspace) -> "Evaluation":
         """Read it from data/reports."""
-        from ratchet.evaluation.wording import baseline_sentence, trivial_text
+        from ratchet.evaluation.wording import baseline_text, counted, trivial_text
 
         metrics = read_metrics(workspace.reports)
         headline, level = metrics.headline, 100 * metrics.confidence
         low, value, high = (f"{bound:.4f}" for bound in astuple(headline.interval))
         kind = Manifest.read(workspace.packed).input.kind
-        samples = "images" if kind_named(kind).has_pixels else "samples"
-        summary = f"test {headline.name} {value} ({level:.0f} % CI {low} to {high}, {metrics.rows:,} {samples})"
+        summary = f"test {headline.name} {value} ({level:.0f} % CI {low} to {high}, {counted(metrics.rows, kind)})"
         if named := metrics.named().get("balanced_accuracy"):
             balanced = named.interval.value
             summary += f", balanced {balanced:.4f}" if f"{balanced:.2f}" != f"{headline.interval.value:.2f}" else ""
         constant = f"; {trivial_text(metrics.constant)}" if metrics.constant else ""
-        baseline = f"; {baseline_sentence(metrics.baseline, metrics.confidence, kind)}" if metrics.baseline else ""
+        baseline = f"; {baseline_text(metrics.baseline, metrics.confidence, kind)}" if metrics.baseline else ""
         return cls(metrics.rows, summary + constant + baseline)
 
 
@@ -79,10 +78,9 @@ def evaluate(params: Params, workspace: Workspace, *, progress: StageProgress) -
         held_out = open_split(workspace.packed, "validation", spec.input, workers=workers, sample_timeout=timeout)
         return answers(model, held_out)
 
-    temperature = 1.0
-    if params.evaluation.temperature_scaling and spec.target.classes:
-        temperature = fit_temperature(*validation())
-        outputs = outputs / temperature
+    is_scaled = params.evaluation.temperature_scaling and spec.target.classes
+    temperature = fit_temperature(*validation()) if is_scaled else 1.0
+    outputs = outputs / temperature if is_scaled else outputs
     thresholds = thresholds_for(spec.target, params.evaluation, validation)
     predictions = Predictions(outputs, targets, split_ids(workspace.packed, "test"), spec.target, thresholds)
     columns = slice_columns(workspace.packed, params.evaluation)
@@ -162,14 +160,9 @@ def _robustness(
     )
     from ratchet.training import ImageSplit, predict_outputs
 
-    if not kind_of(spec.input).has_pixels:
-        return NotMeasured("corruptions are defined only for images")
-    wanted, kind = settings.robustness_rows, f"{spec.image.dtype} with {spec.image.channels} channels"
-    if not wanted:
-        return NotMeasured("evaluation.robustness_rows is 0")
-    if kind not in ("uint8 with 1 channels", "uint8 with 3 channels"):
-        only = "corruptions are defined only for uint8 images with 1 or 3 channels"
-        return NotMeasured(f"the images are {kind}, and {only}")
+    wanted = settings.robustness_rows
+    if reason := _not_corruptible(spec, wanted):
+        return NotMeasured(reason)
     rows = evenly_spaced(len(test), automatic_rows(spec.image.height, spec.image.width) if wanted == "auto" else wanted)
     labels, keys = np.asarray(test.targets)[rows], np.asarray(test.keys)[rows]
     (images,), _ = test.batch(rows, torch.device("cpu"))
@@ -188,6 +181,18 @@ def _robustness(
         confidence=settings.confidence,
         report=lambda done: progress.update(len(test) + done, total, "corrupted"),
     )
+
+
+def _not_corruptible(spec: "ModelSpec", wanted: int | str) -> str:
+    """Return why the accuracy with corruption cannot be measured; empty: it can."""
+    if not kind_of(spec.input).has_pixels:
+        return "corruptions are defined only for images"
+    if not wanted:
+        return "evaluation.robustness_rows is 0"
+    form = f"{spec.image.dtype} with {spec.image.channels} channels"
+    if form not in ("uint8 with 1 channels", "uint8 with 3 channels"):
+        return f"the images are {form}, and corruptions are defined only for uint8 images with 1 or 3 channels"
+    return ""
 
 
 def _explanations(

@@ -92,7 +92,7 @@ def _distributions(manifest: Manifest, workspace: Workspace) -> "Sequence[Distri
         return ()
     splits = [open_split(workspace.packed, split) for split in ("train", "test")]
     arrays = [split.gather(evenly_spaced(len(split), _DISTRIBUTION_ROWS).astype("int64")) for split in splits]
-    return feature_distributions(cast(TableInput, manifest.input), *arrays)
+    return feature_distributions(cast(TableInput, manifest.input).columns, *arrays)
 
 
 def _data_facts(manifest: Manifest, workspace: Workspace) -> dict[str, Any]:

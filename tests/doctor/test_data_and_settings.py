@@ -117,6 +117,15 @@ def test_labels_outside_the_classes_are_reported(tmp_path: Path) -> None:
     assert list(check_samples(replace(TRAIN, targets=labels), VALIDATION, SPEC, PLAN)) == []
 
 
+def test_training_samples_of_a_single_class_are_reported() -> None:
+    (finding,) = check_samples(replace(TRAIN, targets=np.full_like(TRAIN.targets, 3)), VALIDATION, SPEC, PLAN)
+    assert (finding.rule, finding.subject, finding.values["count"]) == (
+        "one-class",
+        (SPEC.target.names[3],),
+        len(TRAIN),
+    )
+
+
 def test_sample_in_both_splits_is_reported() -> None:
     keys = VALIDATION.keys.copy()
     keys[3] = TRAIN.keys[7]

@@ -50,7 +50,7 @@ def content(problem: str) -> ReportContent:
     history = [{"epoch": 1, "train/loss": 2.0, "validation/mae": 3.0}, {"epoch": 2, "train/loss": 1.0}]
     return ReportContent(
         NASTY, None, metrics, history=history, kind="table", predictions=ours, importance=importance,
-        distributions=feature_distributions(described, (numbers, codes), (numbers[:9], codes[:9])),
+        distributions=feature_distributions(described.columns, (numbers, codes), (numbers[:9], codes[:9])),
     )  # fmt: skip
 
 

@@ -35,6 +35,9 @@ def check_samples(train: Split, validation: Split, spec: ModelSpec, plan: Plan) 
     """Yield the findings about the data. Those about pixels are for images."""
     for split in (train, validation):
         yield from _targets(split, spec, plan.ignore_index)
+    if spec.target.classes and len(labels := np.unique(train.targets[train.targets != plan.ignore_index])) == 1:
+        name = spec.target.names[labels[0]] if 0 <= labels[0] <= spec.target.highest else str(labels[0])
+        yield Finding.of("one-class", name, count=len(train))
     if not isinstance(train, StreamSplit):  # a piece's id is its place in the split
         count = int(np.isin(validation.keys, train.keys).sum())
         if count:

@@ -74,6 +74,8 @@ class Answers(ABC):
     own_thresholds: ClassVar[bool] = False  # each model has its own, by its validation samples
     best_score: ClassVar[float] = 0.0  # of a row that is right
     outputs_column: ClassVar[str] = "outputs"  # of the file of predictions
+    # Hundredths of the score as people read them, and what it is for a sample to become better or worse
+    change_terms: ClassVar[tuple[str, str, str]]
 
     @property
     def rows(self) -> int:

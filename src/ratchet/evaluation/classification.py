@@ -143,6 +143,7 @@ class ClassAnswers(Answers):
     metrics: ClassVar[type[Metrics]] = ClassificationMetrics
     best_score: ClassVar[float] = 1.0
     outputs_column: ClassVar[str] = "logits"
+    change_terms: ClassVar[tuple[str, str, str]] = ("points in accuracy", "Wrong to right", "right to wrong")
 
     @staticmethod
     def shapes(target: Classes, rows: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -284,17 +285,13 @@ class ClassAnswers(Answers):
         """
         names, (counts, hits) = self.target.names, self.counts
         per_class, confusion = self._by_class()
-        macro, weighted = self._averages("macro"), self._averages("weighted")
-        bins = reliability(self.confidence, self.score, bins=settings.calibration_bins)
+        macro, rare = self._averages("macro"), rare_class(counts)
         values = {
             "accuracy": float(self.score.mean()),
             "macro_f1": macro.f1,
-            "log_loss": float(self.losses.mean()),
-            "ece": calibration_error(bins),
             "top_k": float((self.rank < settings.top_k).mean()) if settings.top_k < self.width else None,
             "roc_auc": _mean([row.roc_auc for row in per_class]),
         }
-        rare = rare_class(counts)
         defined = {name: value for name, value in values.items() if value is not None}
         bounds = intervals(self, defined, settings=settings, seed=seed)
         return ClassificationMetrics(
@@ -313,10 +310,10 @@ class ClassAnswers(Answers):
             roc_auc_interval=bounds.get("roc_auc"),
             pr_auc=_mean([row.pr_auc for row in per_class]),
             macro=macro,
-            weighted=weighted,
+            weighted=self._averages("weighted"),
             per_class=per_class,
             confusion=confusion,
-            reliability=bins,
+            reliability=reliability(self.confidence, self.score, bins=settings.calibration_bins),
             slices=slices(self, columns, settings),
             robustness=NotMeasured("only `evaluate` measures it"),
             threshold=self.threshold,

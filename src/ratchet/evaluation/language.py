@@ -56,6 +56,7 @@ class PieceAnswers(Answers):
     target: NextToken
 
     metrics: ClassVar[type[Metrics]] = LanguageMetrics
+    change_terms: ClassVar[tuple[str, str, str]] = ("hundredths of a nat less per character", "Smaller loss", "larger")
 
     @staticmethod
     def shapes(target: NextToken, rows: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -76,6 +76,7 @@ class LabelAnswers(Answers):
 
     metrics: ClassVar[type[Metrics]] = MultiLabelMetrics
     own_thresholds: ClassVar[bool] = True
+    change_terms: ClassVar[tuple[str, str, str]] = ("points in the share of right labels", "More labels right", "fewer")
     best_score: ClassVar[float] = 1.0
 
     @staticmethod

@@ -86,6 +86,11 @@ class NumberAnswers(Answers):
     target: Numbers
 
     metrics: ClassVar[type[Metrics]] = RegressionMetrics
+    change_terms: ClassVar[tuple[str, str, str]] = (
+        "hundredths of a standard deviation closer to the target",
+        "Closer",
+        "farther",
+    )
 
     @functools.cached_property
     def predicted(self) -> Floats:

@@ -120,18 +120,16 @@ def slice_columns(packed: Path, settings: EvaluationSettings) -> dict[str, list[
 def _table_numbers(packed: Path) -> dict[str, dict[str, NDArray[np.float64]]]:
     """Return the numeric columns of a table by split and name; none of other kinds."""
     from ratchet.data.manifest import Manifest
-    from ratchet.kinds import TableInput
 
     manifest = Manifest.read(packed)
     columns: dict[str, dict[str, NDArray[np.float64]]] = {"train": {}, "test": {}}
-    if not isinstance(manifest.input, TableInput):
+    numeric = getattr(manifest.input, "numeric", ())
+    if not numeric:
         return columns
     for split, values in columns.items():
         shards = manifest.splits[split].arrays["numbers"]
         stored = np.concatenate([np.load(packed / shard.file, allow_pickle=False) for shard in shards])
-        values.update(
-            {column.name: stored[:, at].astype(np.float64) for at, column in enumerate(manifest.input.numeric)}
-        )
+        values.update({column.name: stored[:, at].astype(np.float64) for at, column in enumerate(numeric)})
     return columns
 
 

@@ -45,8 +45,7 @@ def measure(
         settings: of the evaluation.
 
     Raises:
-        Exception: those of onnxruntime, which have no common base.
-        TrainingError: an answer is not a finite number.
+        Exception: of onnxruntime, or a TrainingError: an answer is not a finite number.
     """
     variant, full = (replace(program, threads=1) for program in (variant, full))
     rows, target = len(predictions.ids), predictions.target
@@ -54,9 +53,7 @@ def measure(
     ours = replace(predictions, outputs=target.outputs_of(computed)).checked()
     theirs = predictions.checked()
     some = samples(np.arange(min(rows, BATCH)))
-    single, batch = (
-        side_by_side(*(_call(program, some, count) for program in (variant, full))) for count in (1, BATCH)
-    )
+    times = [side_by_side(*(_call(program, some, count) for program in (variant, full))) for count in (1, BATCH)]
     return Measured(
         rows=rows,
         metric=ours.unit.name,
@@ -68,8 +65,8 @@ def measure(
         largest_difference=target.largest_difference(computed, target.predictions(predictions.outputs)),
         independent=_is_independent(variant, samples(np.arange(min(rows, _MIXED * BATCH)))),
         batch=len(some[0]),
-        times=Times(single[0], batch[0]),
-        full_times=Times(single[1], batch[1]),
+        times=Times(times[0][0], times[1][0]),
+        full_times=Times(times[0][1], times[1][1]),
         size=_size(variant),
         full_size=_size(full),
     )

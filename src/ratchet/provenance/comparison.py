@@ -74,13 +74,6 @@ class Flip:
     after: str
 
 
-_WORDS = {
-    "regression": ("hundredths of a standard deviation closer to the target", "Closer", "farther"),
-    "multi-label": ("points in the share of right labels", "More labels right", "fewer"),
-    "next-token": ("hundredths of a nat less per character", "Smaller loss", "larger"),
-}
-
-
 @dataclass(frozen=True)
 class AnswerComparison:
     """The answers to the test samples that A and B share.
@@ -95,7 +88,7 @@ class AnswerComparison:
     confidence: float
     worse: tuple[Flip, ...]  # correct in A, wrong in B
     better: tuple[Flip, ...]  # wrong in A, correct in B
-    problem: str = "classification"
+    terms: tuple[str, str, str]  # see `Answers.change_terms`
 
     @property
     def summary(self) -> str:
@@ -103,7 +96,7 @@ class AnswerComparison:
         if self.accuracy is None:
             return "A and B have no test sample in common, so their answers cannot be compared."
         low, value, high = (100 * bound for bound in (self.accuracy.low, self.accuracy.value, self.accuracy.high))
-        unit, right, wrong = _WORDS.get(self.problem, ("points in accuracy", "Wrong to right", "right to wrong"))
+        unit, right, wrong = self.terms
         result = "significantly better" if low > 0 else "significantly worse" if high < 0 else "not significant"
         return (
             f"On the {self.common:,} test samples in common, B is {value:+.2f} {unit} "
@@ -195,9 +188,9 @@ def compare_answers(
         if id in position and id not in altered and before.truth(position[id]) == after.truth(row)
     ]
     confidence = float(settings.get("evaluation.confidence", 0.95))
-    totals = (len(before.ids), len(after.ids))
+    totals, terms = (len(before.ids), len(after.ids)), after.answers.change_terms
     if not pairs:
-        return AnswerComparison(0, totals, None, confidence, (), (), after.target.problem)
+        return AnswerComparison(0, totals, None, confidence, (), (), terms)
     rows_a, rows_b = np.array(pairs).T
     score_a, score_b = before.score[rows_a], after.score[rows_b]
     accuracy = paired_difference(
@@ -209,7 +202,7 @@ def compare_answers(
     )
     worse = [_flip(before, after, *pairs[index]) for index in np.flatnonzero(score_a > score_b)]
     better = [_flip(before, after, *pairs[index]) for index in np.flatnonzero(score_b > score_a)]
-    return AnswerComparison(len(pairs), totals, accuracy, confidence, tuple(worse), tuple(better), after.target.problem)
+    return AnswerComparison(len(pairs), totals, accuracy, confidence, tuple(worse), tuple(better), terms)
 
 
 def _flip(before: Predictions, after: Predictions, a: int, b: int) -> Flip:

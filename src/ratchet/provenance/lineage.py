@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from ratchet.kinds.registry import kind_chosen
 from ratchet.provenance.archive import ArchivedRun
 from ratchet.registry.provenance_record import PACKED, PROVENANCE_TAG, Provenance
 
@@ -49,7 +50,7 @@ def run_link(run: ArchivedRun, acts: Acts = MappingProxyType({})) -> Link:
 def _source(run: ArchivedRun) -> tuple[str, ...]:
     params = run.params
     kind = params.get("data.kind", "image")
-    source, path = params.get("data.source") if kind == "image" else kind, params.get("data.path")
+    source, path = params.get("data.source") if kind_chosen(kind).has_sources else kind, params.get("data.path")
     if source is None or path is None:
         return ("unknown: the run's settings are not in MLflow",)
     value = run.record.dvc_inputs.get(path) if run.record else None

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ratchet import files
 from ratchet.errors import RegistryError, TrainingError
@@ -19,6 +19,7 @@ from ratchet.registry.relocation import local_path
 from ratchet.registry.versions import Version, Versions
 
 if TYPE_CHECKING:
+    from mlflow.models import ModelSignature
     from mlflow.pyfunc import PyFuncModel
     from mlflow.types import ParamSchema, Schema
 
@@ -60,19 +61,12 @@ class ModelRegistry(Versions):
             exported: folder of its program and variants, from the stage export; None: the program is made here.
         """
         import mlflow.pyfunc
-        from mlflow.models import ModelSignature
 
         export = self._export_tag(exported)
         with reachable(self.uri):
             known = self._logged(run_id, export)
         if known:
             return known
-        kind = kind_of(spec.input)
-        signature = ModelSignature(
-            inputs=kind.mlflow_schema(spec.input),
-            outputs=_output_schema(spec),
-            **({"params": _generation_params()} if kind.generates else {}),
-        )
         requirements = _requirements(spec)  # before the exporter imports more
         with tempfile.TemporaryDirectory() as place:
             sealed = Path(place, _ARTIFACT)
@@ -88,7 +82,7 @@ class ModelRegistry(Versions):
                     name=_ARTIFACT,
                     loader_module="ratchet.registry.pyfunc",
                     data_path=str(sealed),
-                    signature=signature,
+                    signature=_signature(spec),
                     pip_requirements=requirements,
                 )
         with reachable(self.uri):
@@ -246,6 +240,14 @@ class ModelRegistry(Versions):
             uri = f"{version.uri}/data/{_ARTIFACT}/{CHECKSUMS}"
             digests: dict[str, str] = files.read_json(self.download(uri, Path(folder), artifact_uri=uri))["sha256"]
             return digests
+
+
+def _signature(spec: "ModelSpec") -> "ModelSignature":
+    from mlflow.models import ModelSignature
+
+    kind = kind_of(spec.input)
+    more: dict[str, Any] = {"params": _generation_params()} if kind.generates else {}
+    return ModelSignature(inputs=kind.mlflow_schema(spec.input), outputs=_output_schema(spec), **more)
 
 
 def _output_schema(spec: "ModelSpec") -> "Schema":

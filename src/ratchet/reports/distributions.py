@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.kinds import Column, TableInput
+from ratchet.kinds import Column
 
 __all__ = ["Distribution", "date_text", "feature_distributions"]
 
@@ -32,25 +32,20 @@ class Distribution:
 
 
 def feature_distributions(
-    described: TableInput, train: tuple[NDArray[Any], ...], test: tuple[NDArray[Any], ...]
+    columns: Sequence[Column], train: tuple[NDArray[Any], ...], test: tuple[NDArray[Any], ...]
 ) -> tuple[Distribution, ...]:
     """Return the distribution of each column, in the order of the file.
 
     Args:
-        described: the columns.
+        columns: of the table.
         train: numbers and codes of the training rows, as they are packed.
         test: the same of the test rows.
     """
-    numeric = {column.name: at for at, column in enumerate(described.numeric)}
-    categorical = {column.name: at for at, column in enumerate(described.categorical)}
-    distributions = []
-    for column in described.columns[:_MOST]:
-        if column.type == "categorical":
-            at = categorical[column.name]
-            distributions.append(_values(column, train[1][:, at], test[1][:, at]))
-        else:
-            at = numeric[column.name]
-            distributions.append(_numbers(column, train[0][:, at], test[0][:, at]))
+    places, distributions = [itertools.count(), itertools.count()], []
+    for column in columns[:_MOST]:
+        array = int(column.type == "categorical")
+        at = next(places[array])
+        distributions.append((_numbers, _values)[array](column, train[array][:, at], test[array][:, at]))
     return tuple(distributions)
 
 

@@ -77,46 +77,18 @@ def description(content: CardContent) -> str:
 
 
 def _values(content: CardContent) -> dict[str, object]:
-    metrics, unused = content.metrics, content.verdict.unused
-    pages, samples = pages_of(metrics), noun_of(content.verdict.kind)[1]
-    measured = pages.robustness
-    rules = [(rule, rule_text(rule, content.verdict.kind)) for rule in content.verdict.rules]
-    unit = kind_of(content.input).unit
-    split_rows = {f"{split} {unit}": count for split, count in content.rows.items()}
+    verdict, kind = content.verdict, kind_of(content.input)
+    rules = [(rule, rule_text(rule, verdict.kind)) for rule in verdict.rules]
+    split_rows = {f"{split} {kind.unit}": count for split, count in content.rows.items()}
     quarantined = ", ".join(f"{rule} {count:,}" for rule, count in content.quarantined.items())
-    headline, kind = metrics.headline, content.verdict.kind
-    table = Table("", [], []) if pages.lowest_recall else pages.table  # that of many classes would be long
     return {
         "content": content,
-        "metrics": metrics,
-        "task": pages.task(samples),
-        "headline_metric": headline.name[:1].upper() + headline.name[1:],
-        "baseline": baseline_sentence(metrics.baseline, metrics.confidence, kind) if metrics.baseline else "",
-        "samples": samples,
-        "output": pages.output,
-        "reach": pages.reach,
-        "slice_metric": metrics.row_metric.title,
-        "target_header": list(table.header),
-        "target_rows": table.rows,
-        "level": percent(metrics.confidence, 0),
-        "verdict": message(content.verdict),
-        "warnings": pages.limits(),
-        "headline": [
-            *((metric.name, value_text(metric), range_text(metric)) for metric in metrics.named().values()),
-            *((name, f"{value:.4f}", "no interval") for name, value in pages.undefined.items()),
-        ],
-        "unused": unused,
+        **_performance(content),
+        "verdict": message(verdict),
+        "unused": verdict.unused,
         "unused_metric": _unused(content),
-        "lowest_recall": pages.lowest_recall,
-        "lowest_slices": _lowest_slices(metrics),
-        "corrupted_samples": measured.rows if measured else 0,
-        "corruptions": _corruptions(measured) if measured else [],
         "rules": [(rule.name, _OUTCOMES[outcome(rule)], text.measured, text.limit) for rule, text in rules],
-        "trivial": constant_sentence(metrics.constant, metrics.confidence, metrics.rows, kind)
-        if metrics.constant
-        else "",
-        "no_interval": pages.no_interval,
-        "input": kind_of(content.input).summary(content.input),
+        "input": kind.summary(content.input),
         "program": _program(content),
         "variants_header": list(variant_table.HEADER),
         "variants": variant_table.rows(content.variants),
@@ -127,6 +99,38 @@ def _values(content: CardContent) -> dict[str, object]:
         },
         "settings": [(key, *(redacted(setting(value)) for value in pair)) for key, pair in content.settings.items()],
         "checksums": list(content.checksums.items()),
+    }
+
+
+def _performance(content: CardContent) -> dict[str, object]:
+    """Return the values about the metrics."""
+    metrics, kind = content.metrics, content.verdict.kind
+    pages, samples = pages_of(metrics), noun_of(kind)[1]
+    headline, measured, level = metrics.headline, pages.robustness, metrics.confidence
+    table = Table("", [], []) if pages.lowest_recall else pages.table  # that of many classes would be long
+    return {
+        "metrics": metrics,
+        "task": pages.task(samples),
+        "headline_metric": headline.name[:1].upper() + headline.name[1:],
+        "baseline": baseline_sentence(metrics.baseline, level, kind) if metrics.baseline else "",
+        "trivial": constant_sentence(metrics.constant, level, metrics.rows, kind) if metrics.constant else "",
+        "samples": samples,
+        "output": pages.output,
+        "reach": pages.reach,
+        "slice_metric": metrics.row_metric.title,
+        "target_header": list(table.header),
+        "target_rows": table.rows,
+        "level": percent(level, 0),
+        "warnings": pages.limits(),
+        "headline": [
+            *((metric.name, value_text(metric), range_text(metric)) for metric in metrics.named().values()),
+            *((name, f"{value:.4f}", "no interval") for name, value in pages.undefined.items()),
+        ],
+        "no_interval": pages.no_interval,
+        "lowest_recall": pages.lowest_recall,
+        "lowest_slices": _lowest_slices(metrics),
+        "corrupted_samples": measured.rows if measured else 0,
+        "corruptions": _corruptions(measured) if measured else [],
     }
 
 

@@ -7,14 +7,13 @@ from typing import Any
 
 from ratchet import settings as settings_file
 from ratchet.data.manifest import Manifest
-from ratchet.errors import SettingsError, StudyError, TrainingError
+from ratchet.errors import SettingsError, StudyError, TrackingUnavailable, TrainingError
 from ratchet.registry.names import registered_name
 from ratchet.registry.runs import Run
 from ratchet.search.records import Study
 from ratchet.search.store import StudyStore
 from ratchet.settings.errors import spell
 from ratchet.settings.model import NEUTRAL, Params
-from ratchet.settings.search_settings import SearchSettings
 from ratchet.workspace import Workspace
 from tasks.training_job import TrainingJob, make_plan
 
@@ -71,7 +70,7 @@ def begin(params: Params, workspace: Workspace) -> tuple[StudyStore, Study, bool
 def settings_of(study: Study, local: Params) -> Params:
     """Return the settings of a study, with the places of this machine: tracking, platform and so on."""
     content = local.model_dump()
-    return Params.model_validate_json(_json({
+    return Params.model_validate_json(json.dumps({
         **{name: content[name] for name in content if name not in (*_DECIDES, "search")},
         **{name: study.params[name] for name in _DECIDES},
         "search": {
@@ -133,13 +132,13 @@ def study_of(params: Params, workspace: Workspace, name: str) -> Study:
         maximize=tuple(each.rpartition("/")[2] not in _SMALLER_IS_BETTER for each in objectives),
         search=params.search,
         params={section: content[section] for section in _DECIDES},
-        parts=_plain({
+        parts=json.loads(json.dumps({  # tuples become lists, as they are read back
             "settings": {key: value for key, value in settings.items() if key not in params.search.space},
             "search": {f"search.{key}": value for key, value in search.items()},
             "packed": {"data/packed": job.identity["data"]},
             "files": {**parts["pretrained"], **parts["teacher"]},
             "code": parts["code"],
-        }),
+        })),
         epochs=params.training.epochs,
     )  # fmt: skip
 
@@ -172,12 +171,11 @@ def _objectives(params: Params, workspace: Workspace) -> tuple[str, ...]:
 
 def _recorded(store: StudyStore, params: Params, workspace: Workspace) -> Study:
     """Give the study its run in MLflow, the parent of its trials'. Without MLflow it gets one at its end."""
-    from ratchet.errors import TrackingUnavailable
-
     study = store.require()
     run = Run(workspace, params, f"study-{study.name}")
     try:
-        run.settings({f"search.{key}": value for key, value in _listed(study.search).items()})
+        listed = study.search.model_dump(mode="json", exclude={"storage", "winner"})
+        run.settings({f"search.{key}": value for key, value in listed.items()})
         run.tags({"ratchet.study": study.name, "ratchet.objective": ", ".join(study.objectives)})
         run.status("RUNNING")
         run_id = run.send()
@@ -187,16 +185,3 @@ def _recorded(store: StudyStore, params: Params, workspace: Workspace) -> Study:
         run.journal.close()
     store.save(run_id=run_id)
     return store.require()
-
-
-def _listed(search: SearchSettings) -> dict[str, object]:
-    return {name: value for name, value in search.model_dump(mode="json").items() if name not in ("storage", "winner")}
-
-
-def _plain(content: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    plain: dict[str, dict[str, Any]] = json.loads(json.dumps(content))  # tuples become lists, as they are read back
-    return plain
-
-
-def _json(content: dict[str, Any]) -> str:
-    return json.dumps(content)

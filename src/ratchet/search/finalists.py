@@ -5,8 +5,7 @@ mean over seeds decides. This mean is selected, too. So the winner is trained wi
 their mean shows how far the score falls.
 """
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ratchet.search.records import OPEN, Study, Trial
@@ -58,8 +57,8 @@ def winner(study: Study) -> Finalist | None:
     if ranked := finalists(study):
         most = max(len(each.scores) for each in ranked)
         return next(each for each in ranked if len(each.scores) == most)
-    known = [trial for trial in study.ranked() if not trial.constant]
-    return _finalist(study, known[0]) if known else None
+    best = next((trial for trial in study.ranked() if not trial.constant), None)
+    return None if best is None else _finalist(study, best)
 
 
 def next_seeds(study: Study) -> Iterator[tuple[Trial, int]]:
@@ -69,17 +68,17 @@ def next_seeds(study: Study) -> Iterator[tuple[Trial, int]]:
     """
     if len(study.objectives) > 1:
         return
-    first, is_known = int(study.params["seed"]), {(trial.seed_of, trial.seed) for trial in study.trials}
+    first, begun = int(study.params["seed"]), {(trial.seed_of, trial.seed) for trial in study.trials}
     for offset in range(1, study.search.seeds):
         for trial in _chosen(study):
-            if (trial.number, first + offset) not in is_known:
+            if (trial.number, first + offset) not in begun:
                 yield trial, first + offset
     best = winner(study)
     decide = [trial for trial in _repetitions(study) if (trial.seed or 0) < first + _FRESH]
     if best is None or best.trial.state != "complete" or any(trial.state in OPEN for trial in decide):
         return
     for offset in range(study.search.seeds - 1):
-        if (best.trial.number, first + _FRESH + offset) not in is_known:
+        if (best.trial.number, first + _FRESH + offset) not in begun:
             yield best.trial, first + _FRESH + offset
 
 
@@ -100,24 +99,16 @@ def _finalist(study: Study, trial: Trial) -> Finalist:
     selecting = [each for each in complete if (each.seed or 0) < first + _FRESH]
     scores = [trial.value or 0.0, *(each.objectives[0] for each in selecting)]
     fresh = tuple(each.objectives[0] for each in complete if each not in selecting)
-    mean = sum(scores) / len(scores)
-    half = _half_width(scores)
-    limits = (0.0, 1.0) if study.objectives[0].rpartition("/")[2] in _SHARES else (-math.inf, math.inf)
-    return Finalist(
-        trial, scores[0], tuple(scores), mean, None if half is None else max(mean - half, limits[0]),
-        None if half is None else min(mean + half, limits[1]), fresh,
-    )  # fmt: skip
+    mean, low, high = sum(scores) / len(scores), None, None
+    if len(scores) > 1:
+        from scipy.stats import sem, t
+
+        half = float(t.ppf(0.975, len(scores) - 1) * sem(scores))
+        is_share = study.objectives[0].rpartition("/")[2] in _SHARES
+        low = max(mean - half, 0.0) if is_share else mean - half
+        high = min(mean + half, 1.0) if is_share else mean + half
+    return Finalist(trial, scores[0], tuple(scores), mean, low, high, fresh)
 
 
 def _repetitions(study: Study) -> list[Trial]:
     return [trial for trial in study.trials if trial.seed_of is not None]
-
-
-def _half_width(scores: Sequence[float]) -> float | None:
-    if len(scores) < 2:
-        return None
-    from scipy.stats import t
-
-    mean = sum(scores) / len(scores)
-    deviation = math.sqrt(sum((score - mean) ** 2 for score in scores) / (len(scores) - 1))
-    return float(t.ppf(0.975, len(scores) - 1)) * deviation / math.sqrt(len(scores))

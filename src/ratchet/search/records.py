@@ -137,8 +137,9 @@ class Study:
     def ranked(self) -> list[Trial]:
         """Trials with a value, the best first: complete ones before those that ended early, by the first objective."""
         sign = -1.0 if self.maximize[0] else 1.0
-        known = [trial for trial in self.searched if trial.value is not None]
-        return sorted(
-            known, key=lambda trial: (trial.state != "complete", -trial.epochs if trial.state != "complete" else 0,
-                                      sign * (trial.value or 0.0), trial.number),
-        )  # fmt: skip
+
+        def order(trial: Trial) -> tuple[float, ...]:
+            is_complete = trial.state == "complete"
+            return not is_complete, 0 if is_complete else -trial.epochs, sign * (trial.value or 0.0), trial.number
+
+        return sorted((trial for trial in self.searched if trial.value is not None), key=order)

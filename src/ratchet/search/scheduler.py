@@ -150,8 +150,8 @@ class Scheduler:
         """
         trial = self._own(number)
         curve = progress.curve or trial.curve
-        known = sum(epoch <= trial.epochs for epoch, _ in curve)
-        ends = range(known + 1, len(curve) + 1) or range(known, known + 1)
+        recorded = sum(epoch <= trial.epochs for epoch, _ in curve)
+        ends = range(recorded + 1, len(curve) + 1) or range(recorded, recorded + 1)
         for end in ends if not _is_pruned(trial) else ():
             content = asdict(replace(progress, run_id=progress.run_id or trial.run_id, curve=curve[:end]))
             new = tuple(point for point in content.pop("curve") if point not in trial.curve)

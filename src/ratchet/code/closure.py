@@ -241,8 +241,7 @@ def _parse(path: Path, _stamp: tuple[int, int]) -> _Source:
     }
     acts = any(_acts(line) for line in tree.body)
     no_result, chosen_by = marks.get("NO_RESULT"), marks.get("CHOSEN_BY", {})
-    digests = digest_nodes(nodes), digest_nodes(nodes, messages=False)
-    return _Source(digests, tuple(imports), tuple(uses), bindings, acts, no_result, chosen_by)
+    return _Source(digest_nodes(nodes), tuple(imports), tuple(uses), bindings, acts, no_result, chosen_by)
 
 
 def _exported(tree: ast.Module) -> list[str]:

@@ -31,16 +31,21 @@ def digest_code(path: Path) -> str:
     """Return the digest of a file: of a Python file what it does, of any other file its bytes."""
     content = path.read_bytes()
     nodes = normal_nodes(content) if path.suffix == ".py" else None
-    return digest_nodes(nodes) if nodes else hashlib.sha256(content).hexdigest()[:16]
+    return digest_nodes(nodes)[0] if nodes else hashlib.sha256(content).hexdigest()[:16]
 
 
-def digest_nodes(nodes: list[ast.AST], *, messages: bool = True) -> str:
-    """Return the digest of what `normal_nodes` returned.
+def digest_nodes(nodes: list[ast.AST]) -> tuple[str, str]:
+    """Return two digests of what `normal_nodes` returned: of all of it, and without the texts of fatal errors.
 
-    Args:
-        messages: count the texts of errors that end a training. No weight depends on them; a report may.
+    Those errors end a training, so that no weight depends on their texts; a report may.
     """
-    return hashlib.sha256(repr(_plain(nodes[0], messages)).encode(errors="surrogatepass")).hexdigest()[:16]
+    whole = _digest(nodes[0], messages=True)
+    has_fatal = any(isinstance(node, ast.Raise) and _is_fatal(node.exc) for node in nodes)
+    return whole, _digest(nodes[0], messages=False) if has_fatal else whole
+
+
+def _digest(node: ast.AST, *, messages: bool) -> str:
+    return hashlib.sha256(repr(_plain(node, messages)).encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 def normal_nodes(content: bytes) -> list[ast.AST] | None:
@@ -93,20 +98,19 @@ def _counting(line: Any) -> list[Any]:
 
 def _plain(node: Any, messages: bool) -> Any:
     """Return a node as nested tuples, without places in the file and empty fields."""
-    if isinstance(node, list):
-        return [_plain(item, messages) for item in node]
     if not isinstance(node, ast.AST):
-        return node
+        return [_plain(item, messages) for item in node] if isinstance(node, list) else node
     if isinstance(node, ast.Constant):
         return ("Constant", node.value)
     if not messages and isinstance(node, ast.Raise) and _is_fatal(node.exc):
         parts = [part for argument in node.exc.args for part in _values(argument)]  # type: ignore[union-attr]
         return ("Raise", ast.unparse(node.exc.func), _plain(parts, messages), _plain(node.cause, messages))  # type: ignore[union-attr]
-    fields = ((name, getattr(node, name, None)) for name in node._fields if name not in _IGNORED)
-    return (
-        type(node).__name__,
-        *((name, _plain(value, messages)) for name, value in fields if value not in (None, [])),
-    )
+    fields = []
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if value is not None and value != [] and name not in _IGNORED:
+            fields.append((name, _plain(value, messages)))
+    return (type(node).__name__, *fields)
 
 
 def _is_fatal(error: ast.expr | None) -> bool:

@@ -88,8 +88,10 @@ def require(name: str, *, kind: str = "image", factory: str = "none", code: str 
         OwnCode(Path(root), code).load(factory)
         return
     own = _networks(kind)
+    if name in own:
+        return
     others = torchvision_names() if kind_named(kind).has_torchvision else []
-    if name in own or name in others:
+    if name in others:
         return
     near = difflib.get_close_matches(name, [*own, *others], n=3, cutoff=0.4)
     raise TrainingError(

@@ -17,15 +17,10 @@ _Name = Annotated[str, typer.Argument(metavar="NAME", help="Who uses the key, fo
 
 
 @keys.command("add")
-def add_key(
-    name: _Name,
-    rate: Annotated[
-        float, typer.Option(metavar="NUMBER", min=0.0, help="Requests per second that it may send; 0: no limit.")
-    ] = 0.0,
-) -> None:
+def add_key(name: _Name) -> None:
     """Make a key and print it, once. From then on the model server refuses requests without a key."""
     with project_folder() as workspace:
-        echo(_store(workspace).add(name, rate=rate))
+        echo(_store(workspace).add(name))
 
 
 @keys.command("list")
@@ -33,7 +28,7 @@ def list_keys() -> None:
     """List the names of the keys, and when they were made."""
     with project_folder() as workspace:
         for key in _store(workspace).read():
-            echo(f"{key.name}: made {key.created}" + (f", {key.rate:g} requests per second" if key.rate else ""))
+            echo(f"{key.name}: made {key.created}")
 
 
 @keys.command("remove")

@@ -17,7 +17,7 @@ from ratchet.serving.batch.job import Job
 from ratchet.serving.batch.output import Output
 from ratchet.serving.batch.row_reader import RowReader
 from ratchet.serving.process import configured
-from ratchet.serving.versions.following import load
+from ratchet.serving.versions.alias_watcher import load
 from ratchet.serving.versions.loaded import Identity, LoadedVersion
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace

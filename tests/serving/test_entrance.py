@@ -15,12 +15,12 @@ from waiting import let_turn, until_in_loop
 
 from ratchet.serving.app import ModelServer
 from ratchet.serving.entrance import Entrance, busy_app
-from ratchet.serving.formats.envelopes import ModelRequest
+from ratchet.serving.formats.request_formats import ModelRequest
 from ratchet.serving.keys import KeyStore
 from ratchet.serving.process import configuration
 from ratchet.serving.protocol import Server, _path_of_post
 from ratchet.serving.recent import RecentAnswers
-from ratchet.serving.versions.following import Fixed
+from ratchet.serving.versions.alias_watcher import PinnedVersion
 from ratchet.serving.versions.loaded import LoadedVersion
 from ratchet.settings.model import ServingSettings
 from tests.serving.test_loaded import IDENTITY, store
@@ -60,7 +60,7 @@ def serve_late(folder: Path, client: Callable[[Client, Late], Coroutine[Any, Any
     store(folder / "model", SPEC)
 
     async def run() -> None:
-        server, late = ModelServer(Fixed(LoadedVersion(IDENTITY, folder / "model")), ServingSettings()), Late()
+        server, late = ModelServer(PinnedVersion(LoadedVersion(IDENTITY, folder / "model")), ServingSettings()), Late()
         keys = KeyStore(folder / "keys.json")
         config = configuration(server, keys, host="127.0.0.1", port=0, allowed=("test",))
         protocol: Any = config.http
@@ -324,13 +324,13 @@ def test_many_new_connections_are_accepted_in_a_few_turns() -> None:
 
 
 def test_remembered_answers_that_no_client_repeats_are_not_looked_for() -> None:
-    recent, question = RecentAnswers(), ModelRequest((np.zeros((1, 1), np.float32),))
-    recent.add(("known",), question, np.zeros((1, 3), np.float32))
+    recent, request = RecentAnswers(), ModelRequest((np.zeros((1, 1), np.float32),))
+    recent.add(("known",), request, np.zeros((1, 3), np.float32))
     for _ in range(256):
         recent.get(("new",))
     assert not recent.is_useful
     for number in range(128):  # answers meanwhile; one of 64 requests is looked for
-        recent.add((str(number),), question, np.zeros((1, 3), np.float32))
+        recent.add((str(number),), request, np.zeros((1, 3), np.float32))
     assert recent.is_useful
     assert recent.get(("known",)) is not None
     for _ in range(255):

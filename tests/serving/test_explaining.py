@@ -17,7 +17,7 @@ from ratchet.serving.app import ModelServer
 from ratchet.serving.canary import Canary
 from ratchet.serving.explaining import _pixels
 from ratchet.serving.keys import KeyStore
-from ratchet.serving.versions.following import Fixed, Follower
+from ratchet.serving.versions.alias_watcher import AliasWatcher, PinnedVersion
 from ratchet.serving.versions.loaded import Identity, LoadedVersion
 from ratchet.settings.model import ServingSettings
 from tests.serving.test_loaded import store
@@ -52,11 +52,11 @@ class Registry:
 
 
 @pytest.fixture
-def follow(folders: dict[str, Path], tmp_path: Path) -> Callable[..., Follower]:
+def follow(folders: dict[str, Path], tmp_path: Path) -> Callable[..., AliasWatcher]:
     """Return a function that follows a reference, with a registry."""
 
-    def follow(reference: str, registry: Any = None) -> Follower:
-        return Follower(registry or Registry(folders), lambda: reference, folder=tmp_path / "served", threads=1)
+    def follow(reference: str, registry: Any = None) -> AliasWatcher:
+        return AliasWatcher(registry or Registry(folders), lambda: reference, folder=tmp_path / "served", threads=1)
 
     return follow
 
@@ -76,7 +76,7 @@ def overlay(folder: Path) -> str:
 
 
 def test_canary_explains_the_answers_that_it_gives(
-    follow: Callable[..., Follower], folders: dict[str, Path], tmp_path: Path
+    follow: Callable[..., AliasWatcher], folders: dict[str, Path], tmp_path: Path
 ) -> None:
     settings = ServingSettings(canary_share=0.5, canary_latency=1000.0, deadline=600.0)
     canary = Canary(follow("model/2"), settings, tmp_path / "canary.json")
@@ -85,7 +85,7 @@ def test_canary_explains_the_answers_that_it_gives(
     assert expected["1"] != expected["2"]
 
     async def users(client: Client) -> None:
-        await until_in_loop(lambda: server.follower.current and canary.follower.current)
+        await until_in_loop(lambda: server.watcher.current and canary.watcher.current)
         versions = []
         for user in range(12):
             answer = await ask(client, "/v1/predict", X_Canary_Key=f"user-{user}")
@@ -105,7 +105,7 @@ def test_canary_explains_the_answers_that_it_gives(
 
 
 def test_each_version_is_ready_to_explain_without_a_request(
-    follow: Callable[..., Follower], folders: dict[str, Path], tmp_path: Path
+    follow: Callable[..., AliasWatcher], folders: dict[str, Path], tmp_path: Path
 ) -> None:
     registry = Registry(folders)
     server = ModelServer(follow("model@champion", registry), ServingSettings(poll=0.1))
@@ -114,7 +114,7 @@ def test_each_version_is_ready_to_explain_without_a_request(
         for registry.champion in ("1", "2", "1"):
 
             def is_ready(number: str = registry.champion) -> bool:
-                loaded = server.follower.current
+                loaded = server.watcher.current
                 return loaded is not None and loaded.identity.version == number and "explained" in vars(loaded)
 
             await until_in_loop(is_ready)
@@ -135,17 +135,19 @@ def test_deleted_files_are_no_fault_of_the_client(folders: dict[str, Path], tmp_
         assert (status, answer["version"]) == (503, "1")
         assert message == "the files of model version 1 cannot be read; the log of the server has the cause"
 
-    serve(ModelServer(Fixed(loaded), ServingSettings(deadline=600.0)), KeyStore(tmp_path / "keys.json"), explain)
+    serve(
+        ModelServer(PinnedVersion(loaded), ServingSettings(deadline=600.0)), KeyStore(tmp_path / "keys.json"), explain
+    )
 
 
 def test_versions_are_loaded_after_their_folder_was_deleted(
-    follow: Callable[..., Follower], folders: dict[str, Path], tmp_path: Path
+    follow: Callable[..., AliasWatcher], folders: dict[str, Path], tmp_path: Path
 ) -> None:
     registry = Registry(folders)
-    follower = follow("model@champion", registry)
-    follower.check()
+    watcher = follow("model@champion", registry)
+    watcher.check()
     shutil.rmtree(tmp_path / "served")
     registry.champion = "2"
-    follower.check()
-    assert (follower.problem, follower.current and follower.current.identity.version) == ("", "2")
-    follower.close()
+    watcher.check()
+    assert (watcher.problem, watcher.current and watcher.current.identity.version) == ("", "2")
+    watcher.close()

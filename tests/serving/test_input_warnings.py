@@ -31,7 +31,7 @@ from ratchet.serving.app import ModelServer
 from ratchet.serving.batch.row_reader import Batch
 from ratchet.serving.openapi import document
 from ratchet.serving.scoring import score
-from ratchet.serving.versions.following import Fixed
+from ratchet.serving.versions.alias_watcher import PinnedVersion
 from ratchet.serving.versions.loaded import Identity, LoadedVersion
 from ratchet.settings.model import DataSettings, ServingSettings
 from ratchet.tokens.tokenizers import fit_tokenizer
@@ -120,7 +120,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> LoadedVersion:
 
 @pytest.fixture
 def server(table: LoadedVersion) -> ModelServer:
-    return ModelServer(Fixed(table), ServingSettings())
+    return ModelServer(PinnedVersion(table), ServingSettings())
 
 
 def test_both_unicode_forms_of_a_category_are_one(table: LoadedVersion) -> None:
@@ -259,7 +259,7 @@ def test_a_model_without_the_facts_is_served(table: LoadedVersion, tmp_path: Pat
         del column["complete"]
         column["categories"] = [unicodedata.normalize("NFD", name) for name in column["categories"]]
     older = served(tmp_path, input_from_json(content), table.spec.target, "mlp")
-    server = ModelServer(Fixed(older), ServingSettings())
+    server = ModelServer(PinnedVersion(older), ServingSettings())
     status, answer = ask(server, "/v1/predict", {"input": [GOOD | {"age": None}, GOOD | {"sex": "MALE"}]})
     assert (status, [len(row) for row in answer["warnings"]]) == (200, [0, 1])
 
@@ -285,7 +285,7 @@ def test_image_files_have_the_limits_of_ingest(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(random.integers(0, 256, (16, 16, 3), np.uint8)).save(path)
     manifest = ingested(tmp_path, source="image-folder", path="images", min_side=6, max_aspect=3.0, max_pixels=5000)
-    server = ModelServer(Fixed(served(tmp_path, manifest.input, manifest.target, "convnet")), ServingSettings())
+    server = ModelServer(PinnedVersion(served(tmp_path, manifest.input, manifest.target, "convnet")), ServingSettings())
     for file, message in (
         (png(1, 1), "found 1 x 1 pixels; allowed, as in the training data: sides of 6 or more"),
         (png(5, 8), "found 5 x 8 pixels; allowed, as in the training data: sides of 6 or more"),
@@ -313,7 +313,7 @@ def test_texts_unlike_the_training_texts_have_warnings(tmp_path: Path, kind: str
     texts = ["a good film, though long", "a bad film with a plot", "the café scene is good, the film is long"] * 2
     described = fit_tokenizer(texts, kind)
     model = {"hashed": "bag", "words": "transformer"}[kind]
-    server = ModelServer(Fixed(served(tmp_path, described, Classes(("bad", "good")), model)), ServingSettings())
+    server = ModelServer(PinnedVersion(served(tmp_path, described, Classes(("bad", "good")), model)), ServingSettings())
     rows = ["A GOOD café!", "", "  ", "очень хороший фильм", "映画はとても良い", "good фильм 7 film"]
     status, answer = ask(server, "/v1/predict", {"input": rows})
     assert status == 200
@@ -333,7 +333,7 @@ def test_own_arrays_far_from_training_have_warnings(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     manifest = ingested(tmp_path, kind="windows:Windows", code="windows.py", path="data")
     described = replace(manifest.input, root=str(tmp_path))
-    server = ModelServer(Fixed(served(tmp_path, described, manifest.target, "mlp")), ServingSettings())
+    server = ModelServer(PinnedVersion(served(tmp_path, described, manifest.target, "mlp")), ServingSettings())
     status, answer = ask(server, "/v1/predict", {"input": [[30, 31], [-1e30, 31]]})
     assert status == 200
     assert answer["warnings"][0] == []

@@ -25,14 +25,6 @@ def test_keys_that_are_added_at_once_are_all_stored(tmp_path: Path) -> None:
     assert KeyStore(path).read() == ()
 
 
-@pytest.mark.parametrize("rate", [float("nan"), float("inf"), -1.0])
-def test_a_rate_that_is_no_number_is_refused(tmp_path: Path, rate: float) -> None:
-    store = KeyStore(tmp_path / "keys.json")
-    with pytest.raises(PlatformError, match=r"--rate: found .*; allowed: a number of 0 or more"):
-        store.add("anna", rate=rate)
-    assert not store.path.exists()
-
-
 class Gate:
     """A filter in front of an application that answers 200, and its clock."""
 

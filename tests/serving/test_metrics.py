@@ -23,11 +23,11 @@ from ratchet.serving.keys import KeyStore
 from ratchet.serving.log_lines import LimitedHandler
 from ratchet.serving.metrics import ServerMetrics
 from ratchet.serving.process import configuration
+from ratchet.serving.versions.alias_watcher import AliasWatcher, PinnedVersion
 from ratchet.serving.versions.batching import Batcher
-from ratchet.serving.versions.following import Fixed, Follower
 from ratchet.serving.versions.loaded import LoadedVersion
 from ratchet.settings.model import ServingSettings
-from tests.serving.test_following import Registry, version
+from tests.serving.test_alias_watcher import Registry, version
 from tests.serving.test_loaded import IDENTITY, store
 
 SPEC = ModelSpec("convnet", ImageInput(8, 8, 3, (120.0,) * 3, (60.0,) * 3), Classes(("a", "b", "c")))
@@ -100,7 +100,7 @@ def serve(server: ModelServer, keys: KeyStore, client: Callable[[Client], Corout
 
 @pytest.fixture
 def server(folder: Path) -> ModelServer:
-    return ModelServer(Fixed(LoadedVersion(IDENTITY, folder)), ServingSettings(body_mib=1.0, deadline=7.5))
+    return ModelServer(PinnedVersion(LoadedVersion(IDENTITY, folder)), ServingSettings(body_mib=1.0, deadline=7.5))
 
 
 @pytest.fixture
@@ -149,10 +149,10 @@ def test_requests_in_flight_and_clients_that_left_are_counted(server: ModelServe
         assert await in_flight(client) == 1  # this question itself
         _, writer = await asyncio.open_connection("127.0.0.1", client.port)
         writer.write(client.request("/v1/predict", ROW)[:-1])
-        await until_in_loop(lambda: server.answering.bodies.size > 0)
+        await until_in_loop(lambda: server.handler.bodies.size > 0)
         assert await in_flight(client) == 2
         writer.close()
-        await until_in_loop(lambda: server.answering.bodies.size == 0)
+        await until_in_loop(lambda: server.handler.bodies.size == 0)
         assert (await client.requests())["own", "model", "499", "1"] == 1
         assert await in_flight(client) == 1
 
@@ -181,21 +181,24 @@ def test_metrics_have_types_the_deadline_and_the_process(server: ModelServer, ke
 
 def test_refused_version_is_a_metric(folder: Path, tmp_path: Path) -> None:
     registry: Any = Registry(tmp_path / "stored")
-    follower, batcher = Follower(registry, lambda: "model@champion", folder=tmp_path, threads=1), Batcher(queue_rows=1)
+    watcher, batcher = (
+        AliasWatcher(registry, lambda: "model@champion", folder=tmp_path, threads=1),
+        Batcher(queue_rows=1),
+    )
 
     def refused() -> tuple[str, float]:
-        text = ServerMetrics(follower, batcher, deadline=1.0).text().decode()
+        text = ServerMetrics(watcher, batcher, deadline=1.0).text().decode()
         families = {family.name: family for family in text_string_to_metric_families(text)}
         (sample,) = families["ratchet_version_refused"].samples
         return sample.labels["refused"], sample.value
 
-    follower.check()
+    watcher.check()
     assert refused() == ("", 0.0)
     registry.named = version("damaged")
-    follower.check()
+    watcher.check()
     assert refused() == ("model version damaged", 1.0)
     batcher.close()
-    follower.close()
+    watcher.close()
 
 
 class Clock:
@@ -246,11 +249,11 @@ def test_bad_requests_do_not_fill_the_log(server: ModelServer, keys: KeyStore, l
 
 def test_log_says_which_version_answers_now(tmp_path: Path, log: tuple[io.StringIO, Clock]) -> None:
     registry: Any = Registry(tmp_path / "stored")
-    follower = Follower(registry, lambda: "model@champion", folder=tmp_path / "served", threads=1)
+    watcher = AliasWatcher(registry, lambda: "model@champion", folder=tmp_path / "served", threads=1)
     for number in ("1", "2", "damaged"):
         registry.named = version(number)
-        follower.check()
-    follower.close()
+        watcher.check()
+    watcher.close()
     first, second, third = log[0].getvalue().splitlines()
     assert re.fullmatch(LINE + "model version 1 answers now, by onnxruntime, fp32", first)
     assert re.fullmatch(LINE + "model version 2 answers now, by onnxruntime, fp32", second)

@@ -13,7 +13,6 @@ import threading
 import urllib.error
 import urllib.request
 import warnings
-import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -355,25 +354,19 @@ def test_options_of_tritons_client_have_their_effect(images: Served, binary: boo
     scores = np.array(images.ask("/invocations", {"inputs": ROWS["image"][:5]})[1]["predictions"], np.float32)
     client = triton.InferenceServerClient(f"{HOST}:{images.port}")
 
-    def infer(classes: int = 0, **options: Any) -> Any:
+    def infer(**options: Any) -> Any:
         given = triton.InferInput("pixels", pixels.shape, "UINT8")
         given.set_data_from_numpy(pixels, binary_data=binary)
-        wanted = triton.InferRequestedOutput("probabilities", binary_data=binary, class_count=classes)
+        wanted = triton.InferRequestedOutput("probabilities", binary_data=binary)
         return client.infer("image", [given], outputs=[wanted], **options).as_numpy("probabilities")
 
     with closing(client):
-        assert infer(timeout=5_000_000, priority=3, sequence_id=7).tobytes() == scores.tobytes()
-        for coding in ("gzip", "deflate"):
-            packed = infer(request_compression_algorithm=coding, response_compression_algorithm=coding)
-            assert packed.tobytes() == scores.tobytes()
+        assert infer(timeout=5_000_000).tobytes() == scores.tobytes()
+        packed = infer(request_compression_algorithm="gzip", response_compression_algorithm="gzip")
+        assert packed.tobytes() == scores.tobytes()
         with pytest.raises(InferenceServerException, match=r"\[503\] .*within the deadline"):
             infer(timeout=1)  # a microsecond
-        best = np.argsort(-scores, axis=1)
-        for classes, shown in ((1, 1), (2, 2), (99, 3)):
-            texts = [[f"{scores[row, at]:f}:{at}:{ANIMALS.names[at]}" for at in best[row, :shown]] for row in range(5)]
-            answered = infer(classes)
-            assert [[str(text, "utf-8") if binary else text for text in row] for row in answered] == texts
-    assert images.get("/v2")[1]["extensions"] == ["binary_tensor_data", "classification", "schedule_policy"]
+    assert images.get("/v2")[1]["extensions"] == ["binary_tensor_data", "schedule_policy"]
 
 
 @pytest.mark.parametrize(
@@ -382,8 +375,6 @@ def test_options_of_tritons_client_have_their_effect(images: Served, binary: boo
         ("gzip", gzip.compress),
         ("X-Gzip", gzip.compress),
         ("gzip", lambda body: gzip.compress(body[:99]) + gzip.compress(body[99:])),  # two members
-        ("deflate", zlib.compress),
-        ("deflate", lambda body: zlib.compress(body, wbits=-15)),  # without zlib's header
         ("identity", bytes),
     ],
 )
@@ -397,12 +388,11 @@ def test_compressed_requests_are_answered(images: Served, coding: str, pack: Cal
 @pytest.mark.parametrize(
     ("coding", "body", "status", "message"),
     [
-        ("br", b"{}", 415, "Content-Encoding: found 'br'; allowed: gzip, deflate, or none"),
-        ("gzip, gzip", b"{}", 415, "allowed: gzip, deflate"),
+        ("br", b"{}", 415, "Content-Encoding: found 'br'; allowed: gzip, or none"),
+        ("gzip, gzip", b"{}", 415, "allowed: gzip"),
         ("gzip", b'{"input": []}', 400, "the body is not gzip: "),
         ("gzip", gzip.compress(b'{"input": []}', mtime=0)[:-8], 400, "the body is cut off"),
         ("gzip", b"", 400, "the body is cut off"),
-        ("deflate", zlib.compress(b" " * 9_000_000), 413, "the body is larger than 1 MiB (serving.body_mib)"),
         ("gzip", gzip.compress(b" " * 1_048_577, mtime=0), 413, "the body is larger than 1 MiB"),
         ("gzip", gzip.compress(b" " * 1_048_576, mtime=0), 400, "the body is not JSON"),
     ],
@@ -412,7 +402,7 @@ def test_bad_compressed_body_is_refused_by_name(
 ) -> None:
     code, answer, headers = small.ask("/v1/predict", body, Content_Encoding=coding)
     assert (code, message in answer["error"]) == (status, True), answer
-    assert (headers.get("accept-encoding") == "gzip, deflate") == (status == 415)
+    assert (headers.get("accept-encoding") == "gzip") == (status == 415)
 
 
 def test_large_answers_are_compressed_for_clients_that_accept_it(images: Served) -> None:
@@ -421,8 +411,12 @@ def test_large_answers_are_compressed_for_clients_that_accept_it(images: Served)
     rows = ROWS["image"] * 100
     whole = None
     for accepted, coding in (
-        ("gzip;q=0", None), ("identity", None), ("gzip", "gzip"), ("deflate", "deflate"), ("br, *;q=0.5", "gzip"),
-    ):  # fmt: skip
+        ("gzip;q=0", None),
+        ("identity", None),
+        ("gzip", "gzip"),
+        ("deflate", None),
+        ("br, *;q=0.5", "gzip"),
+    ):
         answer = requests.post(
             images.url("/invocations"), json={"inputs": rows}, headers={"Accept-Encoding": accepted}, timeout=60
         )
@@ -694,7 +688,7 @@ def test_pages_of_other_origins_are_refused(images: Served) -> None:
 
 @pytest.fixture
 def key(images: Served) -> Iterator[str]:
-    key = images.project.good("ratchet", "keys", "add", "anna", "--rate", "3").strip()
+    key = images.project.good("ratchet", "keys", "add", "anna").strip()
     yield key
     images.project.good("ratchet", "keys", "off")
     until(lambda: images.get("/v1/models")[0] == 200)
@@ -727,17 +721,6 @@ def test_a_key_is_asked_for_once_there_is_one(images: Served, key: str) -> None:
     assert images.ask("/invocations", question)[0] == 401
     images.project.good("ratchet", "keys", "off")
     until(lambda: images.ask("/invocations", question)[0] == 200)
-
-
-def test_a_key_has_its_own_rate(images: Served, key: str) -> None:
-    question, given = {"inputs": ROWS["image"][:1]}, {"Authorization": f"Bearer {key}"}
-    until(lambda: images.ask("/invocations", question)[0] == 401)
-    with ThreadPoolExecutor(8) as clients:
-        answers = list(clients.map(lambda _: images.ask("/invocations", question, **given), range(40)))
-    assert {status for status, _, _ in answers} == {200, 429}
-    _, answer, headers = next(answer for answer in answers if answer[0] == 429)
-    assert (answer["error"], headers["retry-after"]) == ("the key anna may send 3 requests per second", "1")
-    until(lambda: images.ask("/invocations", question, **given)[0] == 200)
 
 
 def test_key_with_a_wrong_name_is_refused(images: Served, key: str) -> None:

@@ -30,7 +30,7 @@ ANSWERS = """
 import asyncio, json, sys
 from pathlib import Path
 from ratchet.serving.app import ModelServer
-from ratchet.serving.versions.following import Fixed
+from ratchet.serving.versions.alias_watcher import PinnedVersion
 from ratchet.serving.versions.loaded import Identity, LoadedVersion
 from ratchet.settings.model import ServingSettings
 
@@ -45,7 +45,8 @@ async def ask(app, path, body):
     await app(scope, receive, send)
     return sent[0]["status"], json.loads(sent[1]["body"])
 
-server = ModelServer(Fixed(LoadedVersion(Identity("model", "1", "run", None), Path(sys.argv[1]))), ServingSettings())
+loaded = LoadedVersion(Identity("model", "1", "run", None), Path(sys.argv[1]))
+server = ModelServer(PinnedVersion(loaded), ServingSettings())
 status, answer = asyncio.run(ask(server, "/v1/predict", sys.stdin.buffer.read()))
 server.batcher.close()
 assert status == 200, answer

@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 from PIL import Image
 from starlette.requests import ClientDisconnect
-from waiting import until, until_in_loop
+from waiting import until_in_loop
 
 from ratchet.kinds import ImageInput
 from ratchet.kinds.input_warnings import InputWarning
 from ratchet.kinds.protocol import TooManyRows
 from ratchet.kinds.registry import kind_of
-from ratchet.serving.answered import Answered
 from ratchet.serving.canary import Canary
-from ratchet.serving.formats.envelopes import ModelRequest
+from ratchet.serving.formats.request_formats import ModelRequest
+from ratchet.serving.handler import ServedRequest
 from ratchet.serving.lifetime import Lifetime
 from ratchet.serving.recent import RecentAnswers
 from ratchet.serving.requests import Bodies, Refused
@@ -285,12 +285,13 @@ def test_decoding_stops_when_no_client_waits() -> None:
         kind_of(IMAGES).read([image_file(8), image_file(9)], IMAGES, "input", check)
 
 
-def answered(run: str = "served", *, client: str = "", seconds: float = 0.01, upload: float = 0.0) -> Answered:
+def answered(run: str = "served", *, client: str = "", seconds: float = 0.01, upload: float = 0.0) -> ServedRequest:
     """An answer to one row."""
     loaded = SimpleNamespace(identity=SimpleNamespace(run_id=run), spec=SimpleNamespace())
     answer = SimpleNamespace(id="0" * 32, instead="", predictions=np.zeros((1, 3), np.float32))
-    fields: Any = ("own", ModelRequest(rows(1)), answer, loaded, "", client, 0.0, seconds + upload, seconds)
-    return Answered(*fields)
+    call = SimpleNamespace(envelope="own", client=client)
+    fields: Any = (call, ModelRequest(rows(1)), answer, loaded, 0.0, seconds + upload, seconds)
+    return ServedRequest(*fields)
 
 
 def test_slow_shadow_drops_requests_and_its_end_does_not_wait() -> None:
@@ -310,8 +311,8 @@ def test_slow_shadow_drops_requests_and_its_end_does_not_wait() -> None:
         def close(self) -> None:
             self.is_closed = True
 
-    follower, log = Hung(), SimpleNamespace(share=1.0)
-    shadow = Shadow(cast(Any, follower), cast(Any, log), share=1.0)
+    watcher, log = Hung(), SimpleNamespace(share=1.0)
+    shadow = Shadow(cast(Any, watcher), cast(Any, log), share=1.0)
     shadow.observe(answered())
     assert taken.wait(ENOUGH)
     for _ in range(5000):
@@ -319,38 +320,8 @@ def test_slow_shadow_drops_requests_and_its_end_does_not_wait() -> None:
     assert shadow.dropped == 5000 - 1024
     shadow.close()
     assert shadow.dropped == 5000
-    assert follower.is_closed
+    assert watcher.is_closed
     free.set()
-
-
-def test_shadow_drops_what_has_waited_too_long() -> None:
-    taken, free, seen, clock = threading.Event(), threading.Event(), list[Any](), Clock()
-
-    class Slow:
-        is_named, reference, current = True, "image/2", object()
-
-        def close(self) -> None:
-            pass
-
-    class Noting(Shadow):
-        """Notes the requests that it takes, and needs `free` for each."""
-
-        def _answer(self, answered: Answered) -> None:
-            seen.append((answered.client, answered.question.warnings))
-            taken.set()
-            assert free.wait(ENOUGH)
-
-    shadow = Noting(cast(Any, Slow()), cast(Any, SimpleNamespace(share=1.0)), share=1.0, clock=clock)
-    shadow.observe(answered(client="first")._replace(question=ModelRequest(rows(1), warnings=(WARNING,))))
-    assert taken.wait(ENOUGH)
-    shadow.observe(answered(client="old"))
-    clock.now = 9.0
-    shadow.observe(answered(client="young"))
-    clock.now = 12.0  # none arrives meanwhile
-    free.set()
-    until(lambda: len(seen) == 2)
-    assert (seen, shadow.dropped) == ([("first", ()), ("young", ())], 1)
-    shadow.close()
 
 
 def test_worker_is_bounded_and_its_end_does_not_wait() -> None:
@@ -391,8 +362,8 @@ def canary(tmp_path: Path) -> Iterator[tuple[Canary, Clock]]:
     """A canary on trial beside the version `served`, and its clock."""
     clock = Clock()
     loaded = SimpleNamespace(identity=SimpleNamespace(run_id="canary"))
-    follower: Any = SimpleNamespace(current=loaded, is_named=True, problem="", close=lambda: None)
-    canary = Canary(follower, ServingSettings(canary_latency=1.5), tmp_path / "canary.json", clock=clock)
+    watcher: Any = SimpleNamespace(current=loaded, is_named=True, problem="", close=lambda: None)
+    canary = Canary(watcher, ServingSettings(canary_latency=1.5), tmp_path / "canary.json", clock=clock)
     canary._follow(cast(Any, loaded), answered().loaded)
     yield canary, clock
     canary.close()

@@ -13,7 +13,7 @@ from ratchet.data.tables import encode as encoding
 from ratchet.kinds import Column, Input, TableInput, TextInput
 from ratchet.kinds.protocol import InputError
 from ratchet.kinds.registry import kind_of
-from ratchet.serving.formats.envelopes import Invocations, ModelRequest, encode_together
+from ratchet.serving.formats.request_formats import MlflowFormat, ModelRequest, encode_together
 from ratchet.serving.lifetime import Lifetime
 from ratchet.serving.versions.batching import Batcher, Raw
 from ratchet.serving.versions.loaded import LoadedVersion
@@ -54,19 +54,19 @@ class Version:
 
     def read(self, rows: list[Any]) -> ModelRequest:
         body = json.dumps({"inputs": rows}).encode()
-        return Invocations(1024).read(body, {}, cast(LoadedVersion, self))
+        return MlflowFormat(1024).read(body, {}, cast(LoadedVersion, self))
 
 
-def alone(question: ModelRequest) -> Any:
+def alone(request: ModelRequest) -> Any:
     """Return the bytes of the arrays of a request, or the message that refuses it."""
     try:
-        return content(encode_together([question])[0])
+        return content(encode_together([request])[0])
     except InputError as error:
         return str(error)
 
 
-def content(question: ModelRequest) -> list[tuple[tuple[int, ...], bytes]]:
-    return [(array.shape, array.tobytes()) for array in question.arrays]
+def content(request: ModelRequest) -> list[tuple[tuple[int, ...], bytes]]:
+    return [(array.shape, array.tobytes()) for array in request.arrays]
 
 
 def tables(described: TableInput, count: int, seed: int) -> list[ModelRequest]:
@@ -82,25 +82,25 @@ def tables(described: TableInput, count: int, seed: int) -> list[ModelRequest]:
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("described", [TABLE, PLAIN], ids=["dates", "plain"])
 def test_tables_have_the_arrays_that_they_have_alone(described: TableInput, seed: int) -> None:
-    questions = tables(described, 40, seed)
-    expected = [alone(question) for question in questions]
+    requests = tables(described, 40, seed)
+    expected = [alone(request) for request in requests]
     good = [place for place, each in enumerate(expected) if not isinstance(each, str)]
     assert len(good) > 10
-    results = encode_together([questions[place] for place in good])
+    results = encode_together([requests[place] for place in good])
     assert [content(result) for result in results] == [expected[place] for place in good]
-    if len(good) < len(questions):
+    if len(good) < len(requests):
         with pytest.raises(InputError):
-            encode_together(questions)
+            encode_together(requests)
 
 
 @pytest.mark.parametrize("described", TEXTS.values(), ids=TEXTS)
 def test_texts_have_the_arrays_that_they_have_alone(described: Input) -> None:
     random, version = np.random.default_rng(0), Version(described)
-    questions = [
+    requests = [
         version.read([" ".join(random.choice([*WORDS, "plot", "Übel"], random.integers(0, 12))) for _ in range(rows)])
         for rows in random.integers(0, 4, 40)
     ]
-    assert [content(result) for result in encode_together(questions)] == [alone(question) for question in questions]
+    assert [content(result) for result in encode_together(requests)] == [alone(request) for request in requests]
 
 
 def test_waiting_requests_are_encoded_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_waiting_requests_are_encoded_in_one_call(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(encoding, "encode", counted)
     taken, free = threading.Event(), threading.Event()
 
-    class Answering(Version):
+    class RequestHandler(Version):
         """A model whose predictions are the codes of its rows, once `free` is set."""
 
         def predict(self, arrays: tuple[np.ndarray, ...]) -> Any:
@@ -123,7 +123,7 @@ def test_waiting_requests_are_encoded_in_one_call(monkeypatch: pytest.MonkeyPatc
             return arrays[1]
 
     async def ask() -> list[Any]:
-        batcher, version = Batcher(queue_rows=1024), Answering(TABLE)
+        batcher, version = Batcher(queue_rows=1024), RequestHandler(TABLE)
         loaded, forever = cast(LoadedVersion, version), Lifetime(float("inf"))
 
         async def one(row: dict[str, Any]) -> Any:

@@ -28,7 +28,7 @@ from waiting import let_run, until
 from ratchet import files, settings
 from ratchet.checksums import seal
 from ratchet.registry.models import CHECKSUMS_TAG
-from ratchet.serving.versions.following import load
+from ratchet.serving.versions.alias_watcher import load
 from tests.serving.test_model_server import ANIMALS, HOST, INFER, SPECS, Served
 
 pytestmark = pytest.mark.slow

@@ -39,7 +39,7 @@ def static_int8(program: Program, folder: Path, batches: Sequence["Arrays"]) -> 
     """
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
-    class Reader(CalibrationDataReader):  # type: ignore[misc]
+    class _Reader(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
             self.rest = iter(batches)
 
@@ -51,7 +51,7 @@ def static_int8(program: Program, folder: Path, batches: Sequence["Arrays"]) -> 
         quantize_static(
             source,
             folder / PROGRAM,
-            Reader(),
+            _Reader(),
             quant_format=QuantFormat.QDQ,
             activation_type=QuantType.QUInt8,  # int8 activations are slow on x86-64
             weight_type=QuantType.QInt8,

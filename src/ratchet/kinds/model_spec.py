@@ -108,9 +108,17 @@ class ModelSpec:
 
 
 def image_spec(
-    name: str, classes: tuple[str, ...], channels: int, height: int, width: int, mean: tuple[float, ...],
-    std: tuple[float, ...], dtype: str = "uint8", depth: int | None = None, **more: Any,
-) -> ModelSpec:  # fmt: skip
+    name: str,
+    classes: tuple[str, ...],
+    channels: int,
+    height: int,
+    width: int,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    dtype: str = "uint8",
+    depth: int | None = None,
+    **more: Any,
+) -> ModelSpec:
     """Return the spec of an image classifier. `more` are further fields of `ModelSpec`."""
     images = ImageInput(height=height, width=width, channels=channels, mean=mean, std=std, dtype=dtype, depth=depth)
     return ModelSpec(name, images, Classes(classes), **more)

@@ -93,9 +93,14 @@ class _Process:
         command = [sys.executable, "-m", "ratchet.scale.child", self.function, str(self._answer)]
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, bufsize=0, stdout=output, stderr=output,
-                env={**os.environ, **self.shard.environment}, start_new_session=True,
-            )  # fmt: skip
+                command,
+                stdin=subprocess.PIPE,
+                bufsize=0,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **self.shard.environment},
+                start_new_session=True,
+            )
         assert self._process.stdin
         content = {"shard": self.shard.content, "cores": list(self.shard.cores)}
         with contextlib.suppress(BrokenPipeError):  # it has ended already; `was_lost` finds out why

@@ -1,7 +1,7 @@
 """The model server.
 
 app.py        routes, and what starts and ends with the server
-answering.py  the path of one request
+handler.py    the path of one request
 requests.py   one HTTP request: body, deadline, refusal
 metrics.py    metrics for Prometheus
 formats/      request formats: bytes of a request to arrays of a model, and its answers to bytes

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import re
-import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import lru_cache, partial
@@ -17,22 +16,20 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ratchet.serving.answered import Answered
-from ratchet.serving.answering import Answering, Endpoint
 from ratchet.serving.canary import Canary
-from ratchet.serving.explaining import Explaining
+from ratchet.serving.explaining import ExplainEndpoint
 from ratchet.serving.fallback import Fallback
-from ratchet.serving.formats.envelopes import Envelope, Invocations, Own
-from ratchet.serving.formats.open_inference import EXTENSIONS, Infer, metadata
-from ratchet.serving.labelling import Labelling
+from ratchet.serving.formats.request_formats import MlflowFormat, RatchetFormat, RequestFormat
+from ratchet.serving.formats.v2 import EXTENSIONS, V2Format, metadata
+from ratchet.serving.handler import PredictEndpoint, RequestHandler, ServedRequest
+from ratchet.serving.label_endpoint import LabelEndpoint
 from ratchet.serving.metrics import ServerMetrics
 from ratchet.serving.openapi import document
 from ratchet.serving.page import page
 from ratchet.serving.requests import Refused, error_response, json_response
 from ratchet.serving.shadow import Shadow
+from ratchet.serving.versions.alias_watcher import AliasWatcher, PinnedVersion
 from ratchet.serving.versions.batching import Batcher
-from ratchet.serving.versions.following import Fixed, Follower
-from ratchet.serving.versions.loaded import LoadedVersion
 from ratchet.settings.model import ServingSettings
 from ratchet.traffic.labels import LabelStore
 from ratchet.traffic.schema import Logged, target_id
@@ -42,11 +39,11 @@ __all__ = ["ModelServer", "envelope_of"]
 
 _LOG = logging.getLogger(__name__)
 _INFER = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
-_ENVELOPES: dict[str, tuple[str, type[Envelope]]] = {
-    "/v1/predict": ("own", Own),
-    "/invocations": ("mlflow", Invocations),
-    "/v2/models/{model}/infer": ("v2", Infer),
-    "/v2/models/{model}/versions/{version}/infer": ("v2", Infer),
+_ENVELOPES: dict[str, tuple[str, type[RequestFormat]]] = {
+    "/v1/predict": ("own", RatchetFormat),
+    "/invocations": ("mlflow", MlflowFormat),
+    "/v2/models/{model}/infer": ("v2", V2Format),
+    "/v2/models/{model}/versions/{version}/infer": ("v2", V2Format),
 }
 _NAMES = {path: name for path, (name, _) in _ENVELOPES.items()} | {"/v1/explain": "explain", "/v1/labels": "labels"}
 
@@ -56,38 +53,38 @@ class ModelServer:
 
     def __init__(
         self,
-        follower: Follower | Fixed,
+        watcher: AliasWatcher | PinnedVersion,
         settings: ServingSettings,
         *,
         log: RequestLog | None = None,
-        fallback: Follower | None = None,
-        shadow: Follower | None = None,
+        fallback: AliasWatcher | None = None,
+        shadow: AliasWatcher | None = None,
         canary: Canary | None = None,
     ) -> None:
-        self.follower, self.settings = follower, settings
+        self.watcher, self.settings = watcher, settings
         self.batcher = Batcher(queue_rows=settings.queue)
-        self.metrics = ServerMetrics(follower, self.batcher, deadline=settings.deadline)
+        self.metrics = ServerMetrics(watcher, self.batcher, deadline=settings.deadline)
         self.fallback = Fallback(fallback, queue_rows=settings.queue) if fallback else None
-        self.answering = Answering(follower, self.batcher, settings, self.fallback)
-        self.answering.observers.append(self.metrics.count_warnings)
-        self.canary = self.answering.canary = canary
+        self.handler = RequestHandler(watcher, self.batcher, settings, self.fallback)
+        self.handler.observers.append(self.metrics.count_warnings)
+        self.canary = self.handler.canary = canary
         if canary:
-            self.answering.observers.append(canary.answered)
+            self.handler.observers.append(canary.answered)
         self.log = log
         if log:
-            self.answering.observers.append(partial(_log, log, settings.log_columns))
+            self.handler.observers.append(partial(_log, log, settings.log_columns))
             self.metrics.totals["ratchet_log_lost_requests", "Requests that the log could not take"] = lambda: log.lost
         self.shadow = beside = Shadow(shadow, log, share=settings.shadow_share) if shadow and log else None
         if beside:
-            self.answering.observers.append(beside.observe)
+            self.handler.observers.append(beside.observe)
             totals, name = self.metrics.totals, "ratchet_shadow_{}_requests"
             totals[name.format("dropped"), "Requests that the shadow version left out"] = lambda: beside.dropped
             totals[name.format("failed"), "Requests that the shadow version failed to answer"] = lambda: beside.failed
-        self.explaining = Explaining(self.answering)
-        self.labelling = Labelling(self.answering, LabelStore(log.folder) if log else None)
+        self.explaining = ExplainEndpoint(self.handler)
+        self.labels = LabelEndpoint(self.handler, LabelStore(log.folder) if log else None)
         self._endpoints = {
-            path: Endpoint(self.answering, name, envelope(settings.rows))
-            for path, (name, envelope) in _ENVELOPES.items()
+            path: PredictEndpoint(self.handler, name, format(settings.rows))
+            for path, (name, format) in _ENVELOPES.items()
         }
         handlers: dict[Any, Any] = {HTTPException: _unknown}
         self._app = Starlette(routes=self._routes(), lifespan=self._lifespan, exception_handlers=handlers)
@@ -105,7 +102,7 @@ class ModelServer:
         about = "/v2/models/{model}"
         gets: dict[str, Callable[[Request], Response]] = {
             "/": lambda _: page(),
-            "/openapi.json": lambda request: json_response(document(self.answering.version_for(request.path_params))),
+            "/openapi.json": lambda request: json_response(document(self.handler.version_for(request.path_params))),
             "/health": self._health,
             "/ready": self._ready,
             "/v1/models": self._models,
@@ -120,15 +117,15 @@ class ModelServer:
             f"{about}/versions/{{version}}": self._metadata,
             f"{about}/versions/{{version}}/ready": self._model_ready,
         }
-        posts.append(Route("/v1/explain", self.explaining.endpoint, methods=["POST"]))
-        posts.append(Route("/v1/labels", self.labelling.endpoint, methods=["POST"]))
+        posts.append(Route("/v1/explain", self.explaining, methods=["POST"]))
+        posts.append(Route("/v1/labels", self.labels, methods=["POST"]))
         return posts + [Route(path, _guarded(function), methods=["GET"]) for path, function in gets.items()]
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        others = [each.follower for each in (self.fallback, self.shadow, self.canary) if each]
-        tasks = [asyncio.create_task(each.follow(every=self.settings.poll)) for each in (self.follower, *others)]
-        tasks.append(asyncio.create_task(self._warm()))
+        others = [each.watcher for each in (self.fallback, self.shadow, self.canary) if each]
+        tasks = [asyncio.create_task(each.watch(every=self.settings.poll)) for each in (self.watcher, *others)]
+        tasks.append(asyncio.create_task(self.explaining.warm(self.watcher.current)))
         try:
             yield
         finally:
@@ -137,64 +134,50 @@ class ModelServer:
             await asyncio.gather(*tasks, return_exceptions=True)
             if self.log:  # first, since it has something to write
                 self.log.close(self.settings.deadline)
-            closed: list[Any] = [self.explaining, self.labelling.worker, self.answering.worker]
-            closed += [self.fallback, self.canary, self.batcher, self.shadow, self.follower]
+            closed: list[Any] = [self.explaining, self.labels.worker, self.handler.worker]
+            closed += [self.fallback, self.canary, self.batcher, self.shadow, self.watcher]
             for each in filter(None, closed):
                 each.close()
-
-    async def _warm(self) -> None:
-        """Load what explanations need of each version that answers. A bundle is for machines without PyTorch."""
-        if isinstance(self.follower, Fixed):
-            return
-        warm = weakref.WeakSet[LoadedVersion]()  # an old version must not stay in memory
-        while True:
-            for follower in (self.follower, *([self.canary.follower] if self.canary else [])):
-                await self._warm_version(follower.current, warm)
-            await asyncio.sleep(self.settings.poll)
-
-    async def _warm_version(self, loaded: LoadedVersion | None, warm: "weakref.WeakSet[LoadedVersion]") -> None:
-        if loaded is None or loaded in warm:
-            return
-        warm.add(loaded)
-        try:
-            await self.explaining.warm(loaded)
-        except Exception:  # of a user's model: the answer to a request for an explanation names it
-            _LOG.exception("%s cannot be explained", loaded.identity)
 
     def _health(self, _: Request) -> Response:
         return json_response({"status": "live", **self._state()})
 
     def _ready(self, _: Request) -> Response:
-        return json_response(self._state(), status=200 if self.follower.current else 503)
+        return json_response(self._state(), status=200 if self.watcher.current else 503)
 
     def _state(self) -> dict[str, Any]:
-        problems = [self.follower.problem, self.log.problem if self.log else ""]
+        problems = [self.watcher.problem, self.log.problem if self.log else ""]
         if self.fallback:
-            problems.append(self.fallback.problem(self.follower.current))
+            problems.append(self.fallback.problem(self.watcher.current))
         if self.canary:
-            problems.append(self.canary.problem(self.follower.current))
-        loaded, problem = self.follower.current, "; ".join(problem for problem in problems if problem)
+            problems.append(self.canary.problem(self.watcher.current))
+        loaded, problem = self.watcher.current, "; ".join(problem for problem in problems if problem)
         state: dict[str, Any] = {"ready": loaded is not None, "version": str(loaded.identity) if loaded else None}
-        refused = {"refused": self.follower.refused} if self.follower.refused else {}
+        refused = {"refused": self.watcher.refused} if self.watcher.refused else {}
         if self.canary and self.canary.withdrawn:
             state["withdrawn"] = {"canary": self.canary.state["version"], "reason": self.canary.withdrawn}
         return state | refused | ({"problem": problem} if problem else {})
 
     def _model_ready(self, request: Request) -> Response:
-        return json_response({"name": self.answering.version_for(request.path_params).identity.model, "ready": True})
+        return json_response({"name": self.handler.version_for(request.path_params).identity.model, "ready": True})
 
     def _metadata(self, request: Request) -> Response:
-        return json_response(metadata(self.answering.version_for(request.path_params)))
+        return json_response(metadata(self.handler.version_for(request.path_params)))
 
     def _models(self, request: Request) -> Response:
-        loaded = self.answering.version_for(request.path_params)
+        loaded = self.handler.version_for(request.path_params)
         identity = loaded.identity
         about: dict[str, Any] = {
-            "model": identity.model, "version": identity.version, "provenance": identity.provenance,
-            "follows": self.follower.reference, "input": loaded.spec.input.description,
-            "target": loaded.spec.target.description, "engine": loaded.engine, "variant": identity.variant,
-            "problem": self.follower.problem or None,
-        }  # fmt: skip
+            "model": identity.model,
+            "version": identity.version,
+            "provenance": identity.provenance,
+            "follows": self.watcher.reference,
+            "input": loaded.spec.input.description,
+            "target": loaded.spec.target.description,
+            "engine": loaded.engine,
+            "variant": identity.variant,
+            "problem": self.watcher.problem or None,
+        }
         if self.shadow:
             about["shadow"] = str(self.shadow.version.identity) if self.shadow.version else None
             about["shadow_problem"] = self.shadow.problem(loaded) or None
@@ -220,18 +203,27 @@ def _matched(path: str) -> tuple[str, dict[str, str | None]]:
     return ("/v2/models/{model}/infer", match.groupdict()) if match else (path, {})
 
 
-def _log(log: RequestLog, columns: Sequence[str], answered: Answered) -> None:
+def _log(log: RequestLog, columns: Sequence[str], answered: ServedRequest) -> None:
     def logged() -> Logged:
-        answer, question, loaded = answered.answer, answered.question, answered.loaded
-        inputs: dict[str, NDArray[Any] | tuple[str, ...]] = {"prompt": question.prompts}
-        if question.arrays:
-            inputs = dict(zip(loaded.names, question.arrays, strict=True))
+        answer, request, loaded = answered.answer, answered.request, answered.loaded
+        inputs: dict[str, NDArray[Any] | tuple[str, ...]] = {"prompt": request.prompts}
+        if request.arrays:
+            inputs = dict(zip(loaded.names, request.arrays, strict=True))
         identity = answer.identity
         return Logged(
-            answer.id, answered.began, answered.seconds, answered.envelope, identity.model, identity.version,
-            identity.provenance or "", answered.key, inputs, answer.predictions, target_id(answer.spec.target),
-            partial(loaded.kind.columns, question.arrays, loaded.spec.input, columns) if columns else dict,
-        )  # fmt: skip
+            answer.id,
+            answered.began,
+            answered.seconds,
+            answered.call.envelope,
+            identity.model,
+            identity.version,
+            identity.provenance or "",
+            answered.call.key,
+            inputs,
+            answer.predictions,
+            target_id(answer.spec.target),
+            partial(loaded.kind.columns, request.arrays, loaded.spec.input, columns) if columns else dict,
+        )
 
     log.add(answered.answer.id, logged)
 

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ratchet import files
-from ratchet.serving.answered import Answered
+from ratchet.serving.handler import ServedRequest
 from ratchet.serving.sequential import MoreErrors, Slower
+from ratchet.serving.versions.alias_watcher import AliasWatcher
 from ratchet.serving.versions.batching import Batcher
-from ratchet.serving.versions.exchange import can_replace
-from ratchet.serving.versions.following import Follower
-from ratchet.serving.versions.loaded import LoadedVersion
+from ratchet.serving.versions.loaded import LoadedVersion, can_replace
 from ratchet.settings.model import ServingSettings
 
 __all__ = ["STICKY_HEADER", "Canary"]
@@ -51,13 +50,13 @@ class Canary:
     """The version of serving.canary, with a queue and a thread of its own, so that it cannot hold up the served one.
 
     Attributes:
-        follower: of the version.
+        watcher: of the version.
         withdrawn: why the version gets no requests any more; empty: it does.
     """
 
     def __init__(
         self,
-        follower: Follower,
+        watcher: AliasWatcher,
         settings: ServingSettings,
         record: Path,
         *,
@@ -66,12 +65,12 @@ class Canary:
         """Start the thread.
 
         Args:
-            follower: of the version.
+            watcher: of the version.
             settings: of the server.
             record: file of the latest withdrawal, which stays valid after a restart.
             clock: returns the time in seconds.
         """
-        self.follower, self.settings, self.withdrawn = follower, settings, ""
+        self.watcher, self.settings, self.withdrawn = watcher, settings, ""
         self.batcher = Batcher(queue_rows=settings.queue)
         self._record, self._clock = record, clock
         self._before = _read(record)
@@ -82,7 +81,7 @@ class Canary:
 
         `headers` are by names in lower case; `key` is the name of the API key, or empty.
         """
-        loaded = self.follower.current
+        loaded = self.watcher.current
         if loaded is None or loaded.identity.run_id == served.identity.run_id or self.problem(served):
             return served
         self._follow(loaded, served)
@@ -91,9 +90,9 @@ class Canary:
 
     def problem(self, served: LoadedVersion | None) -> str:
         """Return why the version cannot answer requests to the served one; empty: it can."""
-        loaded = self.follower.current
-        if loaded is None or not self.follower.is_named:
-            return f"serving.canary: {self.follower.problem}"
+        loaded = self.watcher.current
+        if loaded is None or not self.watcher.is_named:
+            return f"serving.canary: {self.watcher.problem}"
         if served is not None and not can_replace(served, loaded):
             return f"serving.canary: {loaded.identity} has another input or target than {served.identity}"
         return ""
@@ -101,7 +100,7 @@ class Canary:
     @property
     def state(self) -> dict[str, Any]:
         """Content for /v1/models."""
-        loaded, trial = self.follower.current, self._trial
+        loaded, trial = self.watcher.current, self._trial
         about: dict[str, Any] = {"version": str(loaded.identity) if loaded else None}
         if trial:
             errors, slower = trial.errors, trial.slower
@@ -111,21 +110,21 @@ class Canary:
                 "errors": {"pairs": errors.pairs, "canary": errors.errors[0], "served": errors.errors[1]},
                 "latency": {"pairs": slower.pairs, "slower": slower.slower},
             }
-        return about | {"withdrawn": self.withdrawn or None, "problem": self.follower.problem or None}
+        return about | {"withdrawn": self.withdrawn or None, "problem": self.watcher.problem or None}
 
-    def answered(self, answered: Answered) -> None:
+    def answered(self, answered: ServedRequest) -> None:
         """Count an answered request; returns at once."""
         is_canary = self._is_canary(answered.loaded)
         if is_canary is None:
             return
         assert self._trial
         self._trial.requests += is_canary
-        if not self._counts(is_canary, answered.client):
+        if not self._counts(is_canary, answered.call.client):
             return
         self._add(is_canary, False)
         if answered.answer.instead:  # it was overloaded: these are not its seconds
             return
-        kind = (answered.envelope, answered.question.rows.bit_length())
+        kind = (answered.call.envelope, answered.request.rows.bit_length())
         partner = self._trial.seconds.pop((not is_canary, *kind), None)
         if partner is None:
             self._trial.seconds[is_canary, *kind] = answered.model_seconds
@@ -155,7 +154,7 @@ class Canary:
     def close(self) -> None:
         """Drop what waits, and delete the version's files."""
         self.batcher.close()
-        self.follower.close()
+        self.watcher.close()
 
     def _is_canary(self, loaded: LoadedVersion) -> bool | None:
         """Return whether a version of this trial is the canary; None: it is of another trial."""
@@ -182,7 +181,7 @@ class Canary:
         return bool(self._before) and self._before == self._content(run_id, self._before["reason"])
 
     def _judge(self) -> None:
-        trial, loaded = self._trial, self.follower.current
+        trial, loaded = self._trial, self.watcher.current
         assert trial
         if trial.errors.evidence >= 1 / _ALPHA:
             ours, others = trial.errors.errors

@@ -1,14 +1,15 @@
-"""Content encodings of HTTP bodies, gzip and deflate: of requests (Content-Encoding) and answers (Accept-Encoding)."""
+"""gzip as the content encoding of HTTP bodies: of requests (Content-Encoding) and answers (Accept-Encoding)."""
 
+import gzip
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 __all__ = ["ENCODINGS", "BodyDecoder", "accepted_encoding", "encoded"]
 
-ENCODINGS = ("gzip", "deflate")
+ENCODINGS = ("gzip",)
 _ALIASES = {"x-gzip": "gzip", "identity": ""}
-_GZIP, _ZLIB, _RAW = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
+_GZIP = 16 + zlib.MAX_WBITS
 _PIECE = 256 << 10  # bytes that are decompressed at a time
 _LEVEL = 1  # of zlib; a higher one takes several times as long for a few per cent
 
@@ -41,7 +42,7 @@ class BodyDecoder:
         is_full = False  # the stream may hold more bytes, though it has taken the whole part
         while part or is_full:
             if self._stream is None:
-                self._stream = zlib.decompressobj(self._window(part[0]))
+                self._stream = zlib.decompressobj(_GZIP)
             try:
                 piece = self._stream.decompress(part, _PIECE)
             except zlib.error as error:
@@ -60,11 +61,6 @@ class BodyDecoder:
         if not self._is_complete:
             raise ValueError(f"is cut off: the end of the {self.encoding} data is missing")
 
-    def _window(self, first: int) -> int:
-        if self.encoding == "gzip":
-            return _GZIP
-        return _ZLIB if first & 15 == zlib.DEFLATED else _RAW  # some clients send deflate without zlib's header
-
 
 def accepted_encoding(headers: Mapping[str, str]) -> str:
     """Return the encoding that a client accepts for an answer; empty: none that is known."""
@@ -79,7 +75,6 @@ def accepted_encoding(headers: Mapping[str, str]) -> str:
     return next((name for name in ENCODINGS if accepted.get(name, rest) > 0.0), "")
 
 
-def encoded(content: bytes, encoding: str) -> bytes:
-    """Return the bytes in an encoding of `ENCODINGS`."""
-    stream = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP if encoding == "gzip" else _ZLIB)
-    return stream.compress(content) + stream.flush()
+def encoded(content: bytes) -> bytes:
+    """Return the bytes as gzip."""
+    return gzip.compress(content, _LEVEL, mtime=0)

@@ -15,7 +15,6 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ratchet.serving.requests import Busy, Refused, discard, error_response, headers_of
-from ratchet.serving.time_limit import TimeLimit
 
 __all__ = ["BUSY", "Entrance", "busy_app"]
 
@@ -112,7 +111,7 @@ def busy_app(seconds: float) -> ASGIApp:
     async def refused(scope: Scope, receive: Receive, send: Send) -> None:
         response = refuse
         try:
-            with TimeLimit(seconds):
+            async with asyncio.timeout(seconds):
                 await discard(receive, headers_of(scope["headers"]))
         except TimeoutError:
             response = error_response(Refused(503, str(BUSY), {"Retry-After": "1", "Connection": "close"}))

@@ -7,11 +7,9 @@
 
 import asyncio
 import base64
-import contextlib
 import importlib
 import io
 import logging
-import time
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
@@ -19,24 +17,29 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Scope
 
 from ratchet.errors import RatchetError
 from ratchet.kinds import TableInput
 from ratchet.kinds.protocol import Arrays, InputError
 from ratchet.kinds.raw_values import texts_in
-from ratchet.serving.answering import Answering, Call
-from ratchet.serving.formats.envelopes import Answer, ModelRequest, Own, as_json, encode_together, new_id, own_content
-from ratchet.serving.formats.refusals import BadRequest
+from ratchet.serving.formats.request_formats import (
+    Answer,
+    ModelRequest,
+    RatchetFormat,
+    as_json,
+    encode_together,
+    new_id,
+    own_content,
+)
+from ratchet.serving.handler import Call, Endpoint, RequestHandler
 from ratchet.serving.lifetime import Lifetime
-from ratchet.serving.requests import Busy, Refused, Reply, error_response
-from ratchet.serving.versions.batching import Overloaded, Raw
+from ratchet.serving.requests import Refused, Reply
+from ratchet.serving.versions.batching import Raw
 from ratchet.serving.versions.loaded import LoadedVersion
 from ratchet.serving.worker import Worker
 
-__all__ = ["Explaining", "column_variants"]
+__all__ = ["ExplainEndpoint", "column_variants"]
 
 _LOG = logging.getLogger(__name__)
 _VALUES = 8  # other values of each column
@@ -44,82 +47,58 @@ _TOP = 5  # classes that are listed
 _RETRY = {"Retry-After": "1"}
 
 
-class Explaining:
+class ExplainEndpoint(Endpoint):
     """Answers requests for explanations, one at a time."""
 
-    def __init__(self, answering: Answering) -> None:
-        self.answering = answering
+    late = "it was not explained within the deadline"
+
+    def __init__(self, handler: RequestHandler) -> None:
+        super().__init__(handler, "explain")
         self._worker = Worker("explanations")
 
-    async def endpoint(self, request: Request) -> Response:
-        """Answer one request."""
-        call = Call.of("explain", request.scope, request.receive)
-        try:
-            return await self._answer(call, request.scope)
-        except Refused as error:
-            return error_response(error)
-        except ClientDisconnect:
-            return Response(status_code=499)
-        except Exception:  # of a library or of a user's model
-            _LOG.exception("%s failed", request.url.path)
-            return error_response(Refused(500, "the model server failed; its log has the cause"))
-
-    async def _answer(self, call: Call, scope: Scope) -> Response:
-        answering = self.answering
-        loaded = scope["ratchet.loaded"] = answering.chosen(call)
-        lifetime = call.lifetime(answering.settings)
-        try:
-            async with asyncio.timeout(max(0.0, lifetime.deadline - time.monotonic())):
-                with answering.bodies.hold() as held:
-                    body = await held.read(call.receive, call.headers)
-                    return await self._explained(loaded, body, call, lifetime)
-        except TimeoutError:
-            raise Refused(503, "it was not explained within the deadline", _RETRY) from None
-        except (InputError, RatchetError) as error:
-            raise Refused(400, str(error)) from None
-        except Overloaded as error:
-            raise Busy(str(error), error.retry_after) from None
-
-    async def _explained(self, loaded: LoadedVersion, body: bytes, call: Call, lifetime: Lifetime) -> Response:
+    async def answer(
+        self, loaded: LoadedVersion, body: bytes, call: Call, lifetime: Lifetime, limit: asyncio.Timeout
+    ) -> Response:
+        """Return the answer to one row with its explanation."""
         about = loaded.spec.input.explanation
         if not about:
-            raise BadRequest(
+            raise InputError(
                 f"models of kind {loaded.spec.input.kind} have no explanations; allowed: image, table, text"
             )
         if about == "pixels" and not loaded.spec.classes:
-            raise BadRequest("explanations of images need a model with classes")
+            raise InputError("explanations of images need a model with classes")
         if about != "columns" and not find_spec("torch"):
-            raise BadRequest("explanations of images and texts need PyTorch, which is not installed here")
-        read = partial(self._question, body, call, loaded, lifetime)
-        question, predictions, seconds = await self.answering.batcher_of(loaded).answer(
+            raise InputError("explanations of images and texts need PyTorch, which is not installed here")
+        read = partial(self._read, body, call, loaded, lifetime)
+        request, predictions, seconds = await self.handler.batcher_of(loaded).answer(
             loaded, Raw(read, len(body), encode_together), lifetime
         )
         best = int(np.argmax(predictions[0]))
         match about:
             case "columns":
-                explanation = await self._columns(loaded, question.arrays, predictions[0], best, lifetime)
+                explanation = await self._columns(loaded, request.arrays, predictions[0], best, lifetime)
             case "words":
                 explanation = await self._in_torch(partial(_words, loaded, body, best), lifetime)
             case _:
-                pixels = partial(_pixels, loaded, question.arrays[0][0], predictions[0])
+                pixels = partial(_pixels, loaded, request.arrays[0][0], predictions[0])
                 explanation = await self._in_torch(pixels, lifetime)
         answer = Answer(new_id(), loaded.identity, loaded.spec, predictions)
-        content, headers = as_json(own_content(answer, _TOP, question) | {"explanation": explanation})
-        self.answering.observe(question, answer, loaded, call, seconds)
+        content, headers = as_json(own_content(answer, _TOP, request) | {"explanation": explanation})
+        self.handler.observe(request, answer, loaded, call, seconds)
         return Reply(content, headers)
 
-    def _question(self, body: bytes, call: Call, loaded: LoadedVersion, lifetime: Lifetime) -> ModelRequest:
-        question = Own(self.answering.settings.rows).read(body, call.headers, loaded, lifetime.check)
-        if question.rows != 1:
-            raise BadRequest(f"input: found {question.rows} rows; allowed: 1 for an explanation")
-        return question
+    def _read(self, body: bytes, call: Call, loaded: LoadedVersion, lifetime: Lifetime) -> ModelRequest:
+        request = RatchetFormat(self.handler.settings.rows).read(body, call.headers, loaded, lifetime.check)
+        if request.rows != 1:
+            raise InputError(f"input: found {request.rows} rows; allowed: 1 for an explanation")
+        return request
 
     async def _columns(
         self, loaded: LoadedVersion, arrays: Arrays, outputs: NDArray[np.float32], best: int, lifetime: Lifetime
     ) -> dict[str, Any]:
         table = loaded.spec.table
         variants, owners = column_variants(arrays, table)
-        changed = await self.answering.batcher_of(loaded).predict(loaded, variants, lifetime)
+        changed = await self.handler.batcher_of(loaded).predict(loaded, variants, lifetime)
         names = [column.name for column in (*table.numeric, *table.categorical)]
         values = [float(outputs[best] - changed[owners == at, best].mean()) for at in range(len(names))]
         order = np.argsort(-np.abs(values), kind="stable")
@@ -138,35 +117,37 @@ class Explaining:
                 501, f"explanations of this model need PyTorch and Captum, which are not installed: {error}"
             ) from None
 
-    async def warm(self, loaded: LoadedVersion) -> None:
+    async def warm(self, loaded: LoadedVersion | None) -> None:
         """Load what explanations of a version need, so that the first one waits for neither PyTorch nor files."""
-        if loaded.spec.input.explanation in ("pixels", "words") and find_spec("torch"):
-            with contextlib.suppress(ImportError, Refused):  # the answer to a request says so
+        if loaded and loaded.spec.input.explanation in ("pixels", "words") and find_spec("torch"):
+            try:
                 await self._worker.run(partial(_warm, loaded))
+            except Exception:  # of a user's model: the answer to a request for an explanation names it
+                _LOG.exception("%s cannot be explained", loaded.identity)
 
     def close(self) -> None:
         """Drop what waits."""
         self._worker.close()
 
 
-def column_variants(arrays: Arrays, described: TableInput) -> tuple[Arrays, NDArray[np.int64]]:
+def column_variants(arrays: Arrays, input_spec: TableInput) -> tuple[Arrays, NDArray[np.int64]]:
     """Return copies of a row with other training values in one column each.
 
     Args:
         arrays: of one row.
-        described: the model's input.
+        input_spec: the model's input.
 
     Returns:
         The arrays of n rows, and for each row the index of its changed column, int64 (n,): numeric columns first.
     """
     numbers, codes, owners = list[Any](), list[Any](), list[int]()
-    for at, column in enumerate((*described.numeric, *described.categorical)):
-        is_code = at >= len(described.numeric)
+    for at, column in enumerate((*input_spec.numeric, *input_spec.categorical)):
+        is_code = at >= len(input_spec.numeric)
         pool = np.arange(2, 2 + len(column.categories)) if is_code else np.array(column.quantiles or (column.mean,))
         pool = pool if len(pool) else np.array([0])  # a column without known categories has only missing values
         for value in pool[np.linspace(0, len(pool) - 1, min(_VALUES, len(pool))).round().astype(int)]:
             row = arrays[0][0].copy(), arrays[1][0].copy()
-            row[is_code][at - len(described.numeric) * is_code] = value
+            row[is_code][at - len(input_spec.numeric) * is_code] = value
             numbers.append(row[0])
             codes.append(row[1])
             owners.append(at)
@@ -201,7 +182,7 @@ def _warm(loaded: LoadedVersion) -> None:
 
 def _words(loaded: LoadedVersion, body: bytes, best: int) -> dict[str, Any]:
     from ratchet.evaluation.text_explanations import word_contributions
-    from ratchet.serving.formats.envelopes import read_object
+    from ratchet.serving.formats.request_formats import read_object
 
     (text,) = texts_in(read_object(body)["input"], "input")
     contributions = word_contributions(_model(loaded), loaded.spec, text, best)
@@ -223,7 +204,7 @@ def _pixels(loaded: LoadedVersion, image: NDArray[Any], probabilities: NDArray[n
     (tensor,) = loaded.kind.to_tensors(arrays)
     result = explain(_model(loaded), tensor, rows=np.zeros(1, np.int64), answers=[best], truths=[second])
     if result.reason:
-        raise BadRequest(f"there is no explanation: {result.reason}")
+        raise InputError(f"there is no explanation: {result.reason}")
     pixels = arrays[0][0]
     if pixels.dtype != np.uint8:
         span = float(np.ptp(pixels)) or 1.0

@@ -1,10 +1,9 @@
-"""API keys of the model server: who may ask, and how often."""
+"""API keys of the model server: who may ask."""
 
 import hashlib
 import hmac
 import json
 import logging
-import math
 import re
 import secrets
 import time
@@ -35,11 +34,10 @@ _MISSING = (0, 0)  # stamp of a missing file
 
 @dataclass(frozen=True)
 class Key:
-    """One key. `rate`: requests per second, 0 for no limit. `created`: ISO date."""
+    """One key. `created`: ISO date."""
 
     name: str
     digest: str
-    rate: float
     created: str
 
 
@@ -82,7 +80,8 @@ class KeyStore:
         """Return the keys, and whether they were switched off; None: there is no file."""
         try:
             content = files.read_json(self.path)
-            return tuple(Key(**entry) for entry in content["keys"]), content.get("off", False) is True
+            keys = tuple(Key(entry["name"], entry["digest"], entry["created"]) for entry in content["keys"])
+            return keys, content.get("off", False) is True
         except FileNotFoundError:
             return (), None
         except OSError as error:
@@ -93,16 +92,14 @@ class KeyStore:
                 "(`ratchet keys add NAME`)"
             ) from error
 
-    def add(self, name: str, *, rate: float = 0.0) -> str:
+    def add(self, name: str) -> str:
         """Add a key and return its text, which is shown once.
 
         Raises:
-            PlatformError: the name or the rate is not allowed, or the name is taken.
+            PlatformError: the name is not allowed, or is taken.
         """
         if not _NAME.fullmatch(name):
             raise PlatformError(f"found the name {name!r}; allowed: up to 64 letters, digits, '_', '-' and '.'")
-        if not 0.0 <= rate < math.inf:
-            raise PlatformError(f"--rate: found {rate}; allowed: a number of 0 or more")
         text = _PREFIX + secrets.token_urlsafe(32)
         with self._locked():
             known = self.read()
@@ -110,7 +107,7 @@ class KeyStore:
                 raise PlatformError(
                     f"there is a key {name!r}. Fix: another name, or `ratchet keys remove {name}` first"
                 )
-            self._write([*known, Key(name, _digest(text), rate, time.strftime("%Y-%m-%d"))])
+            self._write([*known, Key(name, _digest(text), time.strftime("%Y-%m-%d"))])
         return text
 
     def remove(self, name: str) -> None:
@@ -139,7 +136,7 @@ class KeyStore:
 
 
 class KeyFilter:
-    """ASGI middleware: once there was a key, requests without one are refused with 401, too many of one with 429.
+    """ASGI middleware: once there was a key, requests without one are refused with 401.
 
     The name of the key is scope["ratchet.key"].
     """
@@ -152,7 +149,6 @@ class KeyFilter:
         self._keys: tuple[Key, ...] = store.read()
         self._required = required or store.required
         self._looked, self._stamp = self._clock(), _stamp(store.path)
-        self._allowances: dict[str, tuple[float, float]] = {}  # of a key: requests that it may send now, and when
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer or pass on one request."""
@@ -169,7 +165,7 @@ class KeyFilter:
         """Store the name of the request's key in the scope.
 
         Raises:
-            Refused: it has none, a wrong one, or has sent too many requests.
+            Refused: it has none, or a wrong one.
         """
         given = Request(scope).headers.getlist("authorization")
         scheme, _, text = given[0].partition(" ") if len(given) == 1 else ("", "", "")
@@ -178,22 +174,9 @@ class KeyFilter:
         equal = [key for key in self._keys if hmac.compare_digest(key.digest, digest)]
         if scheme.lower() == "bearer" and equal:
             scope["ratchet.key"] = equal[0].name
-            self._count(equal[0])
         elif scope["path"] not in OPEN_PATHS:
             asks = {"WWW-Authenticate": 'Bearer realm="Ratchet"'}
             raise Refused(401, "the request has no valid key. Fix: send `Authorization: Bearer KEY`", asks)
-
-    def _count(self, key: Key) -> None:
-        """Take one request of the key's allowance, which grows by `rate` per second up to that of one second."""
-        if not key.rate:
-            return
-        now, most = self._clock(), max(1.0, key.rate)
-        left, since = self._allowances.get(key.name, (most, now))
-        left = min(most, left + (now - since) * key.rate)
-        if left < 1.0:
-            wait = str(max(1, round((1.0 - left) / key.rate)))
-            raise Refused(429, f"the key {key.name} may send {key.rate:g} requests per second", {"Retry-After": wait})
-        self._allowances[key.name] = (left - 1.0, now)
 
     def _refresh(self) -> None:
         """Read the file again if it changed. One that cannot be read leaves the keys of before."""

@@ -10,12 +10,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ratchet.serving.versions.alias_watcher import AliasWatcher, PinnedVersion
 from ratchet.serving.versions.batching import Batcher
-from ratchet.serving.versions.following import Fixed, Follower
 from ratchet.serving.versions.loaded import SIZES
 
 if TYPE_CHECKING:
-    from ratchet.serving.answered import Answered
+    from ratchet.serving.handler import ServedRequest
     from ratchet.serving.versions.loaded import LoadedVersion
 
 __all__ = ["Meter", "ServerMetrics"]
@@ -33,21 +33,17 @@ class ServerMetrics:
         totals: functions that return how often something happened, by the metric's name and description.
     """
 
-    def __init__(self, follower: Follower | Fixed, batcher: Batcher, *, deadline: float) -> None:
+    def __init__(self, watcher: AliasWatcher | PinnedVersion, batcher: Batcher, *, deadline: float) -> None:
         """Create the metrics. `deadline`: seconds; it is a limit of a bucket, so that late answers are seen."""
         self.registry = CollectorRegistry()
         self.totals: dict[tuple[str, str], Callable[[], int]] = {}
-        self._requests = Counter("ratchet_requests", "Requests by envelope, status and version",
-                                 ["envelope", "status", "model", "version"], registry=self.registry)  # fmt: skip
-        self._seconds = Histogram("ratchet_request_seconds", "Seconds from request to answer",
-                                  ["envelope", "model", "version"], registry=self.registry,
-                                  buckets=sorted({*_BUCKETS, deadline}))  # fmt: skip
-        self.in_flight = Gauge(
-            "ratchet_requests_in_flight", "Requests that the server works on", registry=self.registry
-        )
-        self.waiting = Gauge(
-            "ratchet_waiting_requests", "Requests that wait until the server begins with them", registry=self.registry
-        )
+        count, seconds = "Requests by envelope, status and version", "Seconds from request to answer"
+        works, waits = "Requests that the server works on", "Requests that wait until the server begins with them"
+        by, registry, buckets = ("envelope", "model", "version"), self.registry, sorted({*_BUCKETS, deadline})
+        self._requests = Counter("ratchet_requests", count, ("envelope", "status", *by[1:]), registry=registry)
+        self._seconds = Histogram("ratchet_request_seconds", seconds, by, registry=registry, buckets=buckets)
+        self.in_flight = Gauge("ratchet_requests_in_flight", works, registry=registry)
+        self.waiting = Gauge("ratchet_waiting_requests", waits, registry=registry)
         self.refused: Tally[tuple[str, int]] = Tally()  # requests by envelope and status, refused before they began
         self._children: dict[tuple[str, int, str, str], tuple[Counter, Histogram]] = {}
         labels = ["reason", "model", "version"]
@@ -55,7 +51,7 @@ class ServerMetrics:
         self._warnings = Counter("ratchet_input_warnings", unlike, labels, registry=self.registry)
         sizes = Histogram("ratchet_batch_rows", "Rows of a batch", registry=self.registry, buckets=SIZES)
         batcher.computed = sizes.observe
-        self.registry.register(_State(follower, batcher, self.totals))
+        self.registry.register(_State(watcher, batcher, self.totals))
         ProcessCollector(registry=self.registry)
 
     def count(self, envelope: str, status: int, seconds: float, loaded: "LoadedVersion | None") -> None:
@@ -72,10 +68,10 @@ class ServerMetrics:
         requests.inc()
         duration.observe(seconds)
 
-    def count_warnings(self, answered: "Answered") -> None:
+    def count_warnings(self, answered: "ServedRequest") -> None:
         """Count the warnings of an answer."""
         identity = answered.loaded.identity
-        for reason, number in Tally(warning.reason for warning in answered.question.warnings).items():
+        for reason, number in Tally(warning.reason for warning in answered.request.warnings).items():
             self._warnings.labels(reason, identity.model, identity.version).inc(number)
 
     def text(self) -> bytes:
@@ -90,9 +86,9 @@ class _State(Collector):
     """Collects the state of the version and of the queue when Prometheus asks."""
 
     def __init__(
-        self, follower: Follower | Fixed, batcher: Batcher, totals: dict[tuple[str, str], Callable[[], int]]
+        self, watcher: AliasWatcher | PinnedVersion, batcher: Batcher, totals: dict[tuple[str, str], Callable[[], int]]
     ) -> None:
-        self._follower, self._batcher, self._totals = follower, batcher, totals
+        self._follower, self._batcher, self._totals = watcher, batcher, totals
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics."""

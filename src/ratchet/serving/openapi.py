@@ -4,9 +4,9 @@ import math
 from typing import Any
 
 from ratchet.kinds.protocol import Kind
-from ratchet.serving.formats.open_inference import metadata
+from ratchet.problems.named_answers import named_answers, object_schema
 from ratchet.serving.formats.uploads import UPLOADS
-from ratchet.serving.named_answers import named_answers, object_schema
+from ratchet.serving.formats.v2 import metadata
 from ratchet.serving.versions.loaded import LoadedVersion
 
 __all__ = ["document"]
@@ -17,13 +17,26 @@ _MOST_VALUES = 4096  # numbers of an example
 
 def document(loaded: LoadedVersion) -> dict[str, Any]:
     """Return the document. Each example in it is answered with status 200."""
-    spec, identity, kind = loaded.spec, loaded.identity, loaded.kind
+    spec, identity = loaded.spec, loaded.identity
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": identity.model,
+            "version": identity.version,
+            "description": f"{spec.input.description}; {spec.target.description}",
+        },
+        "paths": _paths(loaded),
+        "components": {"schemas": _schemas(loaded)},
+    }
+
+
+def _paths(loaded: LoadedVersion) -> Schema:
+    spec, kind = loaded.spec, loaded.kind
     example = kind.example_values(spec.input)
     options = {"max_tokens": 8} if kind.generates else {"top_k": 2}
     own: Schema = {"input": example, "options": options}
-    named = named_answers(spec.target)
     mlflow: Schema = {"inputs": example} | ({"params": options} if kind.generates else {})
-    infer = f"/v2/models/{identity.model}/infer"
+    infer = f"/v2/models/{loaded.identity.model}/infer"
     paths = {
         "/v1/predict": _post("Predict rows", "Request", own, "Answer"),
         "/invocations": _post("Predict rows in MLflow's format", "Invocation", mlflow, "Predictions"),
@@ -33,45 +46,39 @@ def document(loaded: LoadedVersion) -> dict[str, Any]:
     }
     if spec.input.explanation:
         paths["/v1/explain"] = _post("Predict and explain one row", "Request", own, "Answer")
-    if named.takes_labels:
+    if named_answers(spec.target).takes_labels:
         paths["/v1/labels"] = _post("Store the true values of answers", "Labels", None, "Stored")
         paths["/v1/labels"]["post"]["responses"]["404"] = {"description": "An answer is not in the log"}
     if kind.takes_files(spec.input):
         content = paths["/v1/predict"]["post"]["requestBody"]["content"]
         content |= {media: {"schema": _file(media)} for media in sorted(UPLOADS)}
-    label = {"id": {"type": "string"}, "row": {"type": "integer"}, "label": named.label_schema}
-    schemas: Schema = {
+    return paths
+
+
+def _schemas(loaded: LoadedVersion) -> Schema:
+    spec, kind, named = loaded.spec, loaded.kind, named_answers(loaded.spec.target)
+    text: Schema = {"type": "string"}
+    own = {"model": {"const": loaded.identity.model}, "input": _ref("Input"), "options": _options(kind)}
+    label = {"id": text, "row": {"type": "integer"}, "label": named.label_schema}
+    warnings = {"warnings": text | {"description": "Of an answer: Warnings, as JSON in a text"}}
+    unlike = "About each row: values unlike those of the training samples. Left out if there are none"
+    answer = dict.fromkeys(("id", "model", "version", "variant"), text) | {
+        "provenance": {"type": ["string", "null"]},
+        "predictions": _list(_ref("Prediction")),
+        "warnings": _ref("Warnings"),
+    }
+    return {
         "Input": kind.schema(spec.input),
-        "Request": object_schema({
-            "model": {"const": identity.model}, "input": _ref("Input"), "options": _options(kind),
-        }, "input"),
+        "Request": object_schema(own, "input"),
         "Invocation": object_schema({"inputs": _ref("Input"), "params": {"type": "object"}}, "inputs"),
-        "Tensors": object_schema({"parameters": object_schema({
-            "warnings": {"type": "string", "description": "Of an answer: Warnings, as JSON in a text"},
-        })}),
+        "Tensors": object_schema({"parameters": object_schema(warnings)}),
         "Labels": object_schema({"labels": _list(object_schema(label, "id", "label"))}, "labels"),
         "Stored": object_schema({name: {"type": "integer"} for name in ("new", "corrected", "known")}),
         "Prediction": named.schema,
-        "Answer": object_schema({
-            "id": {"type": "string"}, "model": {"type": "string"}, "version": {"type": "string"},
-            "provenance": {"type": ["string", "null"]}, "variant": {"type": "string"},
-            "predictions": _list(_ref("Prediction")), "warnings": _ref("Warnings"),
-        }),
+        "Answer": object_schema(answer),
         "Predictions": object_schema({"predictions": {"type": "array"}, "warnings": _ref("Warnings")}),
-        "Warnings": _list(_list({"type": "string"})) | {
-            "description": "About each row: values unlike those of the training samples. Left out if there are none"
-        },
-        "Error": object_schema({"error": {"type": "string"}}, "error"),
-    }  # fmt: skip
-    return {
-        "openapi": "3.1.0",
-        "info": {
-            "title": identity.model,
-            "version": identity.version,
-            "description": f"{spec.input.description}; {spec.target.description}",
-        },
-        "paths": paths,
-        "components": {"schemas": schemas},
+        "Warnings": _list(_list(text)) | {"description": unlike},
+        "Error": object_schema({"error": text}, "error"),
     }
 
 
@@ -91,14 +98,15 @@ def _options(kind: Kind[Any]) -> Schema:
     if not kind.generates:
         return object_schema({"top_k": whole})
     number: Schema = {"type": "number", "minimum": 0}
-    return object_schema({
+    options = {
         "max_tokens": whole | {"description": "tokens to generate at most"},
         "temperature": number | {"description": "0: always the most probable token; default: 0.8"},
         "top_k": {"type": "integer", "minimum": 0, "description": "only so many of the most probable tokens; 0: all"},
         "top_p": number | {"maximum": 1, "description": "only the tokens with this share of the probability; 1: all"},
         "seed": {"type": "integer", "minimum": 0, "description": "another number gives another text; default: 0"},
         "stream": {"type": "boolean"},
-    })  # fmt: skip
+    }
+    return object_schema(options)
 
 
 def _file(kind: str) -> Schema:
@@ -114,14 +122,14 @@ def _post(summary: str, request: str, example: Schema | None, answer: str) -> Sc
     body = {"schema": _ref(request)} | ({"example": example} if example is not None else {})
     refused = {"content": {"application/json": {"schema": _ref("Error")}}}
     meanings = {"400": "A field is wrong; the message names it", "413": "Too many rows or bytes", "503": "Overloaded"}
-    return {"post": {
+    given = {"content": {"application/json": {"schema": _ref(answer)}}}
+    responses = {status: {"description": meaning} | refused for status, meaning in meanings.items()}
+    post = {
         "summary": summary,
         "requestBody": {"required": True, "content": {"application/json": body}},
-        "responses": {
-            "200": {"description": "The answer", "content": {"application/json": {"schema": _ref(answer)}}},
-            **{status: {"description": meaning} | refused for status, meaning in meanings.items()},
-        },
-    }}  # fmt: skip
+        "responses": {"200": {"description": "The answer"} | given} | responses,
+    }
+    return {"post": post}
 
 
 def _get(summary: str) -> Schema:

@@ -16,7 +16,7 @@ from ratchet.registry.models import ModelRegistry
 from ratchet.registry.versions import REFERENCE
 from ratchet.request_filter import HOSTS_FIX, RequestFilter
 from ratchet.serving import log_lines
-from ratchet.settings.model import Params
+from ratchet.settings.model import Params, ServingSettings
 from ratchet.traffic.reading import log_folder
 from ratchet.traffic.writing import RequestLog
 from ratchet.workspace import Workspace
@@ -34,9 +34,7 @@ _OBJECTS = 5000  # new ones before a collection, which walks through the objects
 _NOT_STARTED = 3  # exit status, as uvicorn's
 __all__ = ["check_free", "configuration", "configured", "run", "serve"]
 
-_SWITCH = (
-    0.0005  # seconds for which a thread, such as that of the log, may hold up the event loop; Python's default: 5 ms
-)
+_SWITCH = 0.0005  # seconds for which a thread, such as the log's, may hold up the event loop; Python's default: 5 ms
 
 
 def serve(
@@ -59,46 +57,51 @@ def serve(
         PlatformError: the address is taken, or there is no API key where one is needed.
         RegistryError: there is no model of this name, unless `wait`.
     """
-    from ratchet.serving.app import ModelServer
-    from ratchet.serving.canary import Canary
     from ratchet.serving.keys import KeyStore, require_key
-    from ratchet.serving.versions.following import Follower
 
     params = settings.load(workspace.params)
     host, port = host or params.platform.host, port or params.serving.port
     store = KeyStore.of(workspace)
     require_key(store, host, always=params.serving.keys == "required")
     check_free(host, port, named=("platform.host", "serving.port"))
-    registry = ModelRegistry(workspace, params)
+    server = _server(workspace, params, lambda: model or configured(workspace, params), wait=wait)
+    run(server, store, host=host, port=port, allowed=params.platform.allowed_hosts, say=say)
 
-    def reference() -> str:
-        return model or configured(workspace, params)
 
-    if not wait:
-        _check_exists(registry, reference())
-    follow = partial(
-        Follower,
+def _server(workspace: Workspace, params: Params, reference: Callable[[], str], *, wait: bool) -> "ModelServer":
+    """Return the application, with the versions that the settings name beside the served one."""
+    from ratchet.serving.app import ModelServer
+    from ratchet.serving.canary import Canary
+    from ratchet.serving.versions.alias_watcher import AliasWatcher
+
+    serving, registry = params.serving, ModelRegistry(workspace, params)
+    if serving.shadow != "none" and not serving.log:
+        raise PlatformError("serving.shadow: needs the request log. Fix: `ratchet set serving.log=true`")
+    watch = partial(
+        AliasWatcher,
         registry,
         folder=workspace.state / "served",
-        threads=params.serving.threads,
-        variant=params.serving.variant,
+        threads=serving.threads,
+        variant=serving.variant,
     )
-    follower = follow(reference)
     if not wait:
-        follower.check()
+        _check_exists(registry, reference())
+    served = watch(reference)
+    if not wait:
+        served.check()
 
-    def beside(name: str) -> Follower | None:
-        return None if name == "none" else follow(lambda: name)
+    def beside(name: str) -> "AliasWatcher | None":
+        return None if name == "none" else watch(lambda: name)
 
-    given, log = params.serving, _log(workspace, params)
-    if given.shadow != "none" and log is None:
-        raise PlatformError("serving.shadow: needs the request log. Fix: `ratchet set serving.log=true`")
-    second = beside(given.canary)
-    canary = Canary(second, given, workspace.state / "canary.json") if second else None
-    server = ModelServer(
-        follower, given, log=log, fallback=beside(given.fallback), shadow=beside(given.shadow), canary=canary
+    canary = beside(serving.canary)
+    return ModelServer(
+        served,
+        serving,
+        log=_log(workspace, serving),
+        fallback=beside(serving.fallback),
+        shadow=beside(serving.shadow),
+        canary=Canary(canary, serving, workspace.state / "canary.json") if canary else None,
     )
-    run(server, store, host=host, port=port, allowed=params.platform.allowed_hosts, say=say)
 
 
 def check_free(host: str, port: int, *, named: tuple[str, str]) -> None:
@@ -114,9 +117,15 @@ def check_free(host: str, port: int, *, named: tuple[str, str]) -> None:
 
 
 def run(
-    server: "ModelServer", store: "KeyStore", *, host: str, port: int, allowed: Collection[str],
-    say: Callable[[str], None], fix: str = HOSTS_FIX,
-) -> None:  # fmt: skip
+    server: "ModelServer",
+    store: "KeyStore",
+    *,
+    host: str,
+    port: int,
+    allowed: Collection[str],
+    say: Callable[[str], None],
+    fix: str = HOSTS_FIX,
+) -> None:
     """Answer requests at an address until a signal ends the process.
 
     Args:
@@ -131,8 +140,8 @@ def run(
     from ratchet.serving.protocol import Server
 
     log_lines.set_up()
-    place, follower = address(host, port), server.follower
-    served = follower.current.identity if follower.current else f"no version yet ({follower.problem})"
+    place, watcher = address(host, port), server.watcher
+    served = watcher.current.identity if watcher.current else f"no version yet ({watcher.problem})"
     say(f"{served} at {place}; Ctrl-C ends it")
     sys.setswitchinterval(_SWITCH)
     gc.collect()
@@ -161,7 +170,7 @@ def configuration(
     filtered = RequestFilter(keyed, origins=origins, types=UPLOADS, uploads=("/v2/models/",), fix=fix)
     meter = Meter(filtered, server.metrics, envelope_of)
     deadline = server.settings.deadline
-    entrance = Entrance(deadline, server.answering.has_room)
+    entrance = Entrance(deadline, server.handler.has_room)
     server.metrics.waiting.set_function(lambda: len(entrance))
     attributes = {
         "most": allow_connections(),
@@ -172,9 +181,16 @@ def configuration(
     }
     protocol = type("Protocol", (HeadLimits,), attributes)
     return uvicorn.Config(
-        meter, host=host, port=port, http=protocol, log_config=None, log_level="warning", access_log=False,
-        proxy_headers=False, timeout_graceful_shutdown=math.ceil(deadline),
-    )  # fmt: skip
+        meter,
+        host=host,
+        port=port,
+        http=protocol,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=math.ceil(deadline),
+    )
 
 
 def _run_until_signal(server: "uvicorn.Server", seconds: float) -> None:
@@ -212,12 +228,16 @@ def configured(workspace: Workspace, params: Params) -> str:
     return f"{registered_name(params, workspace)}@champion"
 
 
-def _log(workspace: Workspace, params: Params) -> RequestLog | None:
-    given = params.serving
-    if not given.log:
+def _log(workspace: Workspace, serving: ServingSettings) -> RequestLog | None:
+    if not serving.log:
         return None
-    folder = log_folder(workspace)
-    return RequestLog(folder, share=given.log_share, inputs=given.log_inputs, days=given.log_days, mib=given.log_mib)
+    return RequestLog(
+        log_folder(workspace),
+        share=serving.log_share,
+        inputs=serving.log_inputs,
+        days=serving.log_days,
+        mib=serving.log_mib,
+    )
 
 
 def _check_exists(registry: ModelRegistry, reference: str) -> None:

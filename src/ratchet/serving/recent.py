@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
-from ratchet.serving.formats.envelopes import ModelRequest
+from ratchet.serving.formats.request_formats import ModelRequest
 from ratchet.serving.versions.loaded import LoadedVersion
 
 __all__ = ["RecentAnswers", "request_key"]
@@ -42,13 +42,13 @@ class RecentAnswers:
         """Whether a request is remembered."""
         return bool(self._known)
 
-    def add(self, key: RequestKey, question: ModelRequest, predictions: Any) -> None:
+    def add(self, key: RequestKey, request: ModelRequest, predictions: Any) -> None:
         """Remember the predictions, float32 (n, outputs), for the rows of a request."""
         self._misses = max(0.0, self._misses - 1 / _RETRY)
         if key is None or key in self._known:
             return
-        self._known[key] = question, predictions.copy()  # a view would keep its whole batch in memory
-        self._bytes += _size(question, predictions)
+        self._known[key] = request, predictions.copy()  # a view would keep its whole batch in memory
+        self._bytes += _size(request, predictions)
         while self._bytes > _MOST_BYTES:
             _, forgotten = self._known.popitem(last=False)
             self._bytes -= _size(*forgotten)
@@ -62,5 +62,5 @@ class RecentAnswers:
         return known
 
 
-def _size(question: ModelRequest, predictions: Any) -> int:
-    return question.nbytes + int(predictions.nbytes) + _OVERHEAD
+def _size(request: ModelRequest, predictions: Any) -> int:
+    return request.nbytes + int(predictions.nbytes) + _OVERHEAD

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from ratchet.kinds.input_warnings import by_row, input_warnings
 from ratchet.kinds.protocol import Arrays, InputError
+from ratchet.problems.named_answers import named_answers
 from ratchet.serving.batch.row_reader import Batch
-from ratchet.serving.named_answers import named_answers
 from ratchet.serving.versions.loaded import LoadedVersion
 
 if TYPE_CHECKING:

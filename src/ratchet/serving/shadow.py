@@ -6,15 +6,13 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 
 import numpy as np
 
 from ratchet.kinds.registry import takes_equal
-from ratchet.serving.answered import Answered
-from ratchet.serving.versions.exchange import can_replace
-from ratchet.serving.versions.following import Follower
-from ratchet.serving.versions.loaded import LoadedVersion
+from ratchet.serving.handler import ServedRequest
+from ratchet.serving.versions.alias_watcher import AliasWatcher
+from ratchet.serving.versions.loaded import LoadedVersion, can_replace
 from ratchet.traffic.schema import SHADOW, Logged, is_sampled, target_id
 from ratchet.traffic.writing import RequestLog
 
@@ -23,7 +21,6 @@ __all__ = ["Shadow"]
 _LOG = logging.getLogger(__name__)
 _MOST_BYTES = 32 << 20  # of requests that wait
 _MOST = 1024  # requests that wait
-_SECONDS = 10.0  # for which one may wait
 _OVERHEAD = 5000  # bytes of a request that waits, besides its arrays
 _CLOSE = 0.25  # seconds for which `close` waits for the request that is answered
 _NICE = 10  # of the thread, so that live requests come first
@@ -33,51 +30,48 @@ class Shadow:
     """The version of serving.shadow, with a thread of its own.
 
     Attributes:
-        follower: of the version.
+        watcher: of the version.
         dropped: requests that were left out because too many waited.
         failed: requests that the version failed to answer. Their rows in the log are NaN.
         failure: why the latest request was not answered; empty: it was.
     """
 
-    def __init__(
-        self, follower: Follower, log: RequestLog, *, share: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """Start the thread. `share`: of the logged requests. `clock` returns seconds."""
-        self.follower, self.dropped, self.failed, self.failure = follower, 0, 0, ""
+    def __init__(self, watcher: AliasWatcher, log: RequestLog, *, share: float) -> None:
+        """Start the thread. `share`: of the logged requests."""
+        self.watcher, self.dropped, self.failed, self.failure = watcher, 0, 0, ""
         self._log, self._share = log, share * log.share  # both are compared with the same digits of an answer's id
-        self._waiting: deque[tuple[float, Answered]] = deque()  # with the time since when it waits
-        self._bytes, self._changed, self._closed, self._clock = 0, threading.Condition(), False, clock
+        self._waiting: deque[ServedRequest] = deque()
+        self._bytes, self._changed, self._closed = 0, threading.Condition(), False
         self._thread = threading.Thread(target=self._work, name="shadow", daemon=True)
         self._thread.start()
 
     @property
     def version(self) -> LoadedVersion | None:
         """The version that answers; None while the reference names none."""
-        return self.follower.current if self.follower.is_named else None
+        return self.watcher.current if self.watcher.is_named else None
 
     def problem(self, served: LoadedVersion | None) -> str:
         """Return why requests to the served version are not answered; empty: they are."""
         loaded = self.version
         if loaded is None or served is None:
-            return f"serving.shadow: {self.follower.problem}"
+            return f"serving.shadow: {self.watcher.problem}"
         if not can_replace(served, loaded):
             return f"serving.shadow: {loaded.identity} has another input or target than {served.identity}"
         return self.failure
 
-    def observe(self, answered: Answered) -> None:
+    def observe(self, answered: ServedRequest) -> None:
         """Take an answered request; returns at once."""
-        answer, arrays = answered.answer, answered.question.arrays
+        answer, arrays = answered.answer, answered.request.arrays
         if answer.instead or not arrays or self.version is None or not is_sampled(answer.id, self._share):
             return
-        if answered.question.warnings:  # they may need more memory than the rows, and the log takes none
-            answered = answered._replace(question=answered.question._replace(warnings=()))
+        if answered.request.warnings:  # they may need more memory than the rows, and the log takes none
+            answered = answered._replace(request=answered.request._replace(warnings=()))
         with self._changed:
-            self._drop_old()
             if len(self._waiting) >= _MOST or (self._bytes and self._bytes + _size(answered) > _MOST_BYTES):
                 self.dropped += 1
                 return
             self._bytes += _size(answered)
-            self._waiting.append((self._clock(), answered))
+            self._waiting.append(answered)
             self._changed.notify()
 
     def close(self) -> None:
@@ -88,7 +82,7 @@ class Shadow:
             self._waiting.clear()
             self._changed.notify()
         self._thread.join(_CLOSE)
-        self.follower.close()
+        self.watcher.close()
 
     def _work(self) -> None:
         with contextlib.suppress(OSError, AttributeError):  # not on this system
@@ -98,50 +92,51 @@ class Shadow:
                 self._answer(answered)
                 self.failure = ""
             except Exception as error:  # of the version: the live answer was given before
-                failure = f"serving.shadow: {self.follower.reference} failed: {error}"
+                failure = f"serving.shadow: {self.watcher.reference} failed: {error}"
                 if failure != self.failure:
                     _LOG.error("%s", failure)
                 self.failed, self.failure = self.failed + 1, failure
 
-    def _drop_old(self) -> None:
-        """Drop requests that have waited too long: the newest are answered."""
-        now = self._clock()
-        while self._waiting and now - self._waiting[0][0] > _SECONDS:
-            self._bytes -= _size(self._waiting.popleft()[1])
-            self.dropped += 1
-
-    def _next(self) -> Answered | None:
+    def _next(self) -> ServedRequest | None:
         """Wait for a request, and take it; None: the end."""
         with self._changed:
-            self._drop_old()  # those that grew old while the one before was answered
             self._changed.wait_for(lambda: self._waiting or self._closed)
             if self._closed:
                 return None
-            _, answered = self._waiting.popleft()
+            answered = self._waiting.popleft()
             self._bytes -= _size(answered)
             return answered
 
-    def _answer(self, answered: Answered) -> None:
+    def _answer(self, answered: ServedRequest) -> None:
         loaded, served = self.version, answered.loaded
         if loaded is None or loaded.identity.run_id == served.identity.run_id or not can_replace(served, loaded):
             return
-        arrays = answered.question.arrays
+        arrays = answered.request.arrays
         began, identity = time.monotonic(), loaded.identity
-        predictions = np.full((answered.question.rows, loaded.spec.target.outputs), np.nan, np.float32)
+        predictions = np.full((answered.request.rows, loaded.spec.target.outputs), np.nan, np.float32)
         try:
             if not takes_equal(served.spec.input, loaded.spec.input):
                 arrays = loaded.kind.adapt(arrays, served.spec.input, loaded.spec.input)
             predictions = loaded.predict(arrays)
         finally:
             logged = Logged(
-                answered.answer.id, answered.began, time.monotonic() - began, SHADOW, identity.model, identity.version,
-                identity.provenance or "", "", {}, predictions, target_id(loaded.spec.target),
-            )  # fmt: skip
+                answered.answer.id,
+                answered.began,
+                time.monotonic() - began,
+                SHADOW,
+                identity.model,
+                identity.version,
+                identity.provenance or "",
+                "",
+                {},
+                predictions,
+                target_id(loaded.spec.target),
+            )
             self._log.add(logged.answer, lambda: logged)
 
 
-def _size(answered: Answered) -> int:
+def _size(answered: ServedRequest) -> int:
     """Return the bytes of a request that waits: arrays, predictions and the objects around them."""
     predictions = answered.answer.predictions
     rest = sum(map(len, predictions)) if isinstance(predictions, list) else predictions.nbytes
-    return sum(array.nbytes for array in answered.question.arrays) + rest + _OVERHEAD
+    return sum(array.nbytes for array in answered.request.arrays) + rest + _OVERHEAD

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from ratchet.errors import DataError
 from ratchet.evaluation.intervals import Interval, mean_of, share_interval
 from ratchet.evaluation.slices import thirds
+from ratchet.problems.named_answers import NAMED_ANSWERS
 from ratchet.traffic.reading import read, read_shadow
 from ratchet.traffic.schema import SLICE
 
@@ -85,7 +86,7 @@ def _compared(rows: "polars.DataFrame", served: str, shadow: str, part: str) -> 
     """Return the comparison of the rows that two versions answered."""
     import polars as pl
 
-    given, other = (_stacked(rows[name].to_list()) for name in ("prediction", "prediction_shadow"))
+    given, other = (np.array(rows[name].to_list(), np.float64) for name in ("prediction", "prediction_shadow"))
     answers = rows.unique("answer")
     failed = rows["answer"].filter(pl.Series(~np.isfinite(other).all(axis=1))).n_unique()
     seconds, served_seconds = (float(np.median(answers[name].to_numpy())) for name in ("seconds_shadow", "seconds"))
@@ -112,20 +113,13 @@ def _parts(rows: "polars.DataFrame", by: str) -> "polars.Series":
     return values.cast(pl.String).fill_null("(missing)")
 
 
-def _stacked(predictions: list[list[float]]) -> NDArray[np.float64]:
-    return np.array(predictions, np.float64)
-
-
 def _agreement(
     problem: str, given: NDArray[np.float64], other: NDArray[np.float64]
 ) -> tuple[Interval | None, Interval | None]:
-    is_answered = np.isfinite(other).all(axis=1)
-    if problem == "regression":
+    """Return the share of equal rows, or the mean difference of numbers."""
+    is_answered, same = np.isfinite(other).all(axis=1), NAMED_ANSWERS[problem].equal_rows(given, other)
+    if same is None:
         each = np.abs(given - other)[is_answered].mean(axis=1)
         return None, mean_of(each, confidence=_CONFIDENCE) if len(each) > 1 else None
-    if problem == "classification":
-        same = given.argmax(axis=1) == other.argmax(axis=1)
-    else:
-        same = ((given > 0.5) == (other > 0.5)).all(axis=1)
     same &= is_answered
     return share_interval(int(same.sum()), len(same), confidence=_CONFIDENCE), None

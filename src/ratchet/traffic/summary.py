@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from ratchet.evaluation.intervals import Interval, mean_of, share_interval
+from ratchet.problems.named_answers import NAMED_ANSWERS
 from ratchet.traffic.labels import LabelStore
 from ratchet.traffic.reading import read
 
@@ -54,18 +55,24 @@ def summary(requests: Path) -> list[HourOfVersion]:
         seconds = np.asarray(answers["seconds"].to_numpy(), np.float64)
         metric = quality = None
         if len(labelled):
-            predicted, labels = labelled["prediction"].to_list(), labelled["label"].to_list()
-            if labelled["problem"][0] == "classification":
-                right = sum(int(np.argmax(p)) == int(y[0]) for p, y in zip(predicted, labels, strict=True))
-                metric, quality = "accuracy", share_interval(right, len(labelled), confidence=_CONFIDENCE)
+            predicted, labels = (np.array(labelled[name].to_list(), np.float64) for name in ("prediction", "label"))
+            right = NAMED_ANSWERS[labelled["problem"][0]].right_rows(predicted, labels)
+            if right is not None:
+                metric, quality = "accuracy", share_interval(int(right.sum()), len(right), confidence=_CONFIDENCE)
             else:
-                errors = np.abs(np.array(predicted, np.float64) - np.array(labels, np.float64)).mean(axis=1)
+                errors = np.abs(predicted - labels).mean(axis=1)
                 metric = "mean absolute error"
                 quality = mean_of(errors, confidence=_CONFIDENCE) if len(errors) > 1 else None
         parts.append(
             HourOfVersion(
-                str(hour), str(version), len(answers), len(group), float(np.median(seconds)), len(labelled),
-                metric or "", quality,
+                str(hour),
+                str(version),
+                len(answers),
+                len(group),
+                float(np.median(seconds)),
+                len(labelled),
+                metric or "",
+                quality,
             )
-        )  # fmt: skip
+        )
     return parts

@@ -56,9 +56,15 @@ class RequestLog:
     """
 
     def __init__(
-        self, folder: Path, *, share: float, inputs: str, days: float, mib: float,
+        self,
+        folder: Path,
+        *,
+        share: float,
+        inputs: str,
+        days: float,
+        mib: float,
         clock: Callable[[], float] = time.time,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Start the thread. `inputs`: hash, keep or none. `clock`: seconds since 1970."""
         import polars  # noqa: F401  # now: later the import would hold up requests
         import pyarrow.parquet  # noqa: F401

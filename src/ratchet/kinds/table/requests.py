@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["encode_requests", "frame_of"]
 
-_EXACT = 2**53  # up to which float64 has all whole numbers
 _KINDS: dict[type, str] = {int: "number", float: "number", str: "text", bool: "boolean"}
 _NO_COLUMN = (TypeError, ValueError, OverflowError, NotImplementedError)  # of polars and of Arrow
 Columns = Mapping[str, list[Any]]
@@ -83,13 +82,15 @@ def _groups(tables: Sequence[Columns], columns: int) -> Iterator[list[int]]:
 
 def _kinds(table: Columns) -> dict[str, str] | None:
     """Return the kind of the values of each column that has any; None: a column has several, or an unusual one."""
+    from ratchet.data.sources.table_file import EXACT
+
     kinds = {}
     for name, values in table.items():
         types = {type(value) for value in values} - {type(None)}
         names = {_KINDS.get(each, "") for each in types}
         if len(names) > 1 or "" in names:
             return None
-        if int in types and any(type(value) is int and not -_EXACT <= value <= _EXACT for value in values):
+        if int in types and any(type(value) is int and not -EXACT <= value <= EXACT for value in values):
             return None
         if names:
             (kinds[name],) = names

@@ -84,9 +84,16 @@ class Texts(Kind[TextInput]):
         return TextSplit.read(packed, name, manifest, spec)
 
     def model_input(
-        self, packed: Path, manifest: Mapping[str, Any], spec: TextInput, *, model: str, tokenizer: str, context: int,
+        self,
+        packed: Path,
+        manifest: Mapping[str, Any],
+        spec: TextInput,
+        *,
+        model: str,
+        tokenizer: str,
+        context: int,
         root: str,
-    ) -> TextInput:  # fmt: skip
+    ) -> TextInput:
         """Return the input with a tokenizer learned from the training texts."""
         from ratchet.tokens.tokenizers import fit_tokenizer, stored_texts
         from ratchet.training.texts import read_texts

@@ -47,9 +47,16 @@ class TokenStreams(Kind[TokensInput]):
         return StreamSplit.read(packed, name, manifest, spec)
 
     def model_input(
-        self, packed: Path, manifest: Mapping[str, Any], spec: TokensInput, *, model: str, tokenizer: str, context: int,
+        self,
+        packed: Path,
+        manifest: Mapping[str, Any],
+        spec: TokensInput,
+        *,
+        model: str,
+        tokenizer: str,
+        context: int,
         root: str,
-    ) -> TokensInput:  # fmt: skip
+    ) -> TokensInput:
         """Return the input with a tokenizer learned from the training text."""
         from ratchet.tokens.token_ids import fit
         from ratchet.training.streams import read_text

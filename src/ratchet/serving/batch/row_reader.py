@@ -61,20 +61,20 @@ class RowReader:
         notes: warnings about the files that were read.
     """
 
-    def __init__(self, storages: Storages, described: Input, *, column: str | None) -> None:
+    def __init__(self, storages: Storages, input_spec: Input, *, column: str | None) -> None:
         """Take the model's input, and the column with the texts of a text model (None: `text`, or the only column).
 
         Raises:
             DataError: such a model takes no files.
         """
-        self._kind = kind_of(described)
+        self._kind = kind_of(input_spec)
         if not (self._kind.file_suffixes or self._kind.in_tables):
             raise DataError(
-                f"files cannot be scored by a model of kind {described.kind}; allowed: image, table, text. "
+                f"files cannot be scored by a model of kind {input_spec.kind}; allowed: image, table, text. "
                 "Fix: `ratchet serve`, or `ratchet generate` for a language model"
             )
-        self._storages, self._input, self._column, self.notes = storages, described, column, list[str]()
-        self._expected = self._kind.columns_expected(described, column)
+        self._storages, self._input, self._column, self.notes = storages, input_spec, column, list[str]()
+        self._expected = self._kind.columns_expected(input_spec, column)
 
     def files(self, paths: Sequence[str]) -> list[InputFile]:
         """Return the files at the paths and in the folders, which can be URLs, in the order of their names.
@@ -265,10 +265,9 @@ def _of_objects(objects: Sequence[Any], needed: Sequence[str]) -> tuple[list[Any
     """Return JSON objects with the model's keys only. A row that lacks a key cannot be read, as in a request."""
     values, faults = list[Any](), list[str]()
     for value in objects:
-        absent = next((key for key in needed if key not in value), None) if isinstance(value, dict) else ""
-        values.append({key: value[key] for key in needed} if absent is None else None)
-        faults.append(
-            "" if absent is None else "is no JSON object" if not absent else
-            f"has no {absent!r}. Fix: add it; null is a missing value"
-        )  # fmt: skip
+        fault = "" if isinstance(value, dict) else "is no JSON object"
+        if not fault and (absent := [key for key in needed if key not in value]):
+            fault = f"has no {absent[0]!r}. Fix: add it; null is a missing value"
+        values.append(None if fault else {key: value[key] for key in needed})
+        faults.append(fault)
     return values, faults

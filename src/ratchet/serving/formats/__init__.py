@@ -1,7 +1,6 @@
 """Request formats: bytes of a request to arrays of a model, and its answers to bytes.
 
-envelopes.py       our own format and MLflow's
-open_inference.py  Open Inference Protocol v2
-uploads.py         image files and forms
-refusals.py        errors of a request
+request_formats.py  our own format and MLflow's
+v2.py               Open Inference Protocol v2
+uploads.py          image files and forms
 """

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ratchet.kinds import Input
+from ratchet.kinds.protocol import InputError
 from ratchet.kinds.registry import kind_of
-from ratchet.serving.formats.refusals import BadRequest
 
 __all__ = ["UPLOADS", "is_upload", "read_upload"]
 
@@ -27,15 +27,15 @@ def is_upload(headers: Mapping[str, str]) -> bool:
     return _media_type(headers) in UPLOADS
 
 
-def read_upload(body: bytes, headers: Mapping[str, str], described: Input) -> dict[str, Any]:
+def read_upload(body: bytes, headers: Mapping[str, str], input_spec: Input) -> dict[str, Any]:
     """Return the files and options as the JSON format has them: {"input": [bytes, ...], "options": {...}}.
 
     Raises:
-        BadRequest: the model takes no files, or the form is damaged or has an unknown field.
+        InputError: the model takes no files, or the form is damaged or has an unknown field.
     """
-    if not kind_of(described).takes_files(described):
-        raise BadRequest(
-            f"Content-Type: found {_media_type(headers)}; the model takes {described.description}. Fix: send JSON"
+    if not kind_of(input_spec).takes_files(input_spec):
+        raise InputError(
+            f"Content-Type: found {_media_type(headers)}; the model takes {input_spec.description}. Fix: send JSON"
         )
     if _media_type(headers) != _FORM:
         return {"input": [body]}
@@ -49,9 +49,9 @@ def read_upload(body: bytes, headers: Mapping[str, str], described: Input) -> di
         elif name == "model":
             content["model"] = value.decode(errors="replace")
         else:
-            raise BadRequest(f"{name[:100]}: unknown field; allowed: file, files, model, top_k")
+            raise InputError(f"{name[:100]}: unknown field; allowed: file, files, model, top_k")
     if not files:
-        raise BadRequest("file: is missing. Fix: send one part with this name for each image")
+        raise InputError("file: is missing. Fix: send one part with this name for each image")
     return content
 
 
@@ -62,13 +62,13 @@ def _parts(body: bytes, content_type: str) -> list[tuple[str, bytes]]:
 
     boundary = parse_options_header(content_type)[1].get(b"boundary")
     if not boundary:
-        raise BadRequest("Content-Type: multipart/form-data has no boundary")
+        raise InputError("Content-Type: multipart/form-data has no boundary")
     parts: list[tuple[str, bytes]] = []
     ends: list[bool] = []
 
     def add(part: Field | File) -> None:
         if len(parts) == _MOST_PARTS:
-            raise BadRequest(f"the form has too many parts; allowed: {_MOST_PARTS:,}")
+            raise InputError(f"the form has too many parts; allowed: {_MOST_PARTS:,}")
         if isinstance(part, File):
             part.file_object.seek(0)
         content = part.file_object.read() if isinstance(part, File) else part.value
@@ -81,15 +81,15 @@ def _parts(body: bytes, content_type: str) -> list[tuple[str, bytes]]:
     except FormParserError as error:
         fault = re.sub(r"""\"b(?:'(.*)'|"(.*)")\"""", r'"\1\2"', str(error)).removesuffix(': "None"')
         where = f"part {len(parts)} of the form: {fault}"
-        raise BadRequest(f'{where}; allowed: Content-Disposition: form-data; name="file"') from error
+        raise InputError(f'{where}; allowed: Content-Disposition: form-data; name="file"') from error
     if not ends:
-        raise BadRequest("the form has no end: its last boundary is missing")
+        raise InputError("the form has no end: its last boundary is missing")
     return parts
 
 
 def _whole_number(value: bytes) -> int:
     if not value.isdigit() or len(value) > 9:
-        raise BadRequest(f"top_k: found {value[:20].decode(errors='replace')!r}; allowed: a whole number of 1 or more")
+        raise InputError(f"top_k: found {value[:20].decode(errors='replace')!r}; allowed: a whole number of 1 or more")
     return int(value)
 
 

@@ -15,7 +15,7 @@ from ratchet.exports.variants import FULL
 from ratchet.serving.app import ModelServer
 from ratchet.serving.keys import KeyStore, require_key
 from ratchet.serving.process import check_free, run
-from ratchet.serving.versions.following import Fixed
+from ratchet.serving.versions.alias_watcher import PinnedVersion
 from ratchet.serving.versions.loaded import Identity, LoadedVersion
 from ratchet.settings.errors import explain
 from ratchet.settings.model import ServingSettings
@@ -57,11 +57,16 @@ def main(bundle: Path) -> int:
         store = KeyStore(bundle / KEYS)
         require_key(store, given.host, always=about.settings.keys == "required", named="--host")
         check_free(given.host, given.port, named=("--host", "--port"))
-        server = ModelServer(Fixed(load(bundle, about, threads=given.threads)), about.settings)
+        server = ModelServer(PinnedVersion(load(bundle, about, threads=given.threads)), about.settings)
         run(
-            server, store, host=given.host, port=given.port, allowed=given.allow, say=partial(print, flush=True),
+            server,
+            store,
+            host=given.host,
+            port=given.port,
+            allowed=given.allow,
+            say=partial(print, flush=True),
             fix="Fix: name it by the option --allow.",
-        )  # fmt: skip
+        )
     except RatchetError as error:
         print(error, file=sys.stderr)
         return 1

@@ -79,21 +79,29 @@ def write_bundle(workspace: Workspace, reference: str | None, to: Path) -> str:
         if store.required:  # also where the bundle's file of keys is lost
             serving = serving.model_copy(update={"keys": "required"})
         identity = {
-            "model": version.name, "version": version.number, "run_id": version.run_id,
-            "provenance": version.tags.get(PROVENANCE_TAG), "variant": variant,
-        }  # fmt: skip
-        files.write_json(draft / ABOUT, {
-            "format": 1, "identity": identity, "checksums": files.digest_json(seal(draft / MODEL)),
-            "serving": serving.model_dump(mode="json", include=_SETTINGS),
-        })  # fmt: skip
+            "model": version.name,
+            "version": version.number,
+            "run_id": version.run_id,
+            "provenance": version.tags.get(PROVENANCE_TAG),
+            "variant": variant,
+        }
+        files.write_json(
+            draft / ABOUT,
+            {
+                "format": 1,
+                "identity": identity,
+                "checksums": files.digest_json(seal(draft / MODEL)),
+                "serving": serving.model_dump(mode="json", include=_SETTINGS),
+            },
+        )
     return (
         f"{version.name} version {version.number} ({variant}) is in {to}. To start it: `python {to / 'serve.py'}`, in "
         "an environment with the packages of its requirements.txt"
     )
 
 
-def _check(called: str, described: Input, program: object) -> None:
-    kind, problem = kind_of(described), ""
+def _check(called: str, input_spec: Input, program: object) -> None:
+    kind, problem = kind_of(input_spec), ""
     if kind.generates:
         problem = "is a language model, whose texts PyTorch generates"
     elif kind.has_user_code:
@@ -113,9 +121,9 @@ def _copy_model(folder: Path, program: Path, to: Path) -> None:
             shutil.copy(path, to / path.name)
 
 
-def _requirements(described: Input, project: Path) -> str:
+def _requirements(input_spec: Input, project: Path) -> str:
     """Return the lines of the project's requirements.txt for the packages that the server needs, with their hashes."""
-    wanted = [*_PACKAGES, *kind_of(described).packages]
+    wanted = [*_PACKAGES, *kind_of(input_spec).packages]
     needed, path = set[str](), project / "requirements.txt"
     while wanted:
         name = canonicalize_name(wanted.pop())

@@ -61,7 +61,7 @@ class Computed(NamedTuple):
     `seconds` are those from its arrays to its predictions.
     """
 
-    question: Any
+    request: Any
     predictions: Any
     seconds: float
 
@@ -80,7 +80,7 @@ class _Job:
     key: Key = ()
     arrays: Arrays = ()
     raw: Raw | None = None
-    question: Any = None
+    request: Any = None
     ready: float = 0.0  # since when it waits for the model
     turns: Iterator[Any] | None = None
     tokens: int = 0  # of each turn, at most
@@ -326,9 +326,9 @@ class Batcher:
                 if job.future.cancelled():
                     continue
                 began = self._clock()
-                job.question = job.raw.read()
+                job.request = job.raw.read()
                 read.append((job, job.raw, self._clock() - began))
-                rows += job.question.rows
+                rows += job.request.rows
             except (Exception, SystemExit) as error:
                 _answer([job], [_raised(error)])
         for version in {id(job.loaded): job.loaded for job, _, _ in read}.values():
@@ -338,7 +338,7 @@ class Batcher:
         """Let requests to one version wait for the model, with their arrays. After an error each is encoded alone."""
         (_, first, _), began = read[0], self._clock()
         try:
-            questions = first.complete([job.question for job, _, _ in read])
+            requests = first.complete([job.request for job, _, _ in read])
         except (Exception, SystemExit) as error:
             if len(read) == 1:
                 _answer([read[0][0]], [_raised(error)])
@@ -347,13 +347,13 @@ class Batcher:
                 self._complete([entry])
             return
         share = (self._clock() - began) / len(read)
-        for (job, raw, seconds), question in zip(read, questions, strict=True):
-            job.question = question
+        for (job, raw, seconds), request in zip(read, requests, strict=True):
+            job.request = request
             self._reading.add(raw.size, seconds + share)
-            if not question.arrays:
-                _answer([job], [Computed(question, None, 0.0)])
+            if not request.arrays:
+                _answer([job], [Computed(request, None, 0.0)])
                 continue
-            job.with_arrays(question.arrays, self._clock())
+            job.with_arrays(request.arrays, self._clock())
             self._rows_of_bytes.add(raw.size, job.rows)
             with self._changed:
                 self._count(job, 1)
@@ -383,7 +383,7 @@ class Batcher:
         if job.turns is not None:
             return job.parts
         predictions = job.parts[0] if len(job.parts) == 1 else np.concatenate(job.parts)
-        return predictions if job.question is None else Computed(job.question, predictions, self._clock() - job.ready)
+        return predictions if job.request is None else Computed(job.request, predictions, self._clock() - job.ready)
 
     def _computed(self, jobs: list[_Job]) -> list[Any]:
         """Return the predictions of each job's next rows, or its exception.

@@ -21,7 +21,7 @@ from ratchet.kinds.raw_values import check_rows
 from ratchet.kinds.registry import kind_of
 from ratchet.tokens.tokenizers import PADDING
 
-__all__ = ["SIZES", "Identity", "LoadedVersion"]
+__all__ = ["SIZES", "Identity", "LoadedVersion", "can_replace"]
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
 """Rows of the batches that are computed. A batch of another size is filled up to the next one."""
@@ -232,3 +232,10 @@ def _filled(array: NDArray[Any], size: int) -> NDArray[Any]:
     """Return the array with its last row repeated up to this number of rows."""
     missing = size - len(array)
     return array if not missing else np.concatenate([array, np.repeat(array[-1:], missing, axis=0)])
+
+
+def can_replace(served: LoadedVersion, other: LoadedVersion) -> bool:
+    """Return whether `other` can answer all requests to `served`, and predicts the same."""
+    (have, first), (want, second) = (served.spec.input, served.spec.target), (other.spec.input, other.spec.target)
+    converts = have.kind == want.kind and served.kind.converts(have, want)
+    return converts and (first.problem, first.outputs, first.names) == (second.problem, second.outputs, second.names)

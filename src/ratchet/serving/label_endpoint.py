@@ -1,69 +1,59 @@
 """POST /v1/labels: true values of rows that the server has answered."""
 
 import asyncio
-import logging
-import time
 from dataclasses import asdict
 from functools import partial
 
 import orjson
-from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from ratchet.problems import Target
-from ratchet.serving.answering import Answering, Call
+from ratchet.problems.named_answers import named_answers
+from ratchet.serving.handler import Call, Endpoint, RequestHandler
 from ratchet.serving.lifetime import Lifetime
-from ratchet.serving.named_answers import named_answers
-from ratchet.serving.requests import Refused, error_response, json_response
-from ratchet.serving.versions.batching import Overloaded
+from ratchet.serving.requests import Refused, json_response
+from ratchet.serving.versions.loaded import LoadedVersion
 from ratchet.serving.worker import Worker
 from ratchet.traffic.labels import LabelStore, Stored
 from ratchet.traffic.schema import target_id
 
-__all__ = ["Labelling"]
+__all__ = ["LabelEndpoint"]
 
-_LOG = logging.getLogger(__name__)
 _FORM = '{"labels": [{"id": ID of the answer, "row": 0, "label": true value}, ...]}'
-_RETRY = {"Retry-After": "1"}
 
 
-class Labelling:
+class LabelEndpoint(Endpoint):
     """Checks labels against the served version's target and the request log, and stores them: all or none."""
 
-    def __init__(self, answering: Answering, store: LabelStore | None) -> None:
-        """`store` is None where the server keeps no request log."""
-        self._answering, self._store, self.worker = answering, store, Worker("labels")
+    late = "the labels were not stored within the deadline"
+    asks_model = False
 
-    async def endpoint(self, request: Request) -> Response:
+    def __init__(self, handler: RequestHandler, store: LabelStore | None) -> None:
+        """`store` is None where the server keeps no request log."""
+        super().__init__(handler, "labels")
+        self._store, self.worker = store, Worker("labels")
+
+    def version(self, call: Call) -> LoadedVersion:
+        """Return the served version, whose answers get the labels.
+
+        Raises:
+            Refused: there is none, its problem has no labels, or there is no request log.
+        """
+        if self._store is None:
+            raise Refused(404, "the request log is off, so labels have no answers. Fix: `serving.log: true`")
+        loaded = self.handler.version_for(call.path)
+        if not named_answers(loaded.spec.target).takes_labels:
+            problem = loaded.spec.target.problem
+            raise Refused(400, f"found a model of {problem}; labels are allowed for classes and numbers")
+        return loaded
+
+    async def answer(
+        self, loaded: LoadedVersion, body: bytes, call: Call, lifetime: Lifetime, limit: asyncio.Timeout
+    ) -> Response:
         """Answer with the numbers of new, corrected and known labels."""
-        body = None
-        try:
-            if self._store is None:
-                raise Refused(404, "the request log is off, so labels have no answers. Fix: `serving.log: true`")
-            target = self._answering.version_for(request.path_params).spec.target
-            if not named_answers(target).takes_labels:
-                raise Refused(400, f"found a model of {target.problem}; labels are allowed for classes and numbers")
-            call = Call.of("labels", request.scope, request.receive)
-            deadline = call.began + self._answering.settings.deadline
-            async with asyncio.timeout(deadline - time.monotonic()):
-                with self._answering.bodies.hold() as held:
-                    body = await held.read(call.receive, call.headers)
-                    add = partial(self._add, self._store, body, target)
-                    stored = await self.worker.run(add, Lifetime(deadline, call.has_left))
-        except TimeoutError:
-            if body is None:
-                return error_response(Refused(408, "the body did not arrive within serving.deadline"))
-            return error_response(Refused(503, "the labels were not stored within serving.deadline", _RETRY))
-        except Overloaded:
-            return error_response(Refused(503, "too many labels wait", _RETRY))
-        except Refused as error:
-            return error_response(error)
-        except ClientDisconnect:
-            return Response(status_code=499)
-        except Exception:  # of the disk, or of polars for a damaged file
-            _LOG.exception("%s failed", request.url.path)
-            return error_response(Refused(500, "the model server failed; its log has the cause"))
-        return json_response(asdict(stored))
+        assert self._store, "`version` checks it"
+        add = partial(self._add, self._store, body, loaded.spec.target)
+        return json_response(asdict(await self.worker.run(add, lifetime)))
 
     def _add(self, store: LabelStore, body: bytes, target: Target) -> Stored:
         labels = _read(body, target)
@@ -85,7 +75,7 @@ class Labelling:
                     f"id {answer}, row {row}: answered by a version with other outputs than the served one, or "
                     "in another order. Nothing was stored",
                 )
-        return store.add(labels, problem=target.problem, days=self._answering.settings.log_days)
+        return store.add(labels, problem=target.problem, days=self.handler.settings.log_days)
 
 
 def _read(body: bytes, target: Target) -> dict[tuple[str, int], list[float]]:

@@ -1,4 +1,4 @@
-"""The three request formats of the model server. Each is read into a `Question` and written from an `Answer`.
+"""The three request formats of the model server. Each is read into a `ModelRequest` and written from an `Answer`.
 
 - Our own: POST /v1/predict with {"input": [...], "options": {...}}, or with image files (`uploads.py`).
 - MLflow's: POST /invocations with inputs, instances, dataframe_split or dataframe_records.
@@ -20,22 +20,21 @@ from numpy.typing import NDArray
 
 from ratchet.kinds import Input, ModelSpec
 from ratchet.kinds.input_warnings import InputWarning, by_row, input_warnings
-from ratchet.kinds.protocol import Arrays, Unencoded, go_on
+from ratchet.kinds.protocol import Arrays, InputError, Unencoded, go_on
 from ratchet.kinds.raw_values import check_rows, texts_in
 from ratchet.kinds.registry import kind_of
-from ratchet.serving.formats.refusals import BadRequest
+from ratchet.problems.named_answers import named_answers
 from ratchet.serving.formats.uploads import is_upload, read_upload
-from ratchet.serving.named_answers import named_answers
 from ratchet.serving.requests import Header
 from ratchet.serving.versions.loaded import Identity, LoadedVersion
 
 __all__ = [
     "SLOW",
     "Answer",
-    "Envelope",
-    "Invocations",
+    "MlflowFormat",
     "ModelRequest",
-    "Own",
+    "RatchetFormat",
+    "RequestFormat",
     "as_json",
     "encode_together",
     "identity_headers",
@@ -69,14 +68,14 @@ class ModelRequest(NamedTuple):
     warnings: tuple[InputWarning, ...] = ()  # about rows unlike the training samples; after the encoding
 
     @classmethod
-    def of(cls, given: Arrays | Unencoded, described: Input, **fields: Any) -> "ModelRequest":
-        """Return the question with these rows for a model with this input."""
+    def of(cls, given: Arrays | Unencoded, input_spec: Input, **fields: Any) -> "ModelRequest":
+        """Return the request with these rows for a model with this input."""
         if isinstance(given, Unencoded):
             return cls(unencoded=given, **fields)
-        return cls(given, warnings=input_warnings(given, described, None), **fields)
+        return cls(given, warnings=input_warnings(given, input_spec, None), **fields)
 
     def encoded(self, arrays: Arrays) -> "ModelRequest":
-        """Return the question with the arrays of its values."""
+        """Return the request with the arrays of its values."""
         assert self.unencoded, "callers check it"
         warnings = input_warnings(arrays, self.unencoded.spec, self.unencoded.values)
         return self._replace(arrays=arrays, unencoded=None, warnings=warnings)
@@ -95,15 +94,15 @@ class ModelRequest(NamedTuple):
         return len(self.arrays[0]) if self.arrays else len(self.prompts)
 
 
-def encode_together(questions: Sequence[ModelRequest]) -> list[ModelRequest]:
-    """Return questions to one version with their arrays, which are made in one call.
+def encode_together(requests: Sequence[ModelRequest]) -> list[ModelRequest]:
+    """Return requests to one version with their arrays, which are made in one call.
 
     Raises:
         InputError: a value of one of them cannot be encoded.
     """
-    waiting = [question.unencoded for question in questions if question.unencoded]
+    waiting = [request.unencoded for request in requests if request.unencoded]
     encoded = iter(kind_of(waiting[0].spec).encode(waiting) if waiting else ())
-    return [question.encoded(next(encoded)) if question.unencoded else question for question in questions]
+    return [request.encoded(next(encoded)) if request.unencoded else request for request in requests]
 
 
 class Answer(NamedTuple):
@@ -116,7 +115,7 @@ class Answer(NamedTuple):
     instead: str = ""  # of the served version, which is overloaded: cache or fallback
 
 
-class Envelope:
+class RequestFormat:
     """One request format. `rows` are allowed in one request."""
 
     def __init__(self, rows: int) -> None:
@@ -143,12 +142,12 @@ class Envelope:
         # A backslash may hide the name of a file: JSON allows "\\u006264".
         return not loaded.kind.is_quick or len(body) > SLOW or b'"b64"' in body or b"\\" in body
 
-    def write(self, answer: Answer, question: ModelRequest) -> tuple[bytes, tuple[Header, ...]]:
+    def write(self, answer: Answer, request: ModelRequest) -> tuple[bytes, tuple[Header, ...]]:
         """Return the body and the headers of the response."""
         raise NotImplementedError
 
 
-class Own(Envelope):
+class RatchetFormat(RequestFormat):
     """Our own format: one object for each row, with names of classes, labels or numbers."""
 
     def is_slow(self, body: bytes, headers: Mapping[str, str], loaded: LoadedVersion) -> bool:
@@ -157,31 +156,31 @@ class Own(Envelope):
     def read(
         self, body: bytes, headers: Mapping[str, str], loaded: LoadedVersion, check: Callable[[], None] = go_on
     ) -> ModelRequest:
-        described = loaded.spec.input
-        content = read_upload(body, headers, described) if is_upload(headers) else read_object(body)
+        input_spec = loaded.spec.input
+        content = read_upload(body, headers, input_spec) if is_upload(headers) else read_object(body)
         known_fields(content, {"model", "input", "options"}, "")
         name = content.get("model", loaded.identity.model)
         if name != loaded.identity.model:
-            raise BadRequest(f"model: found {name!r}; allowed: {loaded.identity.model}")
+            raise InputError(f"model: found {name!r}; allowed: {loaded.identity.model}")
         if "input" not in content:
-            raise BadRequest("input: is missing. Fix: send the rows as a list")
+            raise InputError("input: is missing. Fix: send the rows as a list")
         options = content.get("options", {})
         if not isinstance(options, dict):
-            raise BadRequest('options: allowed: an object, {"top_k": 5} for example')
+            raise InputError('options: allowed: an object, {"top_k": 5} for example')
         if loaded.kind.generates:
             return _streamable(content["input"], dict(options), most=self.rows)
         known_fields(options, {"top_k"}, "options.")
         top = options.get("top_k", 1)
         if not isinstance(top, int) or isinstance(top, bool) or top < 1:
-            raise BadRequest(f"options.top_k: found {top!r}; allowed: a whole number of 1 or more")
+            raise InputError(f"options.top_k: found {top!r}; allowed: a whole number of 1 or more")
         given = loaded.given(content["input"], "input", most=self.rows, check=check)
-        return ModelRequest.of(given, described, options={"top_k": top})
+        return ModelRequest.of(given, input_spec, options={"top_k": top})
 
-    def write(self, answer: Answer, question: ModelRequest) -> tuple[bytes, tuple[Header, ...]]:
-        return as_json(own_content(answer, question.options.get("top_k", 1), question))
+    def write(self, answer: Answer, request: ModelRequest) -> tuple[bytes, tuple[Header, ...]]:
+        return as_json(own_content(answer, request.options.get("top_k", 1), request))
 
 
-def own_content(answer: Answer, top: int, question: ModelRequest) -> dict[str, Any]:
+def own_content(answer: Answer, top: int, request: ModelRequest) -> dict[str, Any]:
     """Return an answer in our own format; `top` classes are listed for each row."""
     identity = answer.identity
     return {
@@ -192,16 +191,16 @@ def own_content(answer: Answer, top: int, question: ModelRequest) -> dict[str, A
         "variant": identity.variant,
         **({"instead": answer.instead} if answer.instead else {}),
         "predictions": _named(answer, top),
-        **warnings_field(question),
+        **warnings_field(request),
     }
 
 
-def warnings_field(question: ModelRequest) -> dict[str, list[list[str]]]:
+def warnings_field(request: ModelRequest) -> dict[str, list[list[str]]]:
     """Return the field with the warnings about each row; it is left out if there are none."""
-    return {"warnings": by_row(question.warnings, question.rows)} if question.warnings else {}
+    return {"warnings": by_row(request.warnings, request.rows)} if request.warnings else {}
 
 
-class Invocations(Envelope):
+class MlflowFormat(RequestFormat):
     """MLflow's scoring format."""
 
     _FORMS = ("inputs", "instances", "dataframe_split", "dataframe_records")
@@ -213,20 +212,20 @@ class Invocations(Envelope):
         known_fields(content, {*self._FORMS, "params", "signature_name"}, "")
         given = [form for form in self._FORMS if form in content]
         if len(given) != 1:
-            raise BadRequest(
+            raise InputError(
                 f"found {', '.join(given) or 'no input'}; allowed: exactly one of {', '.join(self._FORMS)}"
             )
         (form,), params = given, content.get("params") or {}
         if not isinstance(params, dict):
-            raise BadRequest("params: allowed: an object")
+            raise InputError("params: allowed: an object")
         values = _split_frame(content[form]) if form == "dataframe_split" else content[form]
         if loaded.kind.generates:
             return prompts_of(values, params, form, "params", most=self.rows)
         known_fields(params, set(), "params.")
         return ModelRequest.of(loaded.given(values, form, most=self.rows, check=check), loaded.spec.input)
 
-    def write(self, answer: Answer, question: ModelRequest) -> tuple[bytes, tuple[Header, ...]]:
-        body, headers = as_json({"predictions": answer.predictions, **warnings_field(question)})
+    def write(self, answer: Answer, request: ModelRequest) -> tuple[bytes, tuple[Header, ...]]:
+        body, headers = as_json({"predictions": answer.predictions, **warnings_field(request)})
         return body, (*headers, *identity_headers(answer))
 
 
@@ -241,11 +240,11 @@ def _named(answer: Answer, top: int) -> list[dict[str, Any]]:
 def prompts_of(values: Any, options: Any, field: str, options_field: str, *, most: int) -> ModelRequest:
     """Return the prompts of a language model and the options of its generation."""
     if not isinstance(options, dict):
-        raise BadRequest(f"{options_field}: allowed: an object")
+        raise InputError(f"{options_field}: allowed: an object")
     known_fields(options, set(_GENERATION), f"{options_field}.")
     for name, value in options.items():
         if isinstance(value, bool) or not isinstance(value, _GENERATION[name]):
-            raise BadRequest(f"{options_field}.{name}: found {value!r}; allowed: a number")
+            raise InputError(f"{options_field}.{name}: found {value!r}; allowed: a number")
     check_rows(values, most)
     return ModelRequest(prompts=tuple(texts_in(values, field)), options=dict(options))
 
@@ -254,27 +253,27 @@ def _streamable(values: Any, options: dict[str, Any], *, most: int) -> ModelRequ
     """Return the prompts of a request in our own format, which may ask for a stream of one text."""
     stream = options.pop("stream", False)
     if not isinstance(stream, bool):
-        raise BadRequest(f"options.stream: found {stream!r}; allowed: true, false")
-    question = prompts_of(values, options, "input", "options", most=most)
-    if stream and question.rows != 1:
-        raise BadRequest(f"options.stream: found {question.rows} prompts; allowed: 1. Fix: send one request for each")
-    return question._replace(options={**question.options, "stream": stream})
+        raise InputError(f"options.stream: found {stream!r}; allowed: true, false")
+    request = prompts_of(values, options, "input", "options", most=most)
+    if stream and request.rows != 1:
+        raise InputError(f"options.stream: found {request.rows} prompts; allowed: 1. Fix: send one request for each")
+    return request._replace(options={**request.options, "stream": stream})
 
 
 def read_object(body: bytes) -> dict[str, Any]:
     """Return the JSON object that is the body. NaN, which many clients write for a missing value, is read as null.
 
     Raises:
-        BadRequest: it is none.
+        InputError: it is none.
     """
     try:
         content = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         content = _with_nan(body) if b"NaN" in body or b"Infinity" in body else None
         if content is None:
-            raise BadRequest(f"the body is not JSON: {error}") from None
+            raise InputError(f"the body is not JSON: {error}") from None
     if not isinstance(content, dict):
-        raise BadRequest("the body: allowed: a JSON object")
+        raise InputError("the body: allowed: a JSON object")
     return content
 
 
@@ -282,12 +281,12 @@ def _with_nan(body: bytes) -> Any:
     """Return the content of JSON with NaN, each as None; None: the body is no JSON for another reason.
 
     Raises:
-        BadRequest: it has an infinite number.
+        InputError: it has an infinite number.
     """
 
     def constant(name: str) -> None:
         if name != "NaN":
-            raise BadRequest(f"the body: found {name}; allowed: finite numbers, and null or NaN for a missing value")
+            raise InputError(f"the body: found {name}; allowed: finite numbers, and null or NaN for a missing value")
 
     def number(text: str) -> float:  # orjson would write an infinite one as null
         if math.isinf(value := float(text)):
@@ -297,7 +296,7 @@ def _with_nan(body: bytes) -> Any:
     try:
         # Python's reader takes lone surrogates and longer numbers, which orjson refuses in every other request.
         return orjson.loads(orjson.dumps(json.loads(body, parse_constant=constant, parse_float=number)))
-    except BadRequest:
+    except InputError:
         raise
     except (ValueError, TypeError, RecursionError):
         return None
@@ -307,23 +306,23 @@ def known_fields(content: Mapping[str, Any], allowed: Set[str], prefix: str) -> 
     """Refuse an unknown field; `prefix` is the path of the object in the request, with a full stop.
 
     Raises:
-        BadRequest: naming the field.
+        InputError: naming the field.
     """
     for name in content:
         if name not in allowed:
             known = ", ".join(sorted(allowed)) or "none"
-            raise BadRequest(f"{prefix}{name}: unknown field; allowed: {known}")
+            raise InputError(f"{prefix}{name}: unknown field; allowed: {known}")
 
 
 def _split_frame(content: Any) -> dict[str, list[Any]]:
     """Return the columns of MLflow's dataframe_split."""
     if not isinstance(content, dict) or not {"columns", "data"} <= set(content):
-        raise BadRequest("dataframe_split: allowed: an object with columns and data")
+        raise InputError("dataframe_split: allowed: an object with columns and data")
     names, data = content["columns"], content["data"]
     if not isinstance(names, list) or len({str(name) for name in names}) != len(names):
-        raise BadRequest("dataframe_split.columns: allowed: a list of different names")
+        raise InputError("dataframe_split.columns: allowed: a list of different names")
     if not isinstance(data, list) or any(not isinstance(row, list) or len(row) != len(names) for row in data):
-        raise BadRequest(f"dataframe_split.data: allowed: a list of rows with {len(names)} values each")
+        raise InputError(f"dataframe_split.data: allowed: a list of rows with {len(names)} values each")
     return {str(name): [row[place] for row in data] for place, name in enumerate(names)}
 
 

@@ -1,6 +1,7 @@
 """Answers as a client reads them, with the names of classes, labels or numbers. Each problem has a class.
 
-It also reads the labels that come later. This is no part of `ratchet.problems`, whose code decides weights.
+It also reads the labels that come later, and compares answers. The package does not import this module: its code
+decides no weight.
 """
 
 import math
@@ -13,12 +14,17 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.problems import Classes, Labels, NextToken, Numbers, Target
+from ratchet.problems.classes import Classes
+from ratchet.problems.labels import Labels
+from ratchet.problems.next_token import NextToken
+from ratchet.problems.numbers import Numbers
+from ratchet.problems.protocol import Target
 
-__all__ = ["NamedAnswers", "named_answers", "object_schema"]
+__all__ = ["NAMED_ANSWERS", "NamedAnswers", "named_answers", "object_schema"]
 
 Schema = dict[str, Any]
 Predictions = NDArray[np.float32]
+Floats = NDArray[np.float64]
 
 _SHARE: Mapping[str, Any] = MappingProxyType({"type": "number", "minimum": 0, "maximum": 1.000001})
 _NUMBER: Mapping[str, Any] = MappingProxyType({"type": "number"})
@@ -60,6 +66,16 @@ class NamedAnswers(ABC):
         """
         raise NotImplementedError("only classes and numbers take labels")
 
+    @staticmethod
+    def equal_rows(first: Floats, second: Floats) -> Any:
+        """Return which rows have the same answer in two predictions (n, outputs); None: they are numbers."""
+        return np.all((first > 0.5) == (second > 0.5), axis=1)
+
+    @staticmethod
+    def right_rows(predictions: Floats, labels: Floats) -> Any:
+        """Return which rows are right, by labels as `label` returns them; None: they are numbers."""
+        return None
+
 
 class _Classes(NamedAnswers):
     target: Classes
@@ -96,6 +112,14 @@ class _Classes(NamedAnswers):
         if value not in names:
             raise ValueError(", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else ""))
         return [float(names.index(value))]
+
+    @staticmethod
+    def equal_rows(first: Floats, second: Floats) -> Any:
+        return np.equal(first.argmax(axis=1), second.argmax(axis=1))
+
+    @staticmethod
+    def right_rows(predictions: Floats, labels: Floats) -> Any:
+        return np.equal(predictions.argmax(axis=1), labels[:, 0])
 
 
 class _Labels(NamedAnswers):
@@ -138,6 +162,10 @@ class _Numbers(NamedAnswers):
             raise ValueError("a finite number" if len(names) == 1 else f"an object with numbers: {', '.join(names)}")
         return [float(values[name]) for name in names]
 
+    @staticmethod
+    def equal_rows(first: Floats, second: Floats) -> Any:
+        return None
+
 
 class _Texts(NamedAnswers):
     target: NextToken
@@ -150,17 +178,19 @@ class _Texts(NamedAnswers):
         return object_schema({"text": {"type": "string"}}, "text")
 
 
-_NAMED: Mapping[str, type[NamedAnswers]] = MappingProxyType(
+NAMED_ANSWERS: Mapping[str, type[NamedAnswers]] = MappingProxyType(
     {
         target.problem: named
         for target, named in ((Classes, _Classes), (Labels, _Labels), (Numbers, _Numbers), (NextToken, _Texts))
     }
 )
 
+"""The form of the answers by the name of the problem."""
+
 
 def named_answers(target: Target) -> NamedAnswers:
     """Return the form of the answers of a model with this target."""
-    return _NAMED[target.problem](target)
+    return NAMED_ANSWERS[target.problem](target)
 
 
 def object_schema(properties: Schema, *required: str) -> Schema:

@@ -1,4 +1,4 @@
-"""A follower keeps its version while MLflow is away, and says when the reference names another one."""
+"""A watcher keeps its version while MLflow is away, and says when the reference names another one."""
 
 import shutil
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from ratchet.kinds import ImageInput, ModelSpec
 from ratchet.problems import Classes
 from ratchet.registry.versions import Version
 from ratchet.serving.canary import Canary
-from ratchet.serving.versions.following import Follower
+from ratchet.serving.versions.alias_watcher import AliasWatcher
 from ratchet.settings.model import ServingSettings
 from tests.serving.test_loaded import store
 
@@ -48,41 +48,41 @@ def registry(tmp_path: Path) -> Registry:
 
 
 @pytest.fixture
-def follower(registry: Any, tmp_path: Path) -> Iterator[Follower]:
-    follower = Follower(registry, lambda: "model@challenger", folder=tmp_path / "served", threads=1)
-    follower.check()
-    yield follower
-    follower.close()
+def watcher(registry: Any, tmp_path: Path) -> Iterator[AliasWatcher]:
+    watcher = AliasWatcher(registry, lambda: "model@challenger", folder=tmp_path / "served", threads=1)
+    watcher.check()
+    yield watcher
+    watcher.close()
 
 
-def test_a_version_stays_named_while_mlflow_is_away(registry: Registry, follower: Follower) -> None:
-    first = follower.current
+def test_a_version_stays_named_while_mlflow_is_away(registry: Registry, watcher: AliasWatcher) -> None:
+    first = watcher.current
     assert first
-    assert (follower.is_named, follower.problem) == (True, "")
+    assert (watcher.is_named, watcher.problem) == (True, "")
     registry.named = TrackingUnavailable("MLflow does not answer")
-    follower.check()
-    assert (follower.current, follower.is_named, follower.problem) == (first, True, "MLflow does not answer")
+    watcher.check()
+    assert (watcher.current, watcher.is_named, watcher.problem) == (first, True, "MLflow does not answer")
     registry.named = RegistryError("there is no alias challenger")
-    follower.check()
-    assert (follower.current, follower.is_named) == (first, False)
+    watcher.check()
+    assert (watcher.current, watcher.is_named) == (first, False)
     registry.named = TrackingUnavailable("MLflow does not answer")
-    follower.check()
-    assert not follower.is_named  # it was not when MLflow last answered
+    watcher.check()
+    assert not watcher.is_named  # it was not when MLflow last answered
     registry.named = version("damaged")
-    follower.check()
-    assert (follower.current, follower.is_named, follower.refused) == (first, False, "model version damaged")
+    watcher.check()
+    assert (watcher.current, watcher.is_named, watcher.refused) == (first, False, "model version damaged")
     registry.named = version("2")
-    follower.check()
-    assert follower.current
-    assert (follower.current.identity.version, follower.is_named) == ("2", True)
+    watcher.check()
+    assert watcher.current
+    assert (watcher.current.identity.version, watcher.is_named) == ("2", True)
 
 
-def test_a_canary_answers_while_mlflow_is_away(registry: Registry, follower: Follower, tmp_path: Path) -> None:
-    canary = Canary(follower, ServingSettings(), tmp_path / "canary.json")
+def test_a_canary_answers_while_mlflow_is_away(registry: Registry, watcher: AliasWatcher, tmp_path: Path) -> None:
+    canary = Canary(watcher, ServingSettings(), tmp_path / "canary.json")
     registry.named = TrackingUnavailable("MLflow does not answer")
-    follower.check()
+    watcher.check()
     assert not canary.problem(None)
     registry.named = RegistryError("there is no alias challenger")
-    follower.check()
+    watcher.check()
     assert canary.problem(None) == "serving.canary: there is no alias challenger"
     canary.batcher.close()

@@ -16,7 +16,7 @@ from ratchet.serving.versions.folder import ServedFolder
 from ratchet.serving.versions.loaded import Identity, LoadedVersion
 from ratchet.serving.worker import Worker
 
-__all__ = ["Fixed", "Follower", "load"]
+__all__ = ["AliasWatcher", "PinnedVersion", "load"]
 
 _LOG = logging.getLogger(__name__)
 _AGAIN = 30.0  # seconds after which a version that could not be loaded is tried again
@@ -34,8 +34,8 @@ def load(
     return LoadedVersion(identity, registry.copy_files(version, folder), threads=threads, variant=variant)
 
 
-class Fixed:
-    """A version that is always served: the same attributes as those of `Follower`."""
+class PinnedVersion:
+    """A version that is always served: the same attributes as those of `AliasWatcher`."""
 
     problem = refused = ""
 
@@ -43,14 +43,14 @@ class Fixed:
         self.current: LoadedVersion | None = loaded
         self.reference = f"{loaded.identity.model}/{loaded.identity.version}"
 
-    async def follow(self, *, every: float) -> None:
+    async def watch(self, *, every: float) -> None:
         """Do nothing."""
 
     def close(self) -> None:
         """Do nothing."""
 
 
-class Follower:
+class AliasWatcher:
     """The served version of a reference such as digits@champion or digits/3.
 
     Attributes:
@@ -81,14 +81,14 @@ class Follower:
         self.refused, self.is_named = "", False
         self._refused = ("", 0.0, "")  # run of the version that could not be loaded, when it is tried again, and why
         self._folder = ServedFolder(folder)
-        self._thread = Worker("follower")  # of its own: slow requests must not keep it from looking
+        self._thread = Worker("watcher")  # of its own: slow requests must not keep it from looking
 
     def close(self) -> None:
         """Delete the files of all versions."""
         self._thread.close()
         self._folder.close()
 
-    async def follow(self, *, every: float) -> None:
+    async def watch(self, *, every: float) -> None:
         """Look for another version every so many seconds, until cancelled."""
         while True:
             try:

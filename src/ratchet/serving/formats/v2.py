@@ -1,4 +1,4 @@
-"""Open Inference Protocol v2 (KServe, Triton), with Triton's binary tensors, classification, timeout and priority.
+"""Open Inference Protocol v2 (KServe, Triton), with Triton's binary tensors and timeout.
 
 An image model has one input tensor, a table one for each column, texts and prompts one of BYTES.
 """
@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from ratchet.exports.program import OUTPUT
 from ratchet.kinds import ModelSpec
-from ratchet.kinds.protocol import go_on
+from ratchet.kinds.protocol import InputError, go_on
 from ratchet.kinds.raw_values import as_type
 from ratchet.kinds.registry import kind_of
-from ratchet.serving.formats.envelopes import (
+from ratchet.serving.formats.request_formats import (
     SLOW,
     Answer,
-    Envelope,
     ModelRequest,
+    RequestFormat,
     as_json,
     identity_headers,
     known_fields,
@@ -29,14 +29,13 @@ from ratchet.serving.formats.envelopes import (
     read_object,
     warnings_field,
 )
-from ratchet.serving.formats.refusals import BadRequest
 from ratchet.serving.requests import Header
 from ratchet.serving.versions.loaded import LoadedVersion
 
-__all__ = ["EXTENSIONS", "Infer", "metadata"]
+__all__ = ["EXTENSIONS", "V2Format", "metadata"]
 
-EXTENSIONS = ("binary_tensor_data", "classification", "schedule_policy")
-"""Of the protocol, by Triton. The policy is that of `timeout`; a priority has no effect."""
+EXTENSIONS = ("binary_tensor_data", "schedule_policy")
+"""Of the protocol, by Triton. The policy is that of `timeout`."""
 
 _TYPES: dict[str, np.dtype[Any]] = {
     name: np.dtype(kind)
@@ -51,12 +50,10 @@ _AXES = 8  # of a tensor
 _SLOW_BYTES = 1 << 20  # of a body with tensors as bytes
 _SHORT = 4096  # bytes of a head that is remembered
 _FIELDS = frozenset({"id", "inputs", "outputs", "parameters"})
-_WITHOUT_EFFECT = frozenset({"priority", "sequence_id", "sequence_start", "sequence_end"})
-"""Parameters of Triton for queues with priorities and for models with a state, which these are not."""
-_PARAMETERS = _WITHOUT_EFFECT | {"binary_data_output", "timeout"}
+_PARAMETERS = frozenset({"binary_data_output", "timeout"})
 
 
-class Infer(Envelope):
+class V2Format(RequestFormat):
     """Open Inference Protocol v2, with its extension for binary tensors."""
 
     def read(
@@ -70,8 +67,8 @@ class Infer(Envelope):
         options = _output_options(head, spec)
         values = loaded.kind.from_named(tensors, spec.input)
         if loaded.kind.generates:
-            question = prompts_of(values.tolist(), head.parameters, "inputs", "parameters", most=self.rows)
-            return question._replace(options={**question.options, **options}, id=head.id, timeout=head.timeout)
+            request = prompts_of(values.tolist(), head.parameters, "inputs", "parameters", most=self.rows)
+            return request._replace(options={**request.options, **options}, id=head.id, timeout=head.timeout)
         known_fields(head.parameters, _PARAMETERS, "parameters.")
         given = loaded.given(values, "inputs", most=self.rows, check=check)
         return ModelRequest.of(given, spec.input, options=options, id=head.id, timeout=head.timeout)
@@ -81,11 +78,9 @@ class Infer(Envelope):
         is_long = len(body) > _SLOW_BYTES or _head_length(headers, body) > SLOW
         return is_long or not loaded.kind.is_quick
 
-    def write(self, answer: Answer, question: ModelRequest) -> tuple[bytes, tuple[Header, ...]]:
-        texts = isinstance(answer.predictions, list) or bool(question.options.get("classes"))
+    def write(self, answer: Answer, request: ModelRequest) -> tuple[bytes, tuple[Header, ...]]:
+        texts = isinstance(answer.predictions, list)
         values: NDArray[Any] = np.array(answer.predictions, object if texts else np.float32)
-        if count := question.options.get("classes"):
-            values = _classifications(answer.predictions, answer.spec, count)
         output: dict[str, Any] = {
             "name": output_name(answer.spec),
             "datatype": "BYTES" if texts else "FP32",
@@ -94,16 +89,16 @@ class Infer(Envelope):
         content: dict[str, Any] = {
             "model_name": answer.identity.model,
             "model_version": answer.identity.version,
-            "id": question.id or answer.id,
+            "id": request.id or answer.id,
             "parameters": {
                 "provenance": answer.identity.provenance or "",
                 "answer": answer.id,
                 # The protocol allows no lists here.
-                **{name: orjson.dumps(value).decode() for name, value in warnings_field(question).items()},
+                **{name: orjson.dumps(value).decode() for name, value in warnings_field(request).items()},
             },
             "outputs": [output],
         }
-        if not question.options.get("binary"):
+        if not request.options.get("binary"):
             output["data"] = values.ravel().tolist() if texts else values.ravel()
             body, headers = as_json(content)
             return body, (*headers, *identity_headers(answer))
@@ -143,7 +138,7 @@ def _head_length(headers: Mapping[str, str], body: bytes) -> int:
     if given is None:
         return len(body)
     if len(given) > 12 or not given.isdecimal() or int(given) > len(body):
-        raise BadRequest(f"Inference-Header-Content-Length: found {given!r}; allowed: up to {len(body)}")
+        raise InputError(f"Inference-Header-Content-Length: found {given!r}; allowed: up to {len(body)}")
     return int(given)
 
 
@@ -179,14 +174,17 @@ def _head(text: bytes) -> _Head:
     known_fields(content, _FIELDS, "")
     inputs = content.get("inputs")
     if not isinstance(inputs, list) or not inputs:
-        raise BadRequest("inputs: allowed: a list of tensors")
+        raise InputError("inputs: allowed: a list of tensors")
     tensors = tuple(_described(tensor, f"inputs[{place}]") for place, tensor in enumerate(inputs))
     given = _parameters(content, "parameters")
     is_binary = _boolean(given, "binary_data_output", "parameters", default=False)
-    timeout = _whole_number(given, "timeout", "parameters", " of microseconds") / 1e6 or math.inf
-    _whole_number(given, "priority", "parameters")
+    timeout = given.get("timeout", 0)
+    if type(timeout) is not int or timeout < 0:
+        raise InputError(f"parameters.timeout: found {timeout!r}; allowed: a whole number of microseconds from 0")
     parameters = {name: value for name, value in given.items() if name not in _PARAMETERS}
-    return _Head(str(content.get("id") or ""), tensors, content.get("outputs"), parameters, is_binary, timeout)
+    return _Head(
+        str(content.get("id") or ""), tensors, content.get("outputs"), parameters, is_binary, timeout / 1e6 or math.inf
+    )
 
 
 _known_head = lru_cache(_head)
@@ -194,14 +192,14 @@ _known_head = lru_cache(_head)
 
 def _described(tensor: Any, where: str) -> _Tensor:
     if not isinstance(tensor, dict) or not isinstance(tensor.get("name"), str):
-        raise BadRequest(f"{where}: allowed: an object with name, shape, datatype and data")
+        raise InputError(f"{where}: allowed: an object with name, shape, datatype and data")
     shape, kind = tensor.get("shape"), tensor.get("datatype")
     if not isinstance(shape, list) or not 0 < len(shape) <= _AXES or any(type(size) is not int for size in shape):
-        raise BadRequest(f"{where}.shape: allowed: a list of 1 to {_AXES} whole numbers")
+        raise InputError(f"{where}.shape: allowed: a list of 1 to {_AXES} whole numbers")
     if not all(0 <= size < 2**31 for size in shape):
-        raise BadRequest(f"{where}.shape: found {shape}; allowed: numbers from 0 to {2**31 - 1}")
+        raise InputError(f"{where}.shape: found {shape}; allowed: numbers from 0 to {2**31 - 1}")
     if not isinstance(kind, str) or (kind != "BYTES" and kind not in _TYPES):
-        raise BadRequest(f"{where}.datatype: found {kind!r}; allowed: BYTES, {', '.join(_TYPES)}")
+        raise InputError(f"{where}.datatype: found {kind!r}; allowed: BYTES, {', '.join(_TYPES)}")
     parameters = _parameters(tensor, f"{where}.parameters")
     known_fields(parameters, {"binary_data_size"}, f"{where}.parameters.")
     return _Tensor(tensor["name"], kind, shape, parameters.get("binary_data_size"), tensor.get("data"))
@@ -210,70 +208,51 @@ def _described(tensor: Any, where: str) -> _Tensor:
 def _parameters(content: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     given = content.get("parameters") or {}
     if not isinstance(given, dict):
-        raise BadRequest(f"{where}: allowed: an object")
+        raise InputError(f"{where}: allowed: an object")
     return given
 
 
 def _boolean(parameters: Mapping[str, Any], name: str, where: str, *, default: bool) -> bool:
     value = parameters.get(name, default)
     if not isinstance(value, bool):
-        raise BadRequest(f"{where}.{name}: found {value!r}; allowed: true, false")
-    return value
-
-
-def _whole_number(parameters: Mapping[str, Any], name: str, where: str, unit: str = "") -> int:
-    value = parameters.get(name, 0)
-    if type(value) is not int or value < 0:
-        raise BadRequest(f"{where}.{name}: found {value!r}; allowed: a whole number{unit} from 0")
+        raise InputError(f"{where}.{name}: found {value!r}; allowed: true, false")
     return value
 
 
 def _output_options(head: _Head, spec: ModelSpec) -> dict[str, Any]:
-    """Return whether the client wants the output as bytes, and how many classes of it; 0: the numbers.
+    """Return whether the client wants the output as bytes.
 
     Raises:
-        BadRequest: it wants another output than the model's, or in another way.
+        InputError: it wants another output than the model's, or in another way.
     """
     if not head.outputs:
-        return {"binary": head.is_binary, "classes": 0}
+        return {"binary": head.is_binary}
     outputs, name = head.outputs, output_name(spec)
     if not isinstance(outputs, list) or len(outputs) != 1 or not isinstance(outputs[0], dict):
-        raise BadRequest(f"outputs: allowed: one, {name!r}")
+        raise InputError(f"outputs: allowed: one, {name!r}")
     if outputs[0].get("name") != name:
-        raise BadRequest(f"outputs[0].name: found {outputs[0].get('name')!r}; allowed: {name!r}")
+        raise InputError(f"outputs[0].name: found {outputs[0].get('name')!r}; allowed: {name!r}")
     where = "outputs[0].parameters"
     parameters = _parameters(outputs[0], where)
-    known_fields(parameters, {"binary_data", "classification"}, f"{where}.")
-    classes = _whole_number(parameters, "classification", where, " of classes")
-    if classes and not hasattr(spec.target, "names"):
-        raise BadRequest(f"{where}.classification: found {classes}, and the model writes texts; allowed: 0")
-    return {"binary": _boolean(parameters, "binary_data", where, default=head.is_binary), "classes": classes}
+    known_fields(parameters, {"binary_data"}, f"{where}.")
+    return {"binary": _boolean(parameters, "binary_data", where, default=head.is_binary)}
 
 
-def _classifications(predictions: Any, spec: ModelSpec, count: int) -> NDArray[Any]:
-    """Return the best outputs of each row as Triton writes them, "SCORE:INDEX:NAME"."""
-    order = np.argsort(-predictions, axis=1, kind="stable")[:, :count]
-    names: tuple[str, ...] = spec.target.names
-    rows = zip(predictions.tolist(), order.tolist(), strict=True)
-    texts = [[f"{row[at]:f}:{at}:{names[at]}" for at in best] for row, best in rows]
-    return np.array(texts, object).reshape(order.shape)
-
-
-def _tensors(described: Sequence[_Tensor], binary: memoryview) -> dict[str, NDArray[Any]]:
+def _tensors(given: Sequence[_Tensor], binary: memoryview) -> dict[str, NDArray[Any]]:
     """Return the input tensors by name, with their shapes."""
     tensors: dict[str, NDArray[Any]] = {}
-    for place, tensor in enumerate(described):
+    for place, tensor in enumerate(given):
         where, size = f"inputs[{place}]", tensor.size
         if tensor.name in tensors:
-            raise BadRequest(f"{where}.name: {tensor.name!r} is given twice")
+            raise InputError(f"{where}.name: {tensor.name!r} is given twice")
         if size is not None and (not isinstance(size, int) or not 0 <= size <= len(binary)):
-            raise BadRequest(
+            raise InputError(
                 f"{where}.parameters.binary_data_size: found {size!r}; allowed: up to {len(binary)}, the bytes left"
             )
         tensors[tensor.name] = _values(tensor, None if size is None else binary[:size], where)
         binary = binary[size or 0 :]
     if len(binary):
-        raise BadRequest(f"the body has {len(binary)} bytes more than its tensors")
+        raise InputError(f"the body has {len(binary)} bytes more than its tensors")
     return tensors
 
 
@@ -281,16 +260,16 @@ def _values(tensor: _Tensor, binary: memoryview | None, where: str) -> NDArray[A
     kind, shape = tensor.kind, tensor.shape
     array = _from_json(tensor.data, kind, where) if binary is None else _from_bytes(binary, kind, where)
     if array.size != math.prod(shape):
-        raise BadRequest(f"{where}: found {array.size} values; allowed: as many as its shape {shape} has")
+        raise InputError(f"{where}: found {array.size} values; allowed: as many as its shape {shape} has")
     try:
         return array.reshape(shape)
     except ValueError:
-        raise BadRequest(f"{where}.shape: found {shape}, which is too large") from None
+        raise InputError(f"{where}.shape: found {shape}, which is too large") from None
 
 
 def _from_json(data: Any, kind: str, where: str) -> NDArray[Any]:
     if not isinstance(data, list):
-        raise BadRequest(f"{where}.data: allowed: a list of values")
+        raise InputError(f"{where}.data: allowed: a list of values")
     try:
         if kind == "BYTES":
             return np.array(list(_flat(data)), dtype=object)
@@ -302,7 +281,7 @@ def _from_json(data: Any, kind: str, where: str) -> NDArray[Any]:
         array[missing] = np.nan  # null: a missing value, as NaN among the bytes of a tensor
         return array
     except (ValueError, TypeError, OverflowError, RecursionError):
-        raise BadRequest(f"{where}.data: has values that are no {kind}") from None
+        raise InputError(f"{where}.data: has values that are no {kind}") from None
 
 
 def _flat(values: list[Any]) -> Iterator[Any]:
@@ -316,13 +295,13 @@ def _flat(values: list[Any]) -> Iterator[Any]:
 def _from_bytes(raw: memoryview, kind: str, where: str) -> NDArray[Any]:
     if kind != "BYTES":
         if len(raw) % _TYPES[kind].itemsize:
-            raise BadRequest(f"{where}: {len(raw)} bytes are no whole number of {kind} values")
+            raise InputError(f"{where}: {len(raw)} bytes are no whole number of {kind} values")
         return np.frombuffer(raw, _TYPES[kind])
     texts, at = list[bytes](), 0
     while at < len(raw):
         size = int.from_bytes(raw[at : at + 4], "little")
         if at + 4 + size > len(raw):
-            raise BadRequest(f"{where}: a text of {size} bytes is cut off")
+            raise InputError(f"{where}: a text of {size} bytes is cut off")
         texts.append(bytes(raw[at + 4 : at + 4 + size]))
         at += 4 + size
     return np.array(texts, dtype=object)

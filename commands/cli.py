@@ -153,7 +153,7 @@ def serve(
     bundle = offline_bundle.resolve() if offline_bundle else None
     with project_folder() as workspace:
         if bundle is not None:
-            from ratchet.serving.offline.writing import write_bundle
+            from ratchet.serving.offline.bundle import write_bundle
 
             echo(write_bundle(workspace, model, bundle))
             return

@@ -1,8 +1,8 @@
 """`ratchet requests`: the logged requests by hour and version, with the quality of labelled answers."""
 
 from commands.app import new_console
-from ratchet.traffic.reading import log_folder
-from ratchet.traffic.summary import HourOfVersion, summary
+from ratchet.traffic.log_reader import log_folder
+from ratchet.traffic.log_summary import HourOfVersion, summary
 from ratchet.workspace import Workspace
 
 __all__ = ["print_requests"]

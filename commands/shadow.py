@@ -4,8 +4,8 @@ from pathlib import Path
 
 from commands.app import new_console
 from ratchet import files
-from ratchet.traffic.comparison import comparisons
-from ratchet.traffic.reading import log_folder
+from ratchet.traffic.log_reader import log_folder
+from ratchet.traffic.shadow_comparison import comparisons
 from ratchet.workspace import Workspace
 
 __all__ = ["print_shadow"]

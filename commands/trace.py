@@ -18,7 +18,7 @@ from ratchet.registry.ledger import Ledger, LedgerEntry
 from ratchet.registry.provenance_record import PACKED, PROVENANCE_TAG
 from ratchet.registry.versions import REFERENCE
 from ratchet.reports.lineage_pages import trace_page
-from ratchet.traffic.reading import find, log_folder
+from ratchet.traffic.log_reader import find, log_folder
 from ratchet.workspace import Workspace
 from tasks.dvc_store import DvcStore, hash_of
 

@@ -16,9 +16,9 @@ from waiting import let_turn, until_in_loop
 from ratchet.serving.app import ModelServer
 from ratchet.serving.entrance import Entrance, busy_app
 from ratchet.serving.formats.request_formats import ModelRequest
+from ratchet.serving.http_protocol import Server, _path_of_post
 from ratchet.serving.keys import KeyStore
 from ratchet.serving.process import configuration
-from ratchet.serving.protocol import Server, _path_of_post
 from ratchet.serving.recent import RecentAnswers
 from ratchet.serving.versions.alias_watcher import PinnedVersion
 from ratchet.serving.versions.loaded import LoadedVersion

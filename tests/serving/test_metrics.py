@@ -21,8 +21,8 @@ from ratchet.problems import Classes
 from ratchet.serving.app import ModelServer
 from ratchet.serving.keys import KeyStore
 from ratchet.serving.log_lines import LimitedHandler
-from ratchet.serving.metrics import ServerMetrics
 from ratchet.serving.process import configuration
+from ratchet.serving.server_metrics import ServerMetrics
 from ratchet.serving.versions.alias_watcher import AliasWatcher, PinnedVersion
 from ratchet.serving.versions.batching import Batcher
 from ratchet.serving.versions.loaded import LoadedVersion

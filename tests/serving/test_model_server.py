@@ -33,7 +33,7 @@ from ratchet.problems import Classes, Labels, NextToken, Numbers
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.runs import Run
 from ratchet.servers.http import answers
-from ratchet.traffic.reading import find, log_folder, read, read_shadow
+from ratchet.traffic.log_reader import find, log_folder, read, read_shadow
 from ratchet.training import build, save_model
 
 pytestmark = pytest.mark.system

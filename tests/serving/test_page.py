@@ -15,7 +15,7 @@ import pytest
 from openapi_spec_validator import validate
 from PIL import Image
 
-from ratchet.traffic.reading import find, log_folder
+from ratchet.traffic.log_reader import find, log_folder
 from tests.serving.test_model_server import ROWS, SPECS, Served, images, registry, shared, until  # noqa: F401
 
 pytestmark = pytest.mark.system

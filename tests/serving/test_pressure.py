@@ -24,14 +24,14 @@ from ratchet.kinds.registry import kind_of
 from ratchet.serving.canary import Canary
 from ratchet.serving.formats.request_formats import ModelRequest
 from ratchet.serving.handler import ServedRequest
+from ratchet.serving.http_request import Bodies, Refused
 from ratchet.serving.lifetime import Lifetime
 from ratchet.serving.recent import RecentAnswers
-from ratchet.serving.requests import Bodies, Refused
 from ratchet.serving.sequential import Slower
 from ratchet.serving.shadow import Shadow
 from ratchet.serving.versions.batching import Batcher, Overloaded, Raw
 from ratchet.serving.versions.loaded import LoadedVersion
-from ratchet.serving.worker import Worker
+from ratchet.serving.worker_thread import Worker
 from ratchet.settings.model import ServingSettings
 
 ENOUGH = 60.0  # seconds

@@ -9,8 +9,8 @@ import pytest
 import uvicorn
 from waiting import until
 
-from ratchet.serving import protocol
-from ratchet.serving.protocol import HeadLimits
+from ratchet.serving import http_protocol
+from ratchet.serving.http_protocol import HeadLimits
 
 HEAD = b"POST /a HTTP/1.1\r\nHost: localhost\r\n"
 
@@ -101,7 +101,7 @@ def test_bodies_and_further_requests_are_not_part_of_a_head() -> None:
 
 
 def test_a_connection_without_a_whole_head_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "_SECONDS", 0.3)
+    monkeypatch.setattr(http_protocol, "_SECONDS", 0.3)
 
     async def client(port: int) -> None:
         assert await answer(port) == b""

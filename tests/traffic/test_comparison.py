@@ -10,11 +10,11 @@ from ratchet.errors import DataError, RegistryError
 from ratchet.problems import Classes, Labels, Numbers, Target
 from ratchet.registry.shadow_rule import judge_shadow
 from ratchet.settings.model import GateSettings
-from ratchet.traffic.comparison import comparisons
-from ratchet.traffic.reading import find, read, read_shadow
+from ratchet.traffic.log_reader import find, read, read_shadow
+from ratchet.traffic.log_summary import summary
+from ratchet.traffic.request_log import RequestLog
 from ratchet.traffic.schema import SHADOW, Logged, target_id
-from ratchet.traffic.summary import summary
-from ratchet.traffic.writing import RequestLog
+from ratchet.traffic.shadow_comparison import comparisons
 
 NOON = 1_800_014_400.0
 CLASSES = Classes(("a", "b"))

@@ -6,10 +6,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from ratchet.traffic.labels import LabelStore, Stored
+from ratchet.traffic.label_store import LabelStore, Stored
+from ratchet.traffic.log_summary import summary
+from ratchet.traffic.request_log import RequestLog
 from ratchet.traffic.schema import Logged
-from ratchet.traffic.summary import summary
-from ratchet.traffic.writing import RequestLog
 
 NOON = 1_800_014_400.0  # within an hour of the year 2027
 ANSWERS = [f"{number:032x}" for number in range(10)]

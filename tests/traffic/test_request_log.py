@@ -10,9 +10,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from ratchet.traffic.reading import DAMAGED, find, read
+from ratchet.traffic.log_reader import DAMAGED, find, read
+from ratchet.traffic.request_log import RequestLog
 from ratchet.traffic.schema import Logged, is_sampled
-from ratchet.traffic.writing import RequestLog
 
 NOW, HOUR, DAY = time.time(), 3_600.0, 86_400.0
 

@@ -18,7 +18,7 @@ from ratchet.registry.fingerprints import evidence_changes, listed, unexpected_c
 from ratchet.registry.ledger import LedgerEntry
 from ratchet.registry.shadow_rule import judge_shadow
 from ratchet.registry.versions import Version
-from ratchet.traffic.reading import log_folder
+from ratchet.traffic.log_reader import log_folder
 
 if TYPE_CHECKING:
     import numpy as np

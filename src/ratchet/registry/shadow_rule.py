@@ -5,7 +5,7 @@ from typing import Any
 
 from ratchet.errors import RegistryError
 from ratchet.settings.model import GateSettings
-from ratchet.traffic.comparison import ShadowComparison, comparisons
+from ratchet.traffic.shadow_comparison import ShadowComparison, comparisons
 
 __all__ = ["judge_shadow"]
 

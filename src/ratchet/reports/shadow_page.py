@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ratchet.reports.templating import render_html
-from ratchet.traffic.comparison import ShadowComparison
+from ratchet.traffic.shadow_comparison import ShadowComparison
 
 __all__ = ["quality", "shadow_page"]
 

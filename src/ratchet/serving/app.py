@@ -22,18 +22,18 @@ from ratchet.serving.fallback import Fallback
 from ratchet.serving.formats.request_formats import MlflowFormat, RatchetFormat, RequestFormat
 from ratchet.serving.formats.v2 import EXTENSIONS, V2Format, metadata
 from ratchet.serving.handler import PredictEndpoint, RequestHandler, ServedRequest
+from ratchet.serving.http_request import Refused, error_response, json_response
 from ratchet.serving.label_endpoint import LabelEndpoint
-from ratchet.serving.metrics import ServerMetrics
 from ratchet.serving.openapi import document
 from ratchet.serving.page import page
-from ratchet.serving.requests import Refused, error_response, json_response
+from ratchet.serving.server_metrics import ServerMetrics
 from ratchet.serving.shadow import Shadow
 from ratchet.serving.versions.alias_watcher import AliasWatcher, PinnedVersion
 from ratchet.serving.versions.batching import Batcher
 from ratchet.settings.model import ServingSettings
-from ratchet.traffic.labels import LabelStore
+from ratchet.traffic.label_store import LabelStore
+from ratchet.traffic.request_log import RequestLog
 from ratchet.traffic.schema import Logged, target_id
-from ratchet.traffic.writing import RequestLog
 
 __all__ = ["ModelServer", "envelope_of"]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ratchet.serving.requests import Busy, Refused, discard, error_response, headers_of
+from ratchet.serving.http_request import Busy, Refused, discard, error_response, headers_of
 
 __all__ = ["BUSY", "Entrance", "busy_app"]
 

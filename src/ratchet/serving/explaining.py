@@ -33,11 +33,11 @@ from ratchet.serving.formats.request_formats import (
     own_content,
 )
 from ratchet.serving.handler import Call, Endpoint, RequestHandler
+from ratchet.serving.http_request import Refused, Reply
 from ratchet.serving.lifetime import Lifetime
-from ratchet.serving.requests import Refused, Reply
 from ratchet.serving.versions.batching import Raw
 from ratchet.serving.versions.loaded import LoadedVersion
-from ratchet.serving.worker import Worker
+from ratchet.serving.worker_thread import Worker
 
 __all__ = ["ExplainEndpoint", "column_variants"]
 

@@ -26,9 +26,7 @@ from ratchet.serving.formats.request_formats import (
     new_id,
     own_content,
 )
-from ratchet.serving.lifetime import Lifetime, stays
-from ratchet.serving.recent import RecentAnswers, request_key
-from ratchet.serving.requests import (
+from ratchet.serving.http_request import (
     Bodies,
     Busy,
     Header,
@@ -40,11 +38,13 @@ from ratchet.serving.requests import (
     error_response,
     headers_of,
 )
+from ratchet.serving.lifetime import Lifetime, stays
+from ratchet.serving.recent import RecentAnswers, request_key
 from ratchet.serving.streaming import TextStream, event
 from ratchet.serving.versions.alias_watcher import AliasWatcher, PinnedVersion
 from ratchet.serving.versions.batching import Batcher, Overloaded, Raw
 from ratchet.serving.versions.loaded import LoadedVersion
-from ratchet.serving.worker import Worker
+from ratchet.serving.worker_thread import Worker
 from ratchet.settings.model import ServingSettings
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ratchet import files
 from ratchet.errors import PlatformError
 from ratchet.servers.addresses import is_loopback
-from ratchet.serving.requests import Refused, error_response
+from ratchet.serving.http_request import Refused, error_response
 from ratchet.workspace import Workspace
 
 __all__ = ["Key", "KeyFilter", "KeyStore", "require_key"]

@@ -10,11 +10,11 @@ from starlette.responses import Response
 from ratchet.problems import Target
 from ratchet.problems.named_answers import named_answers
 from ratchet.serving.handler import Call, Endpoint, RequestHandler
+from ratchet.serving.http_request import Refused, json_response
 from ratchet.serving.lifetime import Lifetime
-from ratchet.serving.requests import Refused, json_response
 from ratchet.serving.versions.loaded import LoadedVersion
-from ratchet.serving.worker import Worker
-from ratchet.traffic.labels import LabelStore, Stored
+from ratchet.serving.worker_thread import Worker
+from ratchet.traffic.label_store import LabelStore, Stored
 from ratchet.traffic.schema import target_id
 
 __all__ = ["LabelEndpoint"]

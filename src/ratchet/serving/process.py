@@ -17,8 +17,8 @@ from ratchet.registry.versions import REFERENCE
 from ratchet.request_filter import HOSTS_FIX, RequestFilter
 from ratchet.serving import log_lines
 from ratchet.settings.model import Params, ServingSettings
-from ratchet.traffic.reading import log_folder
-from ratchet.traffic.writing import RequestLog
+from ratchet.traffic.log_reader import log_folder
+from ratchet.traffic.request_log import RequestLog
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def run(
         fix: sentence that says how to add a name.
     """
     from ratchet.servers.addresses import address
-    from ratchet.serving.protocol import Server
+    from ratchet.serving.http_protocol import Server
 
     log_lines.set_up()
     place, watcher = address(host, port), server.watcher
@@ -161,9 +161,9 @@ def configuration(
     from ratchet.serving.app import asks_model, envelope_of
     from ratchet.serving.entrance import Entrance, busy_app
     from ratchet.serving.formats.uploads import UPLOADS
+    from ratchet.serving.http_protocol import HeadLimits, allow_connections
     from ratchet.serving.keys import KeyFilter
-    from ratchet.serving.metrics import Meter
-    from ratchet.serving.protocol import HeadLimits, allow_connections
+    from ratchet.serving.server_metrics import Meter
 
     origins = own_origins(host, port, public=address(host, port), allowed=allowed)
     keyed = KeyFilter(server, store, required=server.settings.keys == "required" or not is_loopback(host))

@@ -13,8 +13,8 @@ from ratchet.kinds.registry import takes_equal
 from ratchet.serving.handler import ServedRequest
 from ratchet.serving.versions.alias_watcher import AliasWatcher
 from ratchet.serving.versions.loaded import LoadedVersion, can_replace
+from ratchet.traffic.request_log import RequestLog
 from ratchet.traffic.schema import SHADOW, Logged, is_sampled, target_id
-from ratchet.traffic.writing import RequestLog
 
 __all__ = ["Shadow"]
 

@@ -25,7 +25,7 @@ from ratchet.kinds.raw_values import check_rows, texts_in
 from ratchet.kinds.registry import kind_of
 from ratchet.problems.named_answers import named_answers
 from ratchet.serving.formats.uploads import is_upload, read_upload
-from ratchet.serving.requests import Header
+from ratchet.serving.http_request import Header
 from ratchet.serving.versions.loaded import Identity, LoadedVersion
 
 __all__ = [

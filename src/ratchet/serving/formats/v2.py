@@ -29,7 +29,7 @@ from ratchet.serving.formats.request_formats import (
     read_object,
     warnings_field,
 )
-from ratchet.serving.requests import Header
+from ratchet.serving.http_request import Header
 from ratchet.serving.versions.loaded import LoadedVersion
 
 __all__ = ["EXTENSIONS", "V2Format", "metadata"]

@@ -1,1 +1,1 @@
-"""Serving without PyTorch, MLflow and a project: `writing` makes the folder, `running` serves it."""
+"""Serving without PyTorch, MLflow and a project: `bundle` makes the folder, `bundle_server` serves it."""

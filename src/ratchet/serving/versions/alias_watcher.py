@@ -14,7 +14,7 @@ from ratchet.registry.provenance_record import PROVENANCE_TAG
 from ratchet.registry.versions import Version
 from ratchet.serving.versions.folder import ServedFolder
 from ratchet.serving.versions.loaded import Identity, LoadedVersion
-from ratchet.serving.worker import Worker
+from ratchet.serving.worker_thread import Worker
 
 __all__ = ["AliasWatcher", "PinnedVersion", "load"]
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock, Timeout
 
 from ratchet import files
-from ratchet.traffic.reading import KEY, read_file, stored_files
+from ratchet.traffic.log_reader import KEY, read_file, stored_files
 from ratchet.traffic.retention import delete_excess, delete_old
 from ratchet.traffic.schema import REPEATED, SLICE, Logged, is_sampled, row_schema, size_of, table_of
 

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from ratchet.serving.entrance import BUSY, Entrance
-from ratchet.serving.requests import Refused, error_response
+from ratchet.serving.http_request import Refused, error_response
 
 __all__ = ["HeadLimits", "Server", "allow_connections"]
 

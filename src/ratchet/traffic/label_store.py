@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock
 
 from ratchet import files
-from ratchet.traffic.reading import log_files, read_file, stored_files
+from ratchet.traffic.log_reader import log_files, read_file, stored_files
 from ratchet.traffic.retention import delete_old
 from ratchet.traffic.schema import SHADOW, row_schema
 

@@ -3,6 +3,7 @@
 import re
 import shutil
 import tempfile
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
@@ -21,9 +22,12 @@ from ratchet.kinds import Input, ModelSpec
 from ratchet.kinds.registry import kind_of
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.provenance_record import PROVENANCE_TAG
+from ratchet.registry.versions import Version
 from ratchet.serving.keys import KeyStore
-from ratchet.serving.offline.running import ABOUT, KEYS, MODEL
+from ratchet.serving.offline.bundle_server import ABOUT, KEYS, MODEL
 from ratchet.serving.process import configured
+from ratchet.serving.versions.loaded import Identity
+from ratchet.settings.model import ServingSettings
 from ratchet.workspace import Workspace
 
 __all__ = ["write_bundle"]
@@ -42,7 +46,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "app"))
 
 try:
-    from ratchet.serving.offline.running import main
+    from ratchet.serving.offline.bundle_server import main
 except ModuleNotFoundError as error:
     sys.exit(f"{error}. Fix: `pip install --require-hashes -r {HERE / 'requirements.txt'}`")
 
@@ -73,31 +77,28 @@ def write_bundle(workspace: Workspace, reference: str | None, to: Path) -> str:
         shutil.copytree(source, draft / "app" / "ratchet", ignore=shutil.ignore_patterns("__pycache__"))
         (draft / "serve.py").write_text(_SCRIPT, encoding="utf-8")
         (draft / "requirements.txt").write_text(_requirements(spec.input, source.parents[1]), encoding="utf-8")
-        serving, store = params.serving, KeyStore.of(workspace)
-        if store.read():
-            shutil.copy2(store.path, draft / KEYS)
-        if store.required:  # also where the bundle's file of keys is lost
-            serving = serving.model_copy(update={"keys": "required"})
-        identity = {
-            "model": version.name,
-            "version": version.number,
-            "run_id": version.run_id,
-            "provenance": version.tags.get(PROVENANCE_TAG),
-            "variant": variant,
-        }
-        files.write_json(
-            draft / ABOUT,
-            {
-                "format": 1,
-                "identity": identity,
-                "checksums": files.digest_json(seal(draft / MODEL)),
-                "serving": serving.model_dump(mode="json", include=_SETTINGS),
-            },
-        )
+        _write_about(workspace, params.serving, version, variant, draft)
     return (
         f"{version.name} version {version.number} ({variant}) is in {to}. To start it: `python {to / 'serve.py'}`, in "
         "an environment with the packages of its requirements.txt"
     )
+
+
+def _write_about(workspace: Workspace, serving: ServingSettings, version: Version, variant: str, bundle: Path) -> None:
+    """Write bundle.json, and copy the keys if there are any."""
+    store = KeyStore.of(workspace)
+    if store.read():
+        shutil.copy2(store.path, bundle / KEYS)
+    if store.required:  # also where the bundle's file of keys is lost
+        serving = serving.model_copy(update={"keys": "required"})
+    identity = Identity(version.name, version.number, version.run_id, version.tags.get(PROVENANCE_TAG), variant)
+    about = {
+        "format": 1,
+        "identity": asdict(identity),
+        "checksums": files.digest_json(seal(bundle / MODEL)),
+        "serving": serving.model_dump(mode="json", include=_SETTINGS),
+    }
+    files.write_json(bundle / ABOUT, about)
 
 
 def _check(called: str, input_spec: Input, program: object) -> None:

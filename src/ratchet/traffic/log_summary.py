@@ -7,8 +7,8 @@ import numpy as np
 
 from ratchet.evaluation.intervals import Interval, mean_of, share_interval
 from ratchet.problems.named_answers import NAMED_ANSWERS
-from ratchet.traffic.labels import LabelStore
-from ratchet.traffic.reading import read
+from ratchet.traffic.label_store import LabelStore
+from ratchet.traffic.log_reader import read
 
 __all__ = ["HourOfVersion", "summary"]
 

@@ -11,7 +11,7 @@ from ratchet.errors import DataError
 from ratchet.evaluation.intervals import Interval, mean_of, share_interval
 from ratchet.evaluation.slices import thirds
 from ratchet.problems.named_answers import NAMED_ANSWERS
-from ratchet.traffic.reading import read, read_shadow
+from ratchet.traffic.log_reader import read, read_shadow
 from ratchet.traffic.schema import SLICE
 
 if TYPE_CHECKING:

@@ -172,14 +172,13 @@ def test_a_killed_job_ends_with_the_same_bytes(place: Place, rows: pl.DataFrame,
     pl.concat([rows] * 30).write_csv(path)
     size = ("--shard-rows", "1000")
     place.project.good(*place.command(path, tmp_path / "whole", *size))
-    killed, shards = tmp_path / "killed", 0
-    for _ in range(3):
-        process = place.start(path, killed, *size)
-        until_or_end(lambda shards=shards: len(list(killed.glob("shard-*"))) > shards, process, pause=0.005)
-        let_run(process, 0.2 * RANDOM.random())
-        process.kill()
-        process.wait()
-        shards = len(list(killed.glob("shard-*")))
+    killed = tmp_path / "killed"
+    process = place.start(path, killed, *size)
+    until_or_end(lambda: list(killed.glob("shard-*")), process, pause=0.005)
+    let_run(process, 0.2 * RANDOM.random())
+    process.kill()
+    process.wait()
+    shards = len(list(killed.glob("shard-*")))
     (killed / ".draft-abandoned.parquet").write_bytes(b"PAR1")
     output = place.project.good(*place.command(path, killed, *size))
     assert f"27 shards in {killed}, {shards} of them earlier" in output

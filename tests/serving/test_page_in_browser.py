@@ -11,10 +11,19 @@ import pytest
 from waiting import until
 
 from ratchet.kinds import Column, TableInput
-from ratchet.problems import Classes, Labels, Numbers
+from ratchet.problems import Classes, Numbers
 from tests.servers.browser import Browser, chromium, needs_chromium
-from tests.serving.test_model_server import COLUMNS, ROWS, SPECS, Served, registry, serve, shared, tokens  # noqa: F401
-from tests.serving.test_page import png
+from tests.serving.test_model_server import (  # noqa: F401
+    COLUMNS,
+    ROWS,
+    SPECS,
+    Served,
+    png,
+    registry,
+    serve,
+    shared,
+    tokens,
+)
 
 pytestmark = [pytest.mark.system, needs_chromium]
 
@@ -206,7 +215,7 @@ def test_promotion_keeps_text_and_image(name: str, browser: Browser, serve: Call
     assert browser.run(TEXT, "error") == ""
 
 
-@pytest.mark.parametrize("target", [Classes, Labels, Numbers])
+@pytest.mark.parametrize("target", [Classes, Numbers])
 def test_hostile_names_are_shown_as_text(
     target: type,
     browser: Browser,

@@ -382,6 +382,20 @@ def test_outcomes_of_one_client_count_once_in_a_span(canary: tuple[Canary, Clock
     assert "of its requests failed" in trial.withdrawn
 
 
+def test_withdrawal_outlasts_a_restart_with_the_same_share(canary: tuple[Canary, Clock], tmp_path: Path) -> None:
+    trial, _ = canary
+    for client in range(500):
+        trial.failed(answered("canary").loaded, str(client))
+        trial.answered(answered("served", client=str(client)))
+    assert "of its requests failed" in trial.withdrawn
+    for share, reason in ((ServingSettings().canary_share, trial.withdrawn), (0.4, "")):
+        settings = ServingSettings(canary_latency=1.5, canary_share=share)
+        again = Canary(trial.watcher, settings, tmp_path / "canary.json")
+        again._follow(cast(Any, trial.watcher.current), answered().loaded)
+        assert again.withdrawn == reason
+        again.close()
+
+
 def test_slow_uploads_withdraw_no_canary(canary: tuple[Canary, Clock]) -> None:
     trial, _ = canary
     for client in range(2000):

@@ -632,7 +632,7 @@ def test_alias_is_followed_and_a_damaged_version_never_answers(serve: Callable[.
          400, "inputs: found p; allowed: pixels"),
         (INFER, {"inputs": [TENSOR | {"shape": [1] * 99}]}, 400, "inputs[0].shape: allowed: a list of 1 to 8"),
         (INFER, {"inputs": [TENSOR | {"shape": [0, *[2**31 - 1] * 7], "data": []}]}, 400, "which is too large"),
-        (INFER, {"inputs": [TENSOR | {"shape": [2], "data": [256, 0.5]}]}, 400, "has values that are no UINT8"),
+        (INFER, {"inputs": [TENSOR | {"shape": [2], "data": [256, 0.5]}]}, 400, "has values that are not UINT8"),
         (INFER, {"inputs": [TENSOR], "parameters": {"foo": 1}}, 400, "parameters.foo: unknown field"),
         ("/invocations", {"inputs": [], "params": 5}, 400, "params: allowed: an object"),
         ("/v2/models/other/infer", {"inputs": []}, 404, "found other; served is image/"),

@@ -125,7 +125,9 @@ class ModelServer:
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         others = [each.watcher for each in (self.fallback, self.shadow, self.canary) if each]
         tasks = [asyncio.create_task(each.watch(every=self.settings.poll)) for each in (self.watcher, *others)]
-        tasks.append(asyncio.create_task(self.explaining.warm(self.watcher.current)))
+        for watcher in (self.watcher, *([self.canary.watcher] if self.canary else [])):
+            if isinstance(watcher, AliasWatcher):  # a bundle is for machines without PyTorch
+                tasks.append(asyncio.create_task(self.explaining.warm(watcher, every=self.settings.poll)))
         try:
             yield
         finally:

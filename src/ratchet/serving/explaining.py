@@ -35,6 +35,7 @@ from ratchet.serving.formats.request_formats import (
 from ratchet.serving.handler import Call, Endpoint, RequestHandler
 from ratchet.serving.http_request import Refused, Reply
 from ratchet.serving.lifetime import Lifetime
+from ratchet.serving.versions.alias_watcher import AliasWatcher
 from ratchet.serving.versions.batching import Raw
 from ratchet.serving.versions.loaded import LoadedVersion
 from ratchet.serving.worker_thread import Worker
@@ -117,13 +118,19 @@ class ExplainEndpoint(Endpoint):
                 501, f"explanations of this model need PyTorch and Captum, which are not installed: {error}"
             ) from None
 
-    async def warm(self, loaded: LoadedVersion | None) -> None:
-        """Load what explanations of a version need, so that the first one waits for neither PyTorch nor files."""
-        if loaded and loaded.spec.input.explanation in ("pixels", "words") and find_spec("torch"):
-            try:
-                await self._worker.run(partial(_warm, loaded))
-            except Exception:  # of a user's model: the answer to a request for an explanation names it
-                _LOG.exception("%s cannot be explained", loaded.identity)
+    async def warm(self, watcher: AliasWatcher, *, every: float) -> None:
+        """Load what explanations of each version need, so that the first one waits for neither PyTorch nor files."""
+        latest = ""
+        while True:
+            if (loaded := watcher.current) and loaded.identity.run_id != latest:
+                latest = loaded.identity.run_id
+                if loaded.spec.input.explanation in ("pixels", "words") and find_spec("torch"):
+                    try:
+                        await self._worker.run(partial(_warm, loaded))
+                    except Exception:  # of a user's model: the answer to a request for an explanation names it
+                        _LOG.exception("%s cannot be explained", loaded.identity)
+            del loaded  # an old version must not stay in memory
+            await asyncio.sleep(every)
 
     def close(self) -> None:
         """Drop what waits."""

@@ -281,7 +281,7 @@ def _from_json(data: Any, kind: str, where: str) -> NDArray[Any]:
         array[missing] = np.nan  # null: a missing value, as NaN among the bytes of a tensor
         return array
     except (ValueError, TypeError, OverflowError, RecursionError):
-        raise InputError(f"{where}.data: has values that are no {kind}") from None
+        raise InputError(f"{where}.data: has values that are not {kind}") from None
 
 
 def _flat(values: list[Any]) -> Iterator[Any]:
@@ -294,8 +294,8 @@ def _flat(values: list[Any]) -> Iterator[Any]:
 
 def _from_bytes(raw: memoryview, kind: str, where: str) -> NDArray[Any]:
     if kind != "BYTES":
-        if len(raw) % _TYPES[kind].itemsize:
-            raise InputError(f"{where}: {len(raw)} bytes are no whole number of {kind} values")
+        if len(raw) % (size := _TYPES[kind].itemsize):
+            raise InputError(f"{where}: {len(raw)} bytes is not a multiple of {size} ({kind})")
         return np.frombuffer(raw, _TYPES[kind])
     texts, at = list[bytes](), 0
     while at < len(raw):

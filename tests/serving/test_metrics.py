@@ -109,7 +109,7 @@ def keys(tmp_path: Path) -> KeyStore:
 
 
 def test_every_refusal_is_counted(server: ModelServer, keys: KeyStore) -> None:
-    key, slow = keys.add("anna"), f"Bearer {keys.add('bob', rate=0.001)}"
+    key = keys.add("anna")
 
     async def ask(client: Client) -> None:
         client.key = key
@@ -118,8 +118,7 @@ def test_every_refusal_is_counted(server: ModelServer, keys: KeyStore) -> None:
         assert await client.ask("/v1/predict", ROW, Origin="http://evil.example") == 403
         assert await client.ask("/v1/predict", b"a", Content_Type="text/plain") == 415
         assert await client.ask("/invocations", b" " * (2 << 20)) == 413
-        infer = "/v2/models/model/infer"
-        assert [await client.ask(infer, {}, Authorization=slow) for _ in range(2)] == [400, 429]
+        assert await client.ask("/v2/models/model/infer", {}) == 400
         assert await client.ask("/v1/labels", {}) == 404  # there is no request log
         assert await client.ask("/v1/explain", {}) == 400
         assert await client.ask("/unknown") == 404
@@ -131,7 +130,6 @@ def test_every_refusal_is_counted(server: ModelServer, keys: KeyStore) -> None:
             ("own", "", "415", ""): 1,
             ("mlflow", "model", "413", "1"): 1,
             ("v2", "model", "400", "1"): 1,
-            ("v2", "", "429", ""): 1,
             ("labels", "", "404", ""): 1,
             ("explain", "model", "400", "1"): 1,
             ("other", "", "404", ""): 1,

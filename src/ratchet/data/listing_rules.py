@@ -1,37 +1,19 @@
 """Rules about tables that list samples."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import polars as pl
 from pandera import polars as pa
 
 from ratchet.data import quarantine
+from ratchet.data.labelled import typed
 from ratchet.data.privacy import looks_personal
 from ratchet.data.refusal_reasons import REASONS
 from ratchet.data.sample_rules import failures, must
 from ratchet.settings.model import DataSettings
 
 __all__ = ["check_table"]
-
-
-class _Kind(NamedTuple):
-    """A kind of text in a column."""
-
-    description: str
-    pattern: str
-    dtype: type[pl.DataType]
-
-
-_KINDS = (
-    _Kind("whole numbers", r"^\s*[+-]?\d{1,18}\s*$", pl.Int64),
-    _Kind("numbers", r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$", pl.Float64),
-    _Kind("dates as YYYY-MM-DD", r"^\s*\d{4}-\d{1,2}-\d{1,2}([T ].*)?$", pl.String),
-    _Kind("dates with slashes", r"^\s*\d{1,4}/\d{1,2}/\d{1,4}( .*)?$", pl.String),
-    _Kind("dates with points", r"^\s*\d{1,2}\.\d{1,2}\.\d{2,4}( .*)?$", pl.String),
-)
-_NEARLY_ALL = 0.9
-_MAX_CHECKED = 10_000  # texts of a column
 
 
 def check_table(
@@ -49,11 +31,10 @@ def check_table(
             their meanings: `normal`, the path inside the folder, `means`, a class, `assigned`, a split; `there`,
             whether the file exists. Null: none, or none that is allowed.
         settings: whether texts that look personal are refused.
-        extra: further columns. Texts that are nearly all numbers or dates of one form are converted.
+        extra: further columns. Texts that are all numbers are converted.
         classes: names, by label; None: the labels are no classes, and are not checked here.
         header: whether each row is the header again.
     """
-    kinds = {name: kind for name in extra if (kind := _kind(table[name])) is not None}
     texts = [name for name in extra if table[name].dtype == pl.String] if settings.refuse_personal else []
     headers = table.filter(header)
     rows = table.filter(~header) if headers.height else table
@@ -63,9 +44,9 @@ def check_table(
         source=pl.lit(settings.manifest), row="row", value=pl.lit(REASONS["repeated-header"].value)
     )
     named = checked.with_columns(source=pl.coalesce("normal", "path", pl.format("row {}", "row")))
-    broken = failures(named, _schema(kinds, texts), _values(kinds), source="source")
+    broken = failures(named, _schema(texts), _value, source="source")
     refused = pl.concat([quarantine.table(headers, "repeated-header"), broken])
-    return refused, checked.with_columns(pl.col(name).cast(kind.dtype, strict=False) for name, kind in kinds.items())
+    return refused, checked.with_columns(typed(checked[name]) for name in extra)
 
 
 def _with_answers(rows: pl.DataFrame, classes: Sequence[str] | None) -> pl.DataFrame:
@@ -80,7 +61,7 @@ def _with_answers(rows: pl.DataFrame, classes: Sequence[str] | None) -> pl.DataF
     )
 
 
-def _schema(kinds: dict[str, _Kind], texts: Sequence[str]) -> dict[str, pa.Column]:
+def _schema(texts: Sequence[str]) -> dict[str, pa.Column]:
     rules: dict[str, tuple[Any, pa.Check | None]] = {
         "row": (pl.Int64, None),
         "named": (pl.Boolean, must("no-path")),
@@ -88,38 +69,20 @@ def _schema(kinds: dict[str, _Kind], texts: Sequence[str]) -> dict[str, pa.Colum
         "there": (pl.Boolean, must("missing-file")),
         "labelled": (pl.Boolean, must("unknown-label")),
         "divided": (pl.Boolean, must("unknown-split")),
-        **{name: (pl.String, pa.Check.str_matches(kind.pattern, error="other-type")) for name, kind in kinds.items()},
         **{f"personal {name}": (pl.Boolean, must("personal-data", be=False)) for name in texts},
     }
     return {name: pa.Column(dtype, check, nullable=True) for name, (dtype, check) in rules.items()}
 
 
-def _values(kinds: Mapping[str, _Kind]) -> Callable[[str, str], pl.Expr | None]:
-    """Return the values of the rules whose text depends on more than one column: by rule and column."""
-    label = (
-        pl.when(pl.col("label").is_not_null() & pl.col("known").is_null())
-        .then(pl.format("{}, which means a missing label", "label"))
-        .otherwise(pl.col("label").fill_null("none"))
-    )
-
-    def value(rule: str, column: str) -> pl.Expr | None:
-        if rule == "unknown-label":
-            return label
-        text = REASONS[rule].value
-        if rule == "other-type":
-            return pl.format(text.format(column=column, value="{}", kind=kinds[column].description), column)
-        if rule == "personal-data":
-            return pl.lit(text.format(column=column.removeprefix("personal ")))
-        return None
-
-    return value
-
-
-def _kind(values: pl.Series) -> _Kind | None:
-    """Return the kind of nearly all texts of a column; None if they are just texts."""
-    texts = values.drop_nulls()
-    if values.dtype != pl.String or texts.is_empty():
-        return None
-    texts = texts.gather_every(max(1, len(texts) // _MAX_CHECKED))  # a part from all over the table is enough
-    least = _NEARLY_ALL * len(texts)
-    return next((kind for kind in _KINDS if texts.str.contains(kind.pattern).sum() >= least), None)
+def _value(rule: str, column: str) -> pl.Expr | None:
+    """Return the value that breaks a rule; None: as in refusal_reasons.py."""
+    if rule == "unknown-label":
+        means_none = pl.col("label").is_not_null() & pl.col("known").is_null()
+        return (
+            pl.when(means_none)
+            .then(pl.format("{}, which means a missing label", "label"))
+            .otherwise(pl.col("label").fill_null("none"))
+        )
+    if rule == "personal-data":
+        return pl.lit(REASONS[rule].value.format(column=column.removeprefix("personal ")))
+    return None

@@ -7,8 +7,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from ratchet.data.checks import exact_duplicates
-from ratchet.data.checks.leakage import determining_columns, revealing_columns
-from ratchet.data.checks.value_bins import value_edges
+from ratchet.data.checks.leakage import determining_columns, revealing_columns, value_edges
 from ratchet.data.reading.pixels import QUANTILES
 from ratchet.data.tables.targets import TargetTable
 

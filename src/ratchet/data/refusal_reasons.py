@@ -46,10 +46,6 @@ REASONS: Mapping[str, Reason] = {
     ),
     "missing-file": Reason("{path}", "the file is not in data.path: correct the path, or add the image"),
     "unknown-split": Reason("{split}", "write train, validation or test, or leave it empty"),
-    "other-type": Reason(
-        "{column} {value}, where nearly all are {kind}",
-        "the value has another type than the column: correct it, delete it, or list the column in data.drop",
-    ),
     "personal-data": Reason(
         "{column} looks like a personal address or number",
         "remove it, list the column in data.drop or data.hash, or set data.refuse_personal=false",

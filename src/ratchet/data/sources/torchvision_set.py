@@ -11,7 +11,6 @@ from PIL import Image
 
 from ratchet.data import quarantine
 from ratchet.data.sources import Label, listing
-from ratchet.data.sources.torchvision_files import faults
 from ratchet.data.split import SplitName
 from ratchet.data.system_files import Ignored
 from ratchet.errors import DataError, SettingsError, first_line
@@ -114,36 +113,25 @@ class TorchvisionSet:
         except Exception as error:  # each set reports missing or damaged files in its own way
             if isinstance(error, ValueError) and "split" in which:
                 raise  # no such split
-            damage = faults(self._class, self._path)
-            local = damage or f"{type(error).__name__}: {first_line(error)}"
+            local = f"{type(error).__name__}: {first_line(error)}"
         if self._download and "download" in self._parameters:
-            return self._fetch(local, damaged=damage is not None, **which)
-        if damage:
-            raise self._damaged(damage)
+            return self._fetch(local, **which)
         why = "data.download is false" if not self._download else f"torchvision cannot download {self.name}"
         raise self._absent(local, why)
 
     def _absent(self, local: str, why: str) -> DataError:
         return DataError(
             f"data.source: no usable copy of {self.name} in {self._path} ({local}), and {why}. "
-            "Fix: put the set there in torchvision's layout, set data.path to its folder, or set data.download=true"
+            "Fix: put its files there in torchvision's layout, set data.path to its folder, or set data.download=true"
         )
 
-    def _damaged(self, damage: str) -> DataError:
-        return DataError(
-            f"data.source: the copy of {self.name} in {self._path} is damaged: {damage}. Fix: copy these files "
-            "again, or delete them and run again with data.download=true"
-        )
-
-    def _fetch(self, local: str, *, damaged: bool, **which: object) -> Any:
+    def _fetch(self, local: str, **which: object) -> Any:
         try:
             return self._class(root=str(self._path), download=True, **which)
         except Exception as error:  # network, disk and checksum errors are all shown unchanged
-            if damaged:  # some sets do not replace existing files
-                raise self._damaged(f"{local}; another download failed ({first_line(error)})") from error
             raise DataError(
                 f"data.source: {self.name} is not in {self._path} ({local}) and its download failed "
-                f"({type(error).__name__}: {error}). Fix: check network and disk, or put a copy there by hand"
+                f"({type(error).__name__}: {error}). Fix: check network and disk, or put a copy there"
             ) from error
 
     def _check_kind(self) -> None:

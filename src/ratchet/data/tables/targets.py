@@ -1,7 +1,7 @@
 """The problem of a table, and the target of each row."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,7 +13,6 @@ from ratchet.data.checks.label_spelling import check_known, in_order, look_alike
 from ratchet.data.sources.table_file import EXACT
 from ratchet.data.tables.encode import cleaned, known_texts, plain_values, texts_of, without
 from ratchet.data.tables.forms import PLAIN, Ambiguous, number_form, numbers
-from ratchet.data.tables.label_lists import SEPARATORS, list_separator, parts_of
 from ratchet.data.tables.notes import far_notes, yaml_list
 from ratchet.errors import DataError
 from ratchet.problems import PROBLEMS, Classes, Labels, Numbers, Target
@@ -24,6 +23,9 @@ __all__ = ["TargetTable", "read_labels"]
 _MAX_INTEGER_CLASSES = 20
 _LEAST_OF_INTEGER = 5  # rows of each integer that is a class
 _ID_SHARE = 0.5  # share of different labels from which they are no classes
+_SEPARATORS = ("|", ";", ",", "/")  # of several labels in a cell
+_LIST_SHARE = 0.05  # of the rows that have several labels
+_LIST_REUSE = 1.2  # texts in which a label of a list occurs, on average
 _TRUE = {"1": 1.0, "0": 0.0, "true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -173,9 +175,9 @@ def _problem(columns: Sequence[_Label], settings: DataSettings, where: str) -> t
 
 def _check_single(column: _Label, settings: DataSettings) -> None:
     """Check that the texts of a label column are no lists of labels."""
-    separator = list_separator(column.counts) if settings.classes == "auto" else None
+    separator = _list_separator(column.counts) if settings.classes == "auto" else None
     if separator is not None:
-        example = min(text for text in column.counts if len(parts_of(text, separator)) > 1)
+        example = min(text for text in column.counts if len(_labels_in(text, separator)) > 1)
         raise DataError(
             f"{column.where}: label column {column.name!r} has several labels in a cell, separated by {separator!r}, "
             f"such as {example!r}. Fix: `ratchet set data.problem=multi-label`; or, if each text is one class, "
@@ -341,10 +343,10 @@ def _labels(columns: Sequence[_Label], settings: DataSettings, where: str, why: 
 
 def _listed(column: _Label, where: str, why: str) -> TargetTable:
     """Return the labels of a column with texts such as "red|round"; an empty cell has no label."""
-    separator = list_separator(column.counts) or next(
-        (mark for mark in SEPARATORS[:3] if any(mark in text for text in column.counts)), SEPARATORS[0]
+    separator = _list_separator(column.counts) or next(
+        (mark for mark in _SEPARATORS[:3] if any(mark in text for text in column.counts)), _SEPARATORS[0]
     )
-    split = {text: parts_of(text, separator) for text in column.counts}
+    split = {text: _labels_in(text, separator) for text in column.counts}
     lists = pl.Series([split.get(text, []) for text in column.texts], dtype=pl.List(pl.String))
     names = tuple(sorted(name for name in lists.explode().unique() if name))
     if len(names) < 2:
@@ -367,3 +369,38 @@ def _listed(column: _Label, where: str, why: str) -> TargetTable:
 def _joined(columns: Sequence[_Label]) -> pl.Series:
     frame = pl.DataFrame([column.texts.alias(str(place)) for place, column in enumerate(columns)])
     return frame.select(pl.concat_str(pl.all().fill_null(""), separator="|")).to_series()
+
+
+def _list_separator(counts: Mapping[str, int]) -> str | None:
+    """Return the separator if texts are lists of labels; None: each is one label.
+
+    Labels of lists occur in several texts, and a list may have any length or order. "Washington, DC" and "animal/cat"
+    have one length, and each part its own place.
+    """
+    for separator in _SEPARATORS:
+        lists = {text: _labels_in(text, separator) for text in counts}
+        several = {text: parts for text, parts in lists.items() if len(parts) > 1}
+        if sum(counts[text] for text in several) < _LIST_SHARE * sum(counts.values()) or not several:
+            continue
+        places: dict[str, set[int]] = defaultdict(set)
+        for parts in lists.values():
+            for place, part in enumerate(parts):
+                places[part].add(place)
+        uses = sum(len(set(parts)) for parts in lists.values())
+        lengths = {len(parts) for parts in lists.values()}
+        moves = sum(len(seen) > 1 for seen in places.values()) >= 0.3 * len(places)
+        is_date = separator == "/" and _are_digits(places)
+        if uses >= _LIST_REUSE * len(places) and (len(lengths) > 1 or moves) and not is_date:
+            return separator
+    return None
+
+
+def _labels_in(text: str, separator: str) -> list[str]:
+    """Return the labels of a cell, without the brackets and quotes of a Python list."""
+    text = text[1:-1] if text[:1] + text[-1:] in ("[]", "{}", "()") else text
+    parts = (part.strip().strip("'\"").strip() for part in text.split(separator))
+    return [part for part in parts if part]
+
+
+def _are_digits(texts: Iterable[str]) -> bool:
+    return all(text.replace(".", "").isdigit() for text in texts)

@@ -2,9 +2,7 @@
 
 decoding.py  from bytes to a text, or to the reason why they are none
 samples.py   sources: a folder of classes, files with one text per line, or a table
-table.py     texts in a table, with any target that tables have
 ingest.py    rules, splits and the packed set
-profile.py   statistics of the packed set
 """
 
 from ratchet.data.texts.ingest import ingest_texts

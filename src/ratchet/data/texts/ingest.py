@@ -12,11 +12,12 @@ import polars as pl
 
 from ratchet import files
 from ratchet.data import labelled, overrides, pack, quarantine
+from ratchet.data.checks.near_texts import near_pairs
 from ratchet.data.labelled import LabelledSamples
 from ratchet.data.manifest import Manifest, Shard
 from ratchet.data.packed_set import IngestTask
+from ratchet.data.profile import contract, quantiles
 from ratchet.data.sample_rules import must
-from ratchet.data.texts.profile import text_profile
 from ratchet.data.texts.samples import read_samples
 from ratchet.kinds import TextInput
 from ratchet.settings.model import DataSettings
@@ -24,6 +25,9 @@ from ratchet.settings.model import DataSettings
 __all__ = ["ingest_texts", "normalised"]
 
 CHOSEN_BY = {"kind": ("text",)}
+
+_LISTED = 100  # near-duplicates
+_BEGINNING = 200  # characters of a text
 
 
 def ingest_texts(task: IngestTask) -> Manifest:
@@ -39,7 +43,7 @@ def ingest_texts(task: IngestTask) -> Manifest:
     with files.draft_directory(task.packed) as draft:
         return packed.write(
             draft, arrays=lambda folder, part: _write_texts(folder, texts[part]),
-            describe=lambda: (TextInput(), labelled.common_profile(packed, source) | text_profile(packed.index)),
+            describe=lambda: (TextInput(), labelled.common_profile(packed, source) | _text_profile(packed.index)),
         )  # fmt: skip
 
 
@@ -92,3 +96,42 @@ def _write_texts(folder: Path, values: pl.Series) -> dict[str, tuple[Shard, ...]
         file = pack.write_array(folder, name, array)
         arrays[name] = (Shard(file.file, len(array), file.sha256),)
     return arrays
+
+
+def _text_profile(index: pl.DataFrame) -> dict[str, object]:
+    """Return what the profile has of texts alone.
+
+    `index` has the packed rows: split, label (null if it is no class), class, characters, words, normal.
+    """
+    known = index.filter(pl.col("split") == "train")
+    watched = ("characters", "words", *(["class"] if known["label"].count() else []))
+    return {
+        "texts": {
+            "characters, median": _median(known["characters"]), "characters, longest": known["characters"].max(),
+            "words, median": _median(known["words"]), "words, longest": known["words"].max(),
+            "copies within splits": index.height - index.select("split", "normal").n_unique(),
+        },
+        "lengths": {name: quantiles(known[name]) for name in ("characters", "words")},
+        "near_duplicates": _near_duplicates(near_pairs(index)),
+        **contract(
+            {"text": [{"rule": name, "check": "text"} for name in ("empty-text", "nul-character")]},
+            known.select(watched),
+        ),
+    }  # fmt: skip
+
+
+def _near_duplicates(pairs: pl.DataFrame) -> dict[str, object]:
+    """Return the number of pairs, and the first of them with the beginnings of their texts."""
+    across = pl.col("one_split") != pl.col("other_split")
+    shown = {f"{part}s": pl.concat_list(f"one_{part}", f"other_{part}") for part in ("id", "split", "text")}
+    shown["classes"] = pl.concat_list("one_class", "other_class")
+    first = pairs.head(_LISTED).with_columns(pl.col("one_text", "other_text").str.slice(0, _BEGINNING))
+    return {
+        "pairs": pairs.height,
+        "across_splits": pairs.filter(across).height,
+        "first": first.select("share", **shown).to_dicts(),
+    }
+
+
+def _median(values: pl.Series) -> float:
+    return float(np.median(values.to_numpy()))

@@ -11,15 +11,17 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from ratchet.data import quarantine
+from ratchet.data import labelled, quarantine
 from ratchet.data.checks.label_spelling import in_order
 from ratchet.data.labelled import LabelledSamples
+from ratchet.data.privacy import without_private
 from ratchet.data.reading.storage import Storage, expanded, is_url, open_storage, read_whole, why_unusable
 from ratchet.data.reading.subset import subset
 from ratchet.data.sources.image_folder import SPLIT_FOLDERS, ImageFolder
-from ratchet.data.tables.targets import TargetTable
+from ratchet.data.sources.table_file import check_single_values
+from ratchet.data.tables.reading import group_notes, open_table, require
+from ratchet.data.tables.targets import TargetTable, read_labels
 from ratchet.data.texts.decoding import Decoded, decode, encoding_of
-from ratchet.data.texts.table import SAMPLE, TABLES, read_table_of_texts
 from ratchet.errors import DataError
 from ratchet.problems import Classes
 from ratchet.settings.model import DataSettings
@@ -27,6 +29,10 @@ from ratchet.settings.model import DataSettings
 __all__ = ["read_samples"]
 
 Report = Callable[[int, int], None]
+
+_TABLES = (".csv", ".tsv", ".psv", ".parquet", ".json", ".jsonl", ".ndjson")
+SAMPLE: dict[str, Any] = {"row": pl.Int64, "id": pl.String, "text": pl.String} | labelled.SAMPLE
+"""Columns of the samples. text: null if it is none, because its bytes break `rule`."""
 
 _UNLABELLED = frozenset({"unsup", "unsupervised", "unlabeled", "unlabelled"})  # folders of texts without a class
 _NOT_SAMPLES = re.compile(r"(read.?me|licen[sc]e|copying|changelog)", re.IGNORECASE)
@@ -49,12 +55,12 @@ def read_samples(settings: DataSettings, *, root: Path, report: Report, sample: 
         SettingsError, DataError: the source is not found, has no layout of texts, or cannot be read.
     """
     if _is_file(settings.path, root):
-        return read_table_of_texts(settings, root=root, report=report)
+        return _read_table(settings, root=root, report=report)
     storage = open_storage(settings.path, root=root)
     tree = storage.tree()
     if tree.folders:
         return replace(_read_folder(storage, settings, report, sample=sample), ignored=tree.ignored)
-    tables = [file for file in tree.names if file.casefold().endswith(TABLES)]
+    tables = [file for file in tree.names if file.casefold().endswith(_TABLES)]
     if tables:
         raise DataError(
             f"data.path: {storage.where} is a folder with the table {tables[0]!r}. Fix: set "
@@ -66,11 +72,11 @@ def read_samples(settings: DataSettings, *, root: Path, report: Report, sample: 
 def _is_file(path: str, root: Path) -> bool:
     """Whether a setting names a file with a table, not a folder."""
     if is_url(path):
-        is_table = path.partition("?")[0].casefold().endswith(TABLES)
+        is_table = path.partition("?")[0].casefold().endswith(_TABLES)
         if not is_table and path.startswith("http"):
             raise DataError(
                 f"data.path: found {path}. A web server lists no files. Fix: name the address of a table "
-                f"({', '.join(TABLES)}), or copy the texts here"
+                f"({', '.join(_TABLES)}), or copy the texts here"
             )
         return is_table
     local = root / expanded(path)
@@ -83,6 +89,47 @@ def _is_file(path: str, root: Path) -> bool:
             "data.kind=tokens"
         )
     return is_file
+
+
+def _read_table(settings: DataSettings, *, root: Path, report: Report) -> LabelledSamples:
+    """Read the table data.path.
+
+    Raises:
+        SettingsError: a setting names a column that the table must not lose.
+        DataError: the file is no table, or lacks a column.
+    """
+    source = open_table(settings, root=root)
+    text_column = settings.text_column
+    require(source, text_column, "data.text_column")
+    for column in settings.label_columns:
+        require(source, column, "data.label_column")
+    frame = without_private(source.frame, settings, needed=(text_column, *settings.label_columns))
+    columns = {"text": text_column} | labelled.optional_columns(frame, settings, source.where)
+    extra = [name for name in frame.columns if name not in (*columns.values(), *settings.label_columns)]
+    check_single_values(frame, source.where, needed=(text_column,))
+    frame, row, refused = source.good_rows(frame)
+    if frame.is_empty():
+        raise DataError(f"{source.where} has no rows. Fix: add rows")
+    labels = read_labels(frame, settings, source.where)
+    groups = group_notes(frame.select(extra)) if not {"split", "group"} & set(columns) else ()
+    labels = replace(labels, notes=labels.notes + source.file.notes + groups)
+    cells = {name: _texts(frame, columns.get(name)) for name in ("text", "split", "group")}
+    ids = [f"{Path(settings.path).name} {place}" for place in source.file.places(row.to_list())]
+    contents = [None if text is None else hashlib.sha256(text.encode()).hexdigest() for text in cells["text"]]
+    split, group = (labelled.without_missing(cells[name]) for name in ("split", "group"))
+    table = pl.DataFrame({
+        "row": row, "id": ids, "text": cells["text"], "rule": [None] * len(row), "problem": [None] * len(row),
+        "content": contents, "split": split, "group": group,
+    }, schema=SAMPLE)  # fmt: skip
+    report(len(row), len(row))
+    names = labelled.index_names(extra, frame.columns)
+    table = table.with_columns(labelled.typed(frame[name]).alias(new) for name, new in names.items())
+    return LabelledSamples(source.name, settings.path, table, labels, refused, tuple(names.values()))
+
+
+def _texts(frame: pl.DataFrame, column: str | None) -> pl.Series:
+    """Return the values of a column as texts; nulls if there is no such column."""
+    return pl.Series([None] * frame.height, dtype=pl.String) if column is None else frame[column].cast(pl.String)
 
 
 def _digest(content: bytes) -> str:

@@ -99,9 +99,12 @@ class Baseline:
         yield training.Epoch(1, 0, metrics, {}, best=True, attempt=0)
         history = [{"epoch": 1.0, "step": 0.0, **metrics}]
         yield training.Finished(
-            step=0, best_epoch=1, best_value=metrics[job.plan.best], weights=dict(self.model.state_dict()),
+            step=0,
+            best_epoch=1,
+            best_value=metrics[job.plan.best],
+            weights=dict(self.model.state_dict()),
             history=history,
-        )  # fmt: skip
+        )
 
 
 def validated(model: "training.Model", split: "training.Split", job: "TrainingJob") -> dict[str, float]:

@@ -260,8 +260,11 @@ class _Startup:
 
     def _check_ports(self, names: list[str]) -> None:
         host, settings = self.platform.host, {name: setting for name, setting in _PORTS.items() if name in names}
-        wanted = {"prefect": self.platform.prefect_port, "mlflow": self.platform.mlflow_port,
-                  "serving": self.params.serving.port}  # fmt: skip
+        wanted = {
+            "prefect": self.platform.prefect_port,
+            "mlflow": self.platform.mlflow_port,
+            "serving": self.params.serving.port,
+        }
         for name, setting in settings.items():
             port, listening = wanted[name], self.prefect_host or host if name == "prefect" else host
             for other in settings:

@@ -31,8 +31,9 @@ def sealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of the user's own, saved and sealed; its code leaves a mark where it is imported."""
     root, folder = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("sealed")
     (root / "marking.py").write_text(OWN)
-    spec = image_spec("convnet", ("ant", "bee"), 1, 8, 8, (0.5,), (0.25,), factory="marking:net", code="marking.py",
-                     root=str(root))  # fmt: skip
+    spec = image_spec(
+        "convnet", ("ant", "bee"), 1, 8, 8, (0.5,), (0.25,), factory="marking:net", code="marking.py", root=str(root)
+    )
     with torch.random.fork_rng():
         save_model(folder, build(spec).state_dict(), spec, about={})
     seal(folder)

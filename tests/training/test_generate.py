@@ -294,9 +294,11 @@ def test_the_command_prints_prompts_and_texts(folder: Path) -> None:
 def test_the_command_ends_without_a_traceback(folder: Path, end: str) -> None:
     arguments = [sys.executable, "-m", "commands", "generate", str(folder), "--prompt", "the 日", "--max-tokens"]
     with subprocess.Popen(
-        [*arguments, "20" if end == "ASCII" else "100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [*arguments, "20" if end == "ASCII" else "100000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONIOENCODING": "ascii" if end == "ASCII" else "utf-8"},
-    ) as process:  # fmt: skip
+    ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         begun = process.stdout.read(5)

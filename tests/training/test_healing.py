@@ -215,8 +215,9 @@ def test_a_loss_not_finite_once_causes_one_rollback(lab, monkeypatch) -> None:
     assert "0.5 times the learning rate (return 1 of 3 that training.max_rollbacks allows)" in trouble.text
     points = reported(lab, events)
     assert [(step, attempt) for step, attempt, _ in points] == [
-        *((step, 0) for step in range(1, 6)), *((step, 1) for step in range(5, 13)),
-    ]  # fmt: skip
+        *((step, 0) for step in range(1, 6)),
+        *((step, 1) for step in range(5, 13)),
+    ]
     for _, attempt, values in points:
         assert values["step/learning_rate"] == 0.05 * 0.5**attempt
     assert points[4][2]["step/loss"] == points[5][2]["step/loss"]  # the same weights, the same batch
@@ -231,8 +232,9 @@ def test_a_second_rollback_uses_the_checkpoint_before(lab, monkeypatch) -> None:
     net(lab, monkeypatch, Fragile)
     events = list(lab.events(plan_of(lab)))
     assert [trouble.text.partition(": ")[2][:14] for trouble in lab.every(events, Trouble)] == [
-        "back to step 6", "back to step 4",
-    ]  # fmt: skip
+        "back to step 6",
+        "back to step 4",
+    ]
     assert isinstance(events[-1], Finished)
     assert [row["train/learning_rate"] for row in events[-1].history] == pytest.approx([0.05, 5e-6, 5e-6])
 

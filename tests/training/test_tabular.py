@@ -24,12 +24,13 @@ GAIN = Column("gain", "numeric", 1.0, 5.0, (*[0.0] * 120, *map(float, range(1, 1
 PET = Column("pet", "categorical", categories=("cat", "dog", "fox"))
 TOWN = Column("town", "categorical", categories=tuple(f"town {number:03d}" for number in range(100)))
 COLUMNS = {
-    "both": (AGE, PET, GAIN, TOWN), "numbers": (AGE, GAIN), "categories": (PET, TOWN), "one-hot": (PET,),
-    "embedded": (TOWN,),
-}  # fmt: skip
-TARGETS = (
-    Classes(("a", "b", "c")), Labels(("x", "y")), Numbers(("price", "size"), (5.0, 1.0), (2.0, 1.0)),
-)  # fmt: skip
+    "both": (AGE, PET, GAIN, TOWN),
+    "numbers": (AGE, GAIN),
+    "categories": (PET, TOWN),
+    "one-hot": (PET,),
+    "embedded": (TOWN),
+}
+TARGETS = (Classes(("a", "b", "c")), Labels(("x", "y")), Numbers(("price", "size"), (5.0, 1.0), (2.0, 1.0)))
 
 
 def rows(table: TableInput, count: int, *, seed: int = 0) -> Tensors:

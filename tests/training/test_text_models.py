@@ -150,9 +150,11 @@ def test_split_reads_what_ingest_packed(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     content = [text.encode() for text in ("a good film", "", "größe")]
     arrays = {
-        "text": np.frombuffer(b"".join(content), np.uint8), "starts": np.cumsum([0, *map(len, content)]),
-        "targets": np.array([1, 0, 1]), "keys": np.arange(3, dtype=np.uint64),
-    }  # fmt: skip
+        "text": np.frombuffer(b"".join(content), np.uint8),
+        "starts": np.cumsum([0, *map(len, content)]),
+        "targets": np.array([1, 0, 1]),
+        "keys": np.arange(3, dtype=np.uint64),
+    }
     for name, values in arrays.items():
         np.save(tmp_path / "train" / f"{name}.npy", values)
     listed = {name: [{"file": f"train/{name}.npy"}] for name in ("text", "starts")}

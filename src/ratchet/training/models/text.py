@@ -151,8 +151,10 @@ def load_vectors(network: Bag | Transformer, input: TextInput, path: Path) -> Ve
     ids = {word: number for number, word in enumerate(input.vocabulary, UNKNOWN + 1)}
     chosen = {ids[word]: vector for word, vector in _vectors(path, wanted=ids.keys())}
     if not chosen:
-        raise TrainingError(f"model.pretrained: {path} has none of the {len(ids):,} words of the vocabulary. "
-                            "Fix: use vectors of the texts' language, with lower-case words")  # fmt: skip
+        raise TrainingError(
+            f"model.pretrained: {path} has none of the {len(ids):,} words of the vocabulary. "
+            "Fix: use vectors of the texts' language, with lower-case words"
+        )
     rows = torch.tensor(list(chosen), device=network.embedding.weight.device)
     vectors = torch.from_numpy(np.stack(list(chosen.values())))
     columns = min(vectors.shape[1], network.embedding.embedding_dim)

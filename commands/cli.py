@@ -193,16 +193,16 @@ def predict(
     if out is not None and output is not None:
         raise typer.BadParameter("found both; allowed: one of them", param_hint="--out, --output")
     exit_on_sigterm()
-    given, written = absolute(paths, base=Path.cwd()), out.resolve() if out else None
+    inputs, written = absolute(paths, base=Path.cwd()), out.resolve() if out else None
     folder = absolute([output], base=Path.cwd())[0] if output else None
     with project_folder() as workspace:
         from commands.predict import predict as score_files
         from commands.predict import predict_shards
 
         if folder is None:
-            answered = score_files(workspace, given, model=model, out=written, column=column)
+            answered = score_files(workspace, inputs, model=model, out=written, column=column)
         else:
-            request = Request(given, folder, model, column, shard_rows, again)
+            request = Request(inputs, folder, model, column, shard_rows, again)
             with interruptible("the same command continues at the first unfinished shard"):
                 answered = predict_shards(workspace, request)
     raise typer.Exit(int(not answered))

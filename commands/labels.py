@@ -163,18 +163,18 @@ def _recipes(params: Params, workspace: Workspace, manifest: Manifest, *, rows: 
     batch = min(500, max(32, rows // 8))
     epochs = epochs or max(6, min(14, round(14 * (10_000 / rows) ** 0.5)))
     first = (3 * side // 4,) * (epochs // 3) if side >= 24 else ()
-    given = params.training
+    settings = params.training
     plan = replace(
         make_plan(TrainingSettings(), job.spec.target, seed=params.seed),
         epochs=epochs, batch_size=batch, label_smoothing=0.2, optimizer="muon", learning_rate=0.04,
         momentum=0.6, betas=(0.9, 0.95), weight_decay=0.5, decay_all=False, clip_norm=0.0, schedule="warmup-linear",
         warmup_epochs=0.0, ema_decay=1 - 1 / max(20, math.ceil(rows / batch)), crop_padding=max(1, side // 16),
         crop_fill="reflect", progressive_sizes=(*first, side), checkpoint_steps=0, doctor="never",
-        device=given.device, precision=given.precision, deterministic=given.deterministic,
+        device=settings.device, precision=settings.precision, deterministic=settings.deterministic,
     )  # fmt: skip
     spec = replace(job.spec, name="fastnet", widths=())
     mirrored = _Recipe(replace(spec, flip_average=True), replace(plan, flip="alternating"))
-    return [mirrored] if given.flip != "none" else [_Recipe(spec, plan), mirrored]
+    return [mirrored] if settings.flip != "none" else [_Recipe(spec, plan), mirrored]
 
 
 class _CrossValidation:

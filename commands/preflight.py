@@ -197,10 +197,10 @@ class _Preflight:
 
         rows, key = evaluate(tiny, scratch, progress=self).rows, params.gate.minimum_metric
         metrics = read_metrics(scratch.reports)
-        known = ("auto", "none", *metrics.named())
-        if key not in known and not hasattr(getattr(metrics, "average", metrics), key):
+        allowed = ("auto", "none", *metrics.named())
+        if key not in allowed and not hasattr(getattr(metrics, "average", metrics), key):
             raise SettingsError(
-                f"params.yaml: gate.minimum_metric: found {key}. Allowed for these data: {', '.join(known)}. Fix: "
+                f"params.yaml: gate.minimum_metric: found {key}. Allowed for these data: {', '.join(allowed)}. Fix: "
                 "`ratchet set gate.minimum_metric=auto`"
             )
         return f"{rows} test samples predicted and measured"

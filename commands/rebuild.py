@@ -128,13 +128,13 @@ class Rebuild:
             TrainingError: it fails; its output is on the terminal.
         """
         root = self.workspace.root
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(_EXCLUDED)}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(_EXCLUDED)}
         threads = str(self.recipe.record.hardware.threads)
         own = {"PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}", ROOT_VARIABLE: str(root)}
         done = subprocess.run(
             [sys.executable, "-m", *program],
             cwd=root,
-            env=kept | own | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+            env=environment | own | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
             check=False,
         )
         if done.returncode:

@@ -155,14 +155,14 @@ def share(project: Path, root: Path) -> None:
 
     try:
         theirs, own = (Path(Repo.find_dvc_dir(str(folder))) for folder in (project, root))
-        known = Config(str(theirs))  # its paths are absolute
+        config = Config(str(theirs))  # its paths are absolute
     except DvcException as error:
         raise WorkspaceError(f"DVC: {error}") from error
     # In DVC's format, but not by its Config.edit, which cannot write a path outside ASCII.
     shared = ConfigObj(encoding="utf-8")
-    shared["core"] = dict(known["core"])
-    shared["cache"] = {"dir": str(theirs / "cache"), **known["cache"]}
-    for name, remote in known["remote"].items():
+    shared["core"] = dict(config["core"])
+    shared["cache"] = {"dir": str(theirs / "cache"), **config["cache"]}
+    for name, remote in config["remote"].items():
         shared[f'remote "{name}"'] = dict(remote)
     content = BytesIO()
     shared.write(content)

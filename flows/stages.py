@@ -66,28 +66,21 @@ def as_task(
     name = stage.__name__
 
     def run(params: Params, workspace: Workspace, *waits_for: object) -> "R | State[R]":
-        logger = get_run_logger()
-        settled = dvc_stage.settle(workspace.root, name, params=workspace.settings_as_read)
-        if settled:
-            recorded = result.load(workspace)
-            logger.info("%s: %s, nothing to do: %s", name, settled, recorded.summary)
-            return Completed(name="Unchanged", message=f"{settled}: {recorded.summary}", data=recorded)
         extra = {"flow_run": flow_run.get_id()} if knows_flow else {}
-        place = holding(params) if holding else nullcontext()
-        require_current(name, params, workspace)
-        with place, ending_promptly(), disk_errors(workspace.root), PrefectProgress(name, unit=unit) as progress:
-            output = stage(params, workspace, progress=progress, **extra)
-            progress.say(output.summary)
-            dvc_stage.record(workspace.root, name, say=progress.say, params=workspace.settings_as_read)
-        return Completed(message=output.summary, data=output)
-
-    def run_plainly(params: Params, workspace: Workspace, *waits_for: object) -> "R | State[R]":
         try:
-            return run(params, workspace, *waits_for)
+            if unchanged := _unchanged(name, result, workspace):
+                return unchanged
+            place = holding(params) if holding else nullcontext()
+            require_current(name, params, workspace)
+            with place, ending_promptly(), disk_errors(workspace.root), PrefectProgress(name, unit=unit) as progress:
+                output = stage(params, workspace, progress=progress, **extra)
+                progress.say(output.summary)
+                dvc_stage.record(workspace.root, name, say=progress.say, params=workspace.settings_as_read)
         except RatchetError as error:
             return ended_by(error)
+        return Completed(message=output.summary, data=output)
 
-    run_plainly.__doc__ = stage.__doc__
+    run.__doc__ = stage.__doc__
     wrapped = task(
         name=name,
         task_run_name=name,
@@ -96,7 +89,7 @@ def as_task(
         retry_condition_fn=_is_worth_retrying,
         cache_policy=NO_CACHE,  # hashing inputs is DVC's work here
         persist_result=False,
-    )(run_plainly)
+    )(run)
 
     def call(params: Params, workspace: Workspace, *waits_for: object) -> R:
         # The state carries the summary; the caller needs the result or the error.
@@ -105,6 +98,16 @@ def as_task(
         return outcome
 
     return call
+
+
+def _unchanged(name: str, result: type[R], workspace: Workspace) -> "State[R] | None":
+    """Return the state of a stage that need not run; None: it must run."""
+    reason = dvc_stage.settle(workspace.root, name, params=workspace.settings_as_read)
+    if not reason:
+        return None
+    recorded = result.load(workspace)
+    get_run_logger().info("%s: %s, nothing to do: %s", name, reason, recorded.summary)
+    return Completed(name="Unchanged", message=f"{reason}: {recorded.summary}", data=recorded)
 
 
 def _is_worth_retrying(_task: Any, _run: Any, state: State[Any]) -> bool:

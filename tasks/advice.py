@@ -61,17 +61,17 @@ def _usefulness(metrics: Metrics) -> list[Step]:
 def _fit(params: Params, history: Epochs) -> list[Step]:
     """Return the step against over-fitting or under-fitting."""
     losses = [row.get("validation/loss") for row in history]
-    known = [loss for loss in losses if loss is not None]
-    if len(history) < 2 or len(known) < len(losses):
+    values = [loss for loss in losses if loss is not None]
+    if len(history) < 2 or len(values) < len(losses):
         return []
-    best, last = known.index(min(known)) + 1, history[-1]
+    best, last = values.index(min(values)) + 1, history[-1]
     trained, held_out = (last.get(f"{split}/accuracy") for split in ("train", "validation"))
     gap = 0.0 if trained is None or held_out is None else trained - held_out
     if gap > params.training.overfit_gap:
         decay = 2 * params.training.weight_decay or 0.01
         purpose = f"over-fitting: training accuracy {trained:.3f}, validation accuracy {held_out:.3f}; or add data"
         return [(f"ratchet train --set training.weight_decay={decay:g}", purpose)]
-    if best < len(history) * 2 / 3 and known[-1] > 1.1 * min(known):
+    if best < len(history) * 2 / 3 and values[-1] > 1.1 * min(values):
         return [
             (f"ratchet train --set training.epochs={best}", f"over-fitting: validation loss rises after epoch {best}")
         ]

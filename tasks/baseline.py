@@ -43,9 +43,9 @@ class Baseline:
 
         counted = _counted(job, train)
         rows = _part(counted, train)
-        arrays, described = _samples(job, train, rows)
+        arrays, input_spec = _samples(job, train, rows)
         targets = np.asarray(train.targets)[rows]
-        fitted = fit_baseline(arrays, targets, described, job.spec.target, seed=job.plan.seed)
+        fitted = fit_baseline(arrays, targets, input_spec, job.spec.target, seed=job.plan.seed)
         spec = ModelSpec(fitted.network_name, fitted.input, job.spec.target)
         model = training.build(spec).eval()
         model.network.load_state_dict(fitted.weights)
@@ -151,22 +151,22 @@ def _samples(
     from ratchet.training.streams import StreamSplit
     from ratchet.training.texts import TextSplit
 
-    described = job.spec.input
+    input_spec = job.spec.input
     match train:
         case TextSplit() if job.variant == "blend":
             ids = encode(train.texts(rows), job.spec.text)
-            return {"ids": ids.values, "starts": ids.starts}, described
+            return {"ids": ids.values, "starts": ids.starts}, input_spec
         case TextSplit():
             texts = [text.encode() for text in train.texts(rows)]
             starts = np.cumsum([0, *map(len, texts)], dtype=np.int64)
             return {"text": np.frombuffer(b"".join(texts), np.uint8), "starts": starts}, TextInput()
         case StreamSplit():
-            return {"ids": np.asarray(train.windows.ids)}, described
+            return {"ids": np.asarray(train.windows.ids)}, input_spec
         case training.TableSplit():
             arrays = dict(zip(train.array_names, train.gather(rows), strict=True))
-            return arrays, described if job.variant == "blend" else job.spec.table.unscaled
+            return arrays, input_spec if job.variant == "blend" else job.spec.table.unscaled
         case ArraysSplit():
             arrays = dict(zip(train.input_spec.names, train.gather(rows), strict=True))
-            return arrays, described if job.variant == "blend" else job.spec.arrays.unscaled
+            return arrays, input_spec if job.variant == "blend" else job.spec.arrays.unscaled
         case _:
-            return {}, described
+            return {}, input_spec

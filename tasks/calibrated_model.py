@@ -28,8 +28,8 @@ def calibrated(workspace: Workspace) -> "Iterator[tuple[Path, ModelSpec]]":
         return
     model.temperature.fill_(metrics["temperature"])
     spec = replace(spec, flip_average=bool(metrics["flip_average"]))
-    described = files.read_json(workspace.model / "model.json")
-    about = {name: described[name] for name in ("training", "baseline") if name in described}
+    content = files.read_json(workspace.model / "model.json")
+    about = {name: content[name] for name in ("training", "baseline") if name in content}
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder), model.state_dict(), spec, about=about)
         yield Path(folder), spec

@@ -75,7 +75,7 @@ def comparable(ours: Target, theirs: Target) -> bool:
     return set(ours.names) == set(theirs.names)
 
 
-def score_as(predictions: "Predictions", outputs: NDArray[np.float32], known: Target) -> NDArray[np.float64]:
+def score_as(predictions: "Predictions", outputs: NDArray[np.float32], theirs: Target) -> NDArray[np.float64]:
     """Return the score of each answer of another model, (rows,), larger is better.
 
     Args:
@@ -87,8 +87,8 @@ def score_as(predictions: "Predictions", outputs: NDArray[np.float32], known: Ta
 
     target = predictions.target
     if target.classes and not predictions.thresholds:
-        return right_answers(outputs, predictions.targets, classes=target.names, known=known.names)
-    converted = in_terms_of(target, outputs, known)
+        return right_answers(outputs, predictions.targets, classes=target.names, theirs=theirs.names)
+    converted = in_terms_of(target, outputs, theirs)
     return answers_to(target, converted, predictions.targets, thresholds=predictions.thresholds).score
 
 
@@ -101,7 +101,7 @@ def finite_score(score: NDArray[np.float64], outputs: NDArray[np.float32]) -> ND
 
 
 def right_answers(
-    logits: NDArray[np.float32], labels: NDArray[np.int64], *, classes: Sequence[str], known: Sequence[str]
+    logits: NDArray[np.float32], labels: NDArray[np.int64], *, classes: Sequence[str], theirs: Sequence[str]
 ) -> NDArray[np.float64]:
     """Return the score of each answer of a model with other classes, (rows,): 1 where it is the label, else 0.
 
@@ -113,7 +113,7 @@ def right_answers(
         classes: of the data.
         known: classes of the model, in the order of its logits.
     """
-    shared = [number for number, name in enumerate(known) if name in classes]
-    new_index = np.array([classes.index(known[number]) for number in shared], np.int64)
+    shared = [number for number, name in enumerate(theirs) if name in classes]
+    new_index = np.array([classes.index(theirs[number]) for number in shared], np.int64)
     score: NDArray[np.float64] = (new_index[logits[:, shared].argmax(1)] == labels).astype(np.float64)
     return score

@@ -137,11 +137,11 @@ class _TestSet:
         stream, split = spec.stream, self._open(spec.input)
         (ids,), _ = split.batch(np.arange(min(_PROMPTS, len(split))), torch.device("cpu"))
         unknown = None if stream.tokenizer == "bytes" else tokens(stream) - 1
-        known = [
+        classes = [
             list(takewhile(lambda token: token != unknown, part.tolist()))
             for part in ids[:, : max(1, stream.context // 2)]
         ]
-        prompts = [decode(part or [0], stream) for part in known]
+        prompts = [decode(part or [0], stream) for part in classes]
         with torch.inference_mode():
             probabilities = spec.target.served(model(ids)).numpy()
         with promotions.registry.opened(model_uri) as (served, folder):
@@ -262,8 +262,8 @@ class _TestSet:
         champion = champion.to("cpu").eval()
         return compare(model, champion, inputs, champion_inputs=theirs, limit=gate.latency_factor)
 
-    def _open(self, described: Input, split: str = "test") -> "Split":
+    def _open(self, input_spec: Input, split: str = "test") -> "Split":
         """Open the samples of a split as a model with this input reads them."""
         from ratchet.training import open_split
 
-        return open_split(self.workspace.packed, split, described)
+        return open_split(self.workspace.packed, split, input_spec)

@@ -74,7 +74,7 @@ class Budget:
             if taken[kind] and most - taken[kind] <= min(_MIN_SHARE * most, _MIN_SECONDS):
                 raise BudgetSpent(self._message("not continued", kind, taken[kind], step, total), step=step)
 
-    def stopped(self, step: int, total: int, *, kept: int | None = None) -> TrainingStopped:
+    def stopped(self, step: int, total: int, *, saved_step: int | None = None) -> TrainingStopped:
         """Return the error for a stop after `step` of `total`.
 
         Args:
@@ -82,33 +82,36 @@ class Budget:
         """
         if self._spent is None:
             at = f"step {step:,} of {total:,}" if total else f"step {step:,}"
-            return TrainingStopped(f"stopped at {at}: {_continues(kept)}")
+            return TrainingStopped(f"stopped at {at}: {_continues(saved_step)}")
         taken = self._taken(self.meter.spent())[self._spent]
-        return BudgetSpent(self._message("stopped", self._spent, taken, step, total, kept=kept), step=step)
+        return BudgetSpent(self._message("stopped", self._spent, taken, step, total, saved_step=saved_step), step=step)
 
     def _taken(self, now: TrainingCost | None = None) -> dict[str, float]:
         """Return the seconds of each kind over all attempts; `now` is the cost of this one."""
         costs = [self._before, now] if now else [self._before]
         return {kind: sum(getattr(cost, kind) for cost in costs) for kind in self._allowed}
 
-    def _message(self, how: str, kind: str, taken: float, step: int, total: int, *, kept: int | None = None) -> str:
+    def _message(
+        self, how: str, kind: str, taken: float, step: int, total: int, *, saved_step: int | None = None
+    ) -> str:
         most = self._allowed[kind]
         # The rest at this speed and 10 % more; the double if there was no step to measure the speed.
         enough = 1.1 * taken * total / step if step else 2 * max(taken, most)
         setting, hours = f"budget.{kind}_hours", max(0.01, float(f"{enough / 3600:.2g}"))
         return (
             f"{how} at step {step:,} of {total:,}: the budget is used up ({time_text(kind, taken)} of "
-            f"{time_text(kind, most)}, {setting}={most / 3600:g}). {'Checkpoint saved. ' if kept is None else ''}"
+            f"{time_text(kind, most)}, {setting}={most / 3600:g}). {'Checkpoint saved. ' if saved_step is None else ''}"
             f"Fix: `ratchet set {setting}={hours:g}` (0: no limit; if the command sets it, change it there), then "
-            f"{_continues(kept)}"
+            f"{_continues(saved_step)}"
         )
 
 
-def _continues(kept: int | None) -> str:
+def _continues(saved_step: int | None) -> str:
     """Say at which step the same command continues."""
-    if kept is None:
+    if saved_step is None:
         return "the same command continues there"
-    where = f"at step {kept:,}, its newest checkpoint" if kept else "from the beginning, because there is no checkpoint"
+    newest = f"at step {saved_step:,}, its newest checkpoint"
+    where = newest if saved_step else "from the beginning, because there is no checkpoint"
     return f"the checkpoint of this step could not be written, so the same command continues {where}"
 
 

@@ -4,6 +4,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,19 +65,13 @@ def train(
         budget = Budget(params.budget, None if run.is_closed else total_cost(run.journal), meter)
         recorder = _Recorder(params, workspace, progress, run, budget)
         recorder.begin(job, store, rows=len(inputs.train), flow_run=flow_run)
-        profile = run.journal.folder / "profile"
         if job.variant == "baseline":
             inputs.check()
             baseline = Baseline.fit(job, inputs.train)
             finished = recorder.record(baseline.events(job, inputs))
         else:
-            events = training.fit(
-                inputs,
-                store=store,
-                profile_to=profile,
-                stop=lambda: recorder.must_stop(stop_requested),
-                examine=doctor.examine,
-            )
+            fit = partial(training.fit, inputs, store=store, profile_to=run.journal.folder / "profile")
+            events = fit(stop=lambda: recorder.must_stop(stop_requested), examine=doctor.examine)
             finished = recorder.record(events)
             baseline = Baseline.fit(job, inputs.train)
     if run.away:
@@ -228,7 +223,7 @@ class _Recorder:
                     self.run.trouble(event.step, event.kind, event.text)
                     self.progress.say(event.text)
                 case training.Stopped():
-                    raise self.budget.stopped(event.step, self.total, kept=event.kept)
+                    raise self.budget.stopped(event.step, self.total, saved_step=event.saved_step)
                 case training.Finished():
                     return event
         raise AssertionError("training ended without Finished or Stopped")

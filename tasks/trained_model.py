@@ -34,14 +34,14 @@ class TrainedModel:
     @classmethod
     def load(cls, workspace: Workspace) -> "TrainedModel":
         """Read it from data/model."""
-        described = files.read_json(workspace.model / "model.json")
-        spec = described["spec"]
+        content = files.read_json(workspace.model / "model.json")
+        spec = content["spec"]
         name = spec["name"] if spec.get("factory", "none") == "none" else spec["factory"]
-        if "baseline" in described:
-            baseline = described["baseline"]["name"]
+        if "baseline" in content:
+            baseline = content["baseline"]["name"]
             name = f"average of {name} and {baseline}" if name.startswith("blend:") else f"baseline {baseline}"
-        changes = tuple(map(ContinuedCode.load, described["training"].pop("code_changes", ())))
-        return cls(name=name, code_changes=changes, **described["training"])
+        changes = tuple(map(ContinuedCode.load, content["training"].pop("code_changes", ())))
+        return cls(name=name, code_changes=changes, **content["training"])
 
     @property
     def summary(self) -> str:

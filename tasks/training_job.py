@@ -150,8 +150,8 @@ def _spec(params: Params, workspace: Workspace, manifest: Manifest, packed: Path
         )
     name = training.default_name(kind) if model.name in ("auto", *_VARIANTS) else model.name
     training.require(name, kind=kind, factory=model.factory, code=code, root=root)
-    described = training.model_input(
+    input_spec = training.model_input(
         packed, manifest.input, model=name, tokenizer=model.tokenizer, context=model.context, root=root
     )
-    target = training.model_target(described, manifest.target)
-    return ModelSpec(name, described, target, factory=model.factory, code=code, root=root)
+    target = training.model_target(input_spec, manifest.target)
+    return ModelSpec(name, input_spec, target, factory=model.factory, code=code, root=root)

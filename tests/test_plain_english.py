@@ -28,6 +28,15 @@ INSTEAD = {
     r"for ever": "permanently",
 }
 VAGUE = {"one", "ones", "found", "told", "made", "said", "asked", "words"}  # names that do not say what they hold
+# Participles that name nothing, in the packages that are free of them.
+PARTICIPLES = {"assigned", "broken", "described", "given", "kept", "known", "loaded", "meant", "settled"}
+WITHOUT_PARTICIPLES = (
+    "src/ratchet/training/",
+    "src/ratchet/doctor/",
+    "src/ratchet/servers/",
+    "src/ratchet/code/",
+    "flows/",
+)
 WORDS = re.compile(rf"\b(?:{'|'.join(INSTEAD)})\b", re.IGNORECASE)
 
 
@@ -74,11 +83,12 @@ def test_docstrings_begin_with_a_verb_or_a_thing() -> None:
 def test_names_of_variables_say_what_they_hold() -> None:
     faults = []
     for path in modules():
+        names = VAGUE | PARTICIPLES if name(path).startswith(WITHOUT_PARTICIPLES) else VAGUE
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            stored = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in VAGUE
-            if stored or (isinstance(node, ast.arg) and node.arg in VAGUE):
+            stored = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in names
+            if stored or (isinstance(node, ast.arg) and node.arg in names):
                 faults.append(f"{name(path)}:{node.lineno}")
-    assert not faults, f"none of {sorted(VAGUE)}"
+    assert not faults, f"use a noun instead of {sorted(VAGUE | PARTICIPLES)}"
 
 
 def test_names_of_tests_have_at_most_ten_words() -> None:

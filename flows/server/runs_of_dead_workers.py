@@ -101,8 +101,8 @@ class StaleWorkers:
             print(line, flush=True)
         for worker in self.client.read_workers_for_work_pool(POOL):
             name, beat, now = worker.name, worker.last_heartbeat_time, time.monotonic()
-            known, since = self._last.get(name, (None, now))
-            if name not in self._last or beat != known:
+            latest, since = self._last.get(name, (None, now))
+            if name not in self._last or beat != latest:
                 self._last[name] = beat, now
             elif now - since > _QUIET and now - since > (limit := self._limit()):
                 for line in close_runs(self.client, name, reason=f"Worker {name} sent no heartbeat for {limit:,} s"):

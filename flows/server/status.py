@@ -55,10 +55,10 @@ def status(workspace: Workspace) -> list[ServerStatus]:
     for name in TITLES:
         if service := record.services.get(name):
             state = service_state(workspace, record, service)
-            known = read_json(service.health) or {} if name == "serving" and state == "up" else {}
-            if known and not known.get("version"):
+            answer = read_json(service.health) or {} if name == "serving" and state == "up" else {}
+            if answer and not answer.get("version"):
                 state = "not ready"
-            note = "; ".join(filter(None, (known.get("version"), known.get("problem"))))
+            note = "; ".join(filter(None, (answer.get("version"), answer.get("problem"))))
             states.append(ServerStatus(name, state, service, service.address, note))
         elif name == "prefect" and record.api:
             states.append(ServerStatus(name, "elsewhere", address=record.api))
@@ -81,9 +81,9 @@ def service_state(workspace: Workspace, record: ServerRecord, service: Service) 
 def _is_online(workspace: Workspace, worker: Service) -> bool:
     """Return whether Prefect's server has received a recent heartbeat of this folder's worker, since its start."""
     url, since = f"{worker.address}/work_pools/{POOL}/workers/filter", datetime.fromtimestamp(worker.began, UTC)
-    for known in read_json(url, {}, timeout=30.0, credentials=prefect_credentials()) or []:
-        if known["name"] == worker_name(workspace):
-            last = datetime.fromisoformat(known["last_heartbeat_time"])
-            longest = _MISSED_BEATS * timedelta(seconds=known["heartbeat_interval_seconds"] or 30)
+    for answer in read_json(url, {}, timeout=30.0, credentials=prefect_credentials()) or []:
+        if answer["name"] == worker_name(workspace):
+            last = datetime.fromisoformat(answer["last_heartbeat_time"])
+            longest = _MISSED_BEATS * timedelta(seconds=answer["heartbeat_interval_seconds"] or 30)
             return last >= since and datetime.now(UTC) - last <= longest
     return False

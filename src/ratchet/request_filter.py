@@ -102,8 +102,8 @@ class RequestFilter:
         if scope["method"] in _WRITES and _has_body(headers) and not scope["path"].startswith(self.uploads):
             kinds = headers.get(b"content-type", ())
             if len(kinds) != 1 or not self._is_accepted(kinds[0]):
-                given = ", ".join(kinds) or "none"
-                return 415, f"Content-Type: found {given!r}; allowed: application/json."
+                listed = ", ".join(kinds) or "none"
+                return 415, f"Content-Type: found {listed!r}; allowed: application/json."
         return None
 
     def _is_own_host(self, header: str) -> bool:
@@ -141,9 +141,9 @@ class BasicAuthentication:
 
     def _knows(self, scope: Message) -> bool:
         values = _values(scope, b"authorization")
-        scheme, _, given = values[0].partition(" ") if len(values) == 1 else ("", "", "")
+        scheme, _, listed = values[0].partition(" ") if len(values) == 1 else ("", "", "")
         try:
-            decoded = base64.b64decode(given.strip(), validate=True)
+            decoded = base64.b64decode(listed.strip(), validate=True)
         except (binascii.Error, ValueError):
             return False
         return scheme.lower() == "basic" and hmac.compare_digest(decoded, self.credentials)

@@ -48,8 +48,8 @@ def bare(url: str) -> str:
         return url
     parts = urlsplit(url)
     user, at, host = parts.netloc.rpartition("@")
-    kept = "" if parts.scheme in ("http", "https") else user.partition(":")[0]
-    return urlunsplit((parts.scheme, f"{kept}{at if kept else ''}{host}", parts.path, "", ""))
+    shown = "" if parts.scheme in ("http", "https") else user.partition(":")[0]
+    return urlunsplit((parts.scheme, f"{shown}{at if shown else ''}{host}", parts.path, "", ""))
 
 
 def is_usable(url: str) -> bool:

@@ -41,11 +41,11 @@ def published(model: str) -> str:
     Raises:
         TrainingError: torchvision has no such classifier.
     """
-    known = model_names.torchvision_classifiers()
-    if model not in known:
+    names = model_names.torchvision_classifiers()
+    if model not in names:
         from ratchet.settings.errors import nearest
 
-        near = ", ".join(nearest(model, list(known))) or "resnet18"
+        near = ", ".join(nearest(model, list(names))) or "resnet18"
         raise TrainingError(
             f"weights: found {model}; allowed: a classifier of torchvision.models. Nearest: {near}. Fix: for weights "
             "of another network put the file into data/pretrained, and name it in model.pretrained"
@@ -173,8 +173,8 @@ def _draft(workspace: Workspace, name: str) -> Iterator[Path]:
 
 def _is_of(model: str, name: str) -> bool:
     """Return whether a file's name says that its weights are of this network: vgg16_bn is another one than vgg16."""
-    known = model_names.torchvision_classifiers()
-    networks = [each for each in {model, *known} if re.match(rf"{re.escape(each)}[-_.]", name)]
+    names = model_names.torchvision_classifiers()
+    networks = [each for each in {model, *names} if re.match(rf"{re.escape(each)}[-_.]", name)]
     is_own = bool(networks) and max(networks, key=len) == model
     return is_own and _OTHER.isdisjoint(re.split("[-_.]", name.removeprefix(model)))
 

@@ -16,10 +16,10 @@ from tasks.stopping import Budget
     ],
 )
 def test_stop_names_the_checkpoint_that_exists(kept: int | None, text: str) -> None:
-    request = Budget(BudgetSettings(), None, CostMeter()).stopped(9, 80, kept=kept)
+    request = Budget(BudgetSettings(), None, CostMeter()).stopped(9, 80, saved_step=kept)
     assert str(request).startswith("stopped at step 9 of 80: ")
     spent = Budget(BudgetSettings(wall_hours=0.001), TrainingCost(4.0, 0.0, 0.0), CostMeter())
     assert spent.is_spent()
-    for refusal in (request, spent.stopped(9, 80, kept=kept)):
+    for refusal in (request, spent.stopped(9, 80, saved_step=kept)):
         assert text in str(refusal)
         assert ("Checkpoint saved" in str(refusal)) == (kept is None and refusal is not request)

@@ -223,7 +223,7 @@ def test_a_stop_on_a_full_disk_reports_its_checkpoint(lab, step: int) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     kept = {2: 0, 7: 6}[step]
-    assert events[-1] == Stopped(step, kept=kept)
+    assert events[-1] == Stopped(step, saved_step=kept)
     assert f"checkpoint of step {step} was not written" in lab.every(events, Notice)[-1].text
     assert lab.every(lab.events(plan), Started)[0].step == kept
 

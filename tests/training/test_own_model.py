@@ -212,7 +212,7 @@ def test_a_head_for_other_classes_is_not_loaded(lab, tmp_path) -> None:
     assert report.unexpected == ("module.extra.weight",)
     kept = model.network.state_dict()
     assert all(torch.equal(kept[name], fresh[name]) for name in (*report.misshaped, *report.missing))
-    assert all(torch.equal(kept[name], source.network.state_dict()[name]) for name in report.loaded)
+    assert all(torch.equal(kept[name], source.network.state_dict()[name]) for name in report.fitting)
     loaded = f"{len(kept) - 4} of the network's {len(kept) - 1} tensors"
     for expected in ("of ten.pt", loaded, "head.weight, head.bias", "stem.0.weight", "module.extra.weight"):
         assert expected in report.summary

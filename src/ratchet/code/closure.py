@@ -227,9 +227,9 @@ def _parse(path: Path, _stamp: tuple[int, int]) -> _Source:
             bindings[name] = (*bindings.get(name, ()), use)
     imports = {use for uses in bindings.values() for use in uses}
     attributes = {id(node.value): node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    loaded = [(node.id, attributes.get(id(node))) for node in nodes if isinstance(node, ast.Name)]
-    loaded += [(name, None) for name in (*_exported(tree), *(name for name in bindings if name.startswith("*")))]
-    uses = {_use(use, attribute) for name, attribute in loaded for use in bindings.get(name, ())}
+    names = [(node.id, attributes.get(id(node))) for node in nodes if isinstance(node, ast.Name)]
+    names += [(name, None) for name in (*_exported(tree), *(name for name in bindings if name.startswith("*")))]
+    uses = {_use(use, attribute) for name, attribute in names for use in bindings.get(name, ())}
     if path.name == "__init__.py":
         uses |= imports  # a package is used through what it imports
     marks = {

@@ -92,7 +92,7 @@ def _counting(line: Any) -> list[Any]:
     if isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant):
         return []
     if isinstance(line, ast.If) and ast.unparse(line.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
-        return [kept for other in line.orelse for kept in _counting(other)]
+        return [statement for other in line.orelse for statement in _counting(other)]
     return [line]
 
 

@@ -184,10 +184,10 @@ def _first_input(model: Model) -> Iterator[list[torch.Tensor]]:
     first: list[torch.Tensor | None] = []
     recorded: list[torch.Tensor] = []
 
-    def note(module: nn.Module, given: tuple[object, ...]) -> None:
+    def note(module: nn.Module, inputs: tuple[object, ...]) -> None:
         if not first:
             first.append(None)
-            recorded.extend(each for each in given[:1] if isinstance(each, torch.Tensor) and id(module) in weighted)
+            recorded.extend(each for each in inputs[:1] if isinstance(each, torch.Tensor) and id(module) in weighted)
 
     weighted = {id(layer) for layer in weighted_layers(model).values()}
     layers = [module for module in model.modules() if id(module) in weighted or isinstance(module, _NORMS)]

@@ -24,9 +24,9 @@ def kept_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 def unregistered(model: nn.Module) -> dict[int, str]:
     """Return the path of each tensor that requires a gradient and is not in `model.parameters()`, by id."""
-    known = {id(parameter) for parameter in model.parameters()}
-    kept = {id(tensor): path for path, tensor in kept_tensors(model) if tensor.requires_grad and tensor.is_leaf}
-    return {key: path for key, path in kept.items() if key not in known}
+    registered = {id(parameter) for parameter in model.parameters()}
+    tensors = {id(tensor): path for path, tensor in kept_tensors(model) if tensor.requires_grad and tensor.is_leaf}
+    return {key: path for key, path in tensors.items() if key not in registered}
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, object]]:

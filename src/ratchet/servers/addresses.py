@@ -46,8 +46,8 @@ def api_url(host: str, port: int) -> str:
 def is_loopback(host: str) -> bool:
     """Return whether only processes of this machine reach a server that listens there."""
     try:
-        known = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
-        hosts = {str(place[0]).partition("%")[0] for *_, place in known}
+        resolved = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+        hosts = {str(place[0]).partition("%")[0] for *_, place in resolved}
         return bool(hosts) and all(ipaddress.ip_address(each).is_loopback for each in hosts)
     except (OSError, ValueError):  # unknown, or no address at all
         return False
@@ -64,12 +64,12 @@ def own_origins(host: str, port: int, *, public: str, allowed: Collection[str] =
         [public, *(f"http://{name}:{port}" for name in (*map(normal_host, LOOPBACK), *_names(host)))]
     )
     for entry in allowed:
-        name, given = split_host(entry) or (entry, None)
-        if given is None:
+        name, own_port = split_host(entry) or (entry, None)
+        if own_port is None:
             origins |= dict.fromkeys([f"http://{name}:{port}", f"https://{name}:{port}"])
             origins |= dict.fromkeys([f"http://{name}", f"https://{name}"])
         else:
-            origins |= dict.fromkeys([f"http://{name}:{given}", f"https://{name}:{given}"])
+            origins |= dict.fromkeys([f"http://{name}:{own_port}", f"https://{name}:{own_port}"])
     return list(origins)
 
 

@@ -50,8 +50,8 @@ def client_environment(workspace: Workspace, api_url: str | None = None) -> dict
 
 def _without_proxy() -> str:
     """Return the hosts that no proxy is used for: the user's, and this machine's loopback."""
-    given = [host.strip() for name in _NO_PROXY for host in os.environ.get(name, "").split(",")]
-    return ",".join(dict.fromkeys(host for host in (*given, *LOOPBACK) if host))
+    hosts = [host.strip() for name in _NO_PROXY for host in os.environ.get(name, "").split(",")]
+    return ",".join(dict.fromkeys(host for host in (*hosts, *LOOPBACK) if host))
 
 
 def service_environment(
@@ -63,13 +63,13 @@ def service_environment(
         secrets: the alerts' secrets that the service needs; it gets no other.
     """
     # RATCHET_HOLDER: a server outlives the run that holds the workspace.
-    kept = {
+    variables = {
         name: value
         for name, value in os.environ.items()
         if not _is_foreign(name) and name != "RATCHET_HOLDER" and (name not in ALERT_SECRETS or name in secrets)
     }
-    kept |= {"PYTHONUNBUFFERED": "1", "RATCHET_ROOT": str(workspace.root), "PWD": str(workspace.root)}
-    return kept | client_environment(workspace, api_url)
+    variables |= {"PYTHONUNBUFFERED": "1", "RATCHET_ROOT": str(workspace.root), "PWD": str(workspace.root)}
+    return variables | client_environment(workspace, api_url)
 
 
 def adopt(workspace: Workspace) -> None:

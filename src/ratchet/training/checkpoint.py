@@ -95,8 +95,8 @@ class CheckpointStore:
                 self.before_write()
                 self._write(snapshot)
             except Exception as error:  # any disk error is reported, and the thread continues
-                kept = self.paths()
-                last = f"the last good one is {kept[-1].name}" if kept else "there is no other checkpoint yet"
+                stored = self.paths()
+                last = f"the last good one is {stored[-1].name}" if stored else "there is no other checkpoint yet"
                 self.problems.append(
                     f"checkpoint of step {snapshot.step} was not written ({error}); {last}; training continues"
                 )

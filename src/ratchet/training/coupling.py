@@ -232,8 +232,8 @@ def _is_pointwise(operation: Any) -> bool:
     """Return whether each value of the result depends on the values at the same place. Operations may be in place."""
     name, _, overload = operation.__name__.partition(".")
     name = name.removesuffix("_")
-    known = getattr(getattr(torch.ops.aten, name, None), overload, operation)
-    return name in _POINTWISE or torch.Tag.pointwise in known.tags
+    overloaded = getattr(getattr(torch.ops.aten, name, None), overload, operation)
+    return name in _POINTWISE or torch.Tag.pointwise in overloaded.tags
 
 
 def _first(node: Node) -> Node:
@@ -262,8 +262,8 @@ def _constant(labels: torch.Tensor, axis: int) -> bool:
 def _arguments(node: Node, *names: str) -> list[Any]:
     """Return arguments of an operator by name; None if they are not given."""
     operation: Any = node.target
-    given = dict(zip((each.name for each in operation._schema.arguments), node.args, strict=False))
-    return [{**given, **node.kwargs}.get(name) for name in names]
+    named = dict(zip((each.name for each in operation._schema.arguments), node.args, strict=False))
+    return [{**named, **node.kwargs}.get(name) for name in names]
 
 
 def _replaced(arguments: Any, labels: dict[Node, Any]) -> Any:

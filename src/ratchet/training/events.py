@@ -77,7 +77,7 @@ class Stopped:
     """
 
     step: int
-    kept: int | None = None
+    saved_step: int | None = None
 
 
 @dataclass(frozen=True)

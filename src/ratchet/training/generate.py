@@ -81,8 +81,8 @@ def choose(logits: NDArray[np.float32], sampling: Sampling, position: float) -> 
         scaled = (logits[order].astype(np.float64) - float(logits[order[0]])) / sampling.temperature
     cumulative = np.cumsum(np.exp(scaled))
     if sampling.top_p < 1.0:
-        kept = int(np.searchsorted(cumulative, sampling.top_p * cumulative[-1])) + 1
-        order, cumulative = order[:kept], cumulative[:kept]
+        count = int(np.searchsorted(cumulative, sampling.top_p * cumulative[-1])) + 1
+        order, cumulative = order[:count], cumulative[:count]
     place = int(np.searchsorted(cumulative, position * cumulative[-1], side="right"))
     return int(order[min(place, len(order) - 1)])
 
@@ -144,17 +144,17 @@ class Generator:
 
     def ids(self, prompt: Sequence[int], sampling: Sampling, *, cached: bool = True) -> Iterator[int]:
         """Yield the ids that follow the ids of a prompt, until a stop token, which is not yielded."""
-        known = list(prompt)
+        sequence = list(prompt)
         random = np.random.default_rng(sampling.seed)
         next_logits = self._cached_logits() if cached and isinstance(self._model.network, Decoder) else self._logits
         for _ in range(sampling.max_tokens):
-            logits = next_logits(known).copy()
+            logits = next_logits(sequence).copy()
             if self.input_spec.tokenizer != "bytes":
                 logits[tokens(self.input_spec) - 1] = -np.inf  # the unknown token has no text
             chosen = choose(logits, sampling, random.random())
             if chosen in sampling.stop_tokens:
                 return
-            known.append(chosen)
+            sequence.append(chosen)
             yield chosen
 
     def _text(self, prompt: list[int], sampling: Sampling, *, cached: bool) -> Iterator[str]:
@@ -167,9 +167,9 @@ class Generator:
         yield decoder.decode(b"", final=True)
 
     @torch.no_grad()
-    def _logits(self, known: Sequence[int]) -> NDArray[np.float32]:
+    def _logits(self, sequence: Sequence[int]) -> NDArray[np.float32]:
         """Return the logits of the next token, float32 (tokens,), from all tokens that the model sees."""
-        seen = torch.tensor([known[window_start(len(known), self.input_spec.context) :]])
+        seen = torch.tensor([sequence[window_start(len(sequence), self.input_spec.context) :]])
         return _rounded(self._model(seen))
 
     def _cached_logits(self) -> Callable[[Sequence[int]], NDArray[np.float32]]:
@@ -180,13 +180,13 @@ class Generator:
         start = done = 0
 
         @torch.no_grad()
-        def logits(known: Sequence[int]) -> NDArray[np.float32]:
+        def logits(sequence: Sequence[int]) -> NDArray[np.float32]:
             nonlocal start, done
-            if (now := window_start(len(known), self.input_spec.context)) != start:
+            if (now := window_start(len(sequence), self.input_spec.context)) != start:
                 start = done = now
                 cache.clear()
-            answer = network(torch.tensor([known[done:]]), cache) / temperature
-            done = len(known)
+            answer = network(torch.tensor([sequence[done:]]), cache) / temperature
+            done = len(sequence)
             return _rounded(answer)
 
         return logits

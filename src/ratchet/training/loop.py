@@ -266,8 +266,8 @@ class _Training:
         yield from self._checkpoint()
         self.store.wait()
         yield from self._problems()
-        step, kept = self.state.step, self.store.newest_step()
-        yield Stopped(step, kept=None if kept == step else kept)
+        step, saved_step = self.state.step, self.store.newest_step()
+        yield Stopped(step, saved_step=None if saved_step == step else saved_step)
 
     def _epoch(self) -> Iterator[Event]:
         state, plan = self.state, self.plan

@@ -111,13 +111,13 @@ class Objective:
             )
         classes = logits.shape[1]
         counts = labels != self.ignored
-        known = torch.where(counts, labels, torch.zeros_like(labels))
-        targets = functional.one_hot(known, classes).to(logits.dtype)
+        indices = torch.where(counts, labels, torch.zeros_like(labels))
+        targets = functional.one_hot(indices, classes).to(logits.dtype)
         targets = targets * (1.0 - self.smoothing) + self.smoothing / classes
         losses = _ELEMENTWISE[self.kind](logits, targets, reduction="none").mean(1)
         weights = counts.to(logits.dtype)
         if self.weights is not None:
-            weights = weights * self.weights.to(logits.dtype)[known]
+            weights = weights * self.weights.to(logits.dtype)[indices]
         return (losses * weights).sum()
 
     def num_correct(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

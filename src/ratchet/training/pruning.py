@@ -22,7 +22,7 @@ _TOLERANCE = 1e-3  # of the outputs' size
 _NOISE = 0.01
 _NETWORK = "network."
 
-Kept = dict[tuple[str, int], torch.Tensor]  # positions that stay, by tensor name and axis
+Channels = dict[tuple[str, int], torch.Tensor]  # positions that stay, by tensor name and axis
 
 
 def pruned_spec(spec: ModelSpec, share: float) -> ModelSpec:
@@ -39,9 +39,9 @@ def pruned_spec(spec: ModelSpec, share: float) -> ModelSpec:
         full = build(spec).eval()
         for weight in full.parameters():
             weight.data.add_(torch.randn_like(weight), alpha=_NOISE)  # layers that begin with zeros would hide faults
-        kept = _kept(full, spec, share)
-        smaller = replace(spec, widths=_widths(full.network, kept))
-        _require_equal(full, _smaller(full, smaller, kept).eval(), kept, spec)
+        channels = _channels(full, spec, share)
+        smaller = replace(spec, widths=_widths(full.network, channels))
+        _require_equal(full, _smaller(full, smaller, channels).eval(), channels, spec)
     finally:
         torch.set_rng_state(random_state)
     return smaller
@@ -50,12 +50,12 @@ def pruned_spec(spec: ModelSpec, share: float) -> ModelSpec:
 def pruned(full: Model, spec: ModelSpec, share: float) -> Model:
     """Return the model of `spec`, which `pruned_spec` returned for `share`, with the best channels of `full`."""
     training = full.training
-    smaller = _smaller(full, spec, _kept(full.eval(), spec, share))
+    smaller = _smaller(full, spec, _channels(full.eval(), spec, share))
     full.train(training)
     return smaller.train(training)
 
 
-def _kept(full: Model, spec: ModelSpec, share: float) -> Kept:
+def _channels(full: Model, spec: ModelSpec, share: float) -> Channels:
     """Return the channels that stay, of each tensor that loses some."""
     try:
         inputs = full.prepared(*example_inputs(spec.input))
@@ -71,17 +71,17 @@ def _kept(full: Model, spec: ModelSpec, share: float) -> Kept:
     for group in _groups(layers):
         ranked = sorted(group, key=lambda label: (-importance[label], label))
         staying.update(ranked[: _number(len(group), share)])
-    kept = {}
+    channels = {}
     for slot, labels in slots.items():
         positions = [position for position, label in enumerate(labels.tolist()) if label in staying]
         if len(positions) < len(labels):
-            kept[slot] = torch.tensor(positions)
-    if not kept:
+            channels[slot] = torch.tensor(positions)
+    if not channels:
         raise TrainingError(
             f"training.prune_channels: no layer of {spec.called} can lose channels. Allowed: networks with hidden "
             "layers of convolutions or linear layers. Fix: `ratchet set training.prune_channels=0`, or a larger share"
         )
-    return kept
+    return channels
 
 
 def _number(channels: int, share: float) -> int:
@@ -117,27 +117,28 @@ def _importance(network: nn.Module, slots: ChannelGroups) -> dict[int, float]:
     return importance
 
 
-def _widths(network: nn.Module, kept: Kept) -> tuple[Width, ...]:
+def _widths(network: nn.Module, channels: Channels) -> tuple[Width, ...]:
     """Return the new numbers of inputs and outputs of each layer that changes."""
-    changed = {name.rpartition(".")[0] for name, _ in kept}
+    changed = {name.rpartition(".")[0] for name, _ in channels}
     tensors = network.state_dict()
     widths = []
     for layer, module in network.named_modules():
         if layer not in changed:
             continue
-        assert isinstance(module, NARROWED), "only tensors of these have slots"
+        assert isinstance(module, NARROWED), "only tensors of these have groups of channels"
         own = {name.rpartition(".")[2]: tensor for name, tensor in tensors.items() if name.rpartition(".")[0] == layer}
         main = "weight" if "weight" in own else "running_mean"
-        inputs = outputs = len(kept.get((f"{layer}.{main}", 0), own[main]))
+        inputs = outputs = len(channels.get((f"{layer}.{main}", 0), own[main]))
         if getattr(module, "groups", 1) > 1:  # depthwise
             inputs = outputs * int(module.in_channels) // int(module.out_channels)  # type: ignore[arg-type]
         elif own[main].dim() > 1:
-            inputs = kept[f"{layer}.{main}", 1].numel() if (f"{layer}.{main}", 1) in kept else own[main].shape[1]
+            read = channels.get((f"{layer}.{main}", 1))
+            inputs = own[main].shape[1] if read is None else read.numel()
         widths.append(Width(layer, outputs, inputs))
     return tuple(widths)
 
 
-def _smaller(full: Model, spec: ModelSpec, kept: Kept) -> Model:
+def _smaller(full: Model, spec: ModelSpec, channels: Channels) -> Model:
     """Return the model of `spec` with the kept channels of `full`."""
     try:
         smaller = build(spec)
@@ -147,20 +148,20 @@ def _smaller(full: Model, spec: ModelSpec, kept: Kept) -> Model:
             "in its forward from the shapes of tensors, or `ratchet set training.prune_channels=0`"
         ) from error
     tensors = full.state_dict()
-    for (name, axis), positions in kept.items():
+    for (name, axis), positions in channels.items():
         tensors[_NETWORK + name] = tensors[_NETWORK + name].index_select(axis, positions)
     smaller.load_state_dict(tensors)
     return smaller
 
 
-def _require_equal(full: Model, smaller: Model, kept: Kept, spec: ModelSpec) -> None:
+def _require_equal(full: Model, smaller: Model, channels: Channels, spec: ModelSpec) -> None:
     """Check that the smaller model answers as the full one does without the removed channels.
 
     A constant factor is allowed: some networks scale their outputs by a width.
     """
     tensors = dict(full.network.named_parameters())
     with torch.no_grad():
-        for (name, axis), positions in kept.items():
+        for (name, axis), positions in channels.items():
             if axis == 1:
                 removed = torch.ones(tensors[name].shape[1], dtype=torch.bool)
                 removed[positions] = False

@@ -31,9 +31,9 @@ def find_teacher(folder: Path, name: str) -> Path | None:
     path = folder / name
     if (path / "model.json").is_file() and folder.resolve() in path.resolve().parents:
         return path
-    known = ", ".join(sorted(each.parent.name for each in folder.glob("*/model.json"))) or "none"
+    stored = ", ".join(sorted(each.parent.name for each in folder.glob("*/model.json"))) or "none"
     raise TrainingError(
-        f"training.teacher: there is no model in {path}. Existing in {folder}: {known}. Fix: `ratchet export "
+        f"training.teacher: there is no model in {path}. Existing in {folder}: {stored}. Fix: `ratchet export "
         f"NAME@champion --variant model --to {path}`, or `ratchet set training.teacher=none`"
     )
 

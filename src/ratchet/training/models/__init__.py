@@ -133,9 +133,9 @@ def _network(spec: ModelSpec) -> nn.Module:
         try:
             network = make(**arguments)
         except (Exception, SystemExit) as error:  # the user's code may raise anything
-            given = ", ".join(f"{name}={value}" for name, value in arguments.items())
+            listed = ", ".join(f"{name}={value}" for name, value in arguments.items())
             raise TrainingError(
-                f"model.factory: {spec.factory} raised {type(error).__name__}: {error}; it was called with {given}"
+                f"model.factory: {spec.factory} raised {type(error).__name__}: {error}; it was called with {listed}"
             ) from error
         if not isinstance(network, nn.Module):
             raise TrainingError(f"model.factory: {spec.factory} returned a {type(network).__name__}, not an nn.Module")

@@ -56,5 +56,5 @@ class Dropout(nn.Dropout):
             return super().forward(x)
         random_values = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
         bits = random_values.view(torch.int16)[: x.numel()].view(x.shape)
-        kept = bits >= round(self.p * _VALUES) - _VALUES // 2
-        return x * kept.to(x.dtype).mul_(1.0 / (1.0 - self.p))
+        mask = bits >= round(self.p * _VALUES) - _VALUES // 2
+        return x * mask.to(x.dtype).mul_(1.0 / (1.0 - self.p))

@@ -70,15 +70,15 @@ class Ngrams(Fitted):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return log-probabilities of the next token, (n, context, tokens), for token ids, int64 (n, context)."""
         probabilities = self.unigrams.expand(*ids.shape, -1)
-        node, known = torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool)
+        node, is_known = torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool)
         for back in range(len(self.levels)):
             if back:  # the token before, of which the first position has none
                 ids = _shifted(ids)
             place, found_key = self._search(node * len(self.unigrams) + ids)
-            known = known & found_key & (ids >= 0)
-            node = torch.where(known, place + 1, 0)
+            is_known = is_known & found_key & (ids >= 0)
+            node = torch.where(is_known, place + 1, 0)
             longer = self._shares(place) + self.rest[place].unsqueeze(2) * probabilities
-            probabilities = torch.where(known.unsqueeze(2), longer, probabilities)
+            probabilities = torch.where(is_known.unsqueeze(2), longer, probabilities)
         return probabilities.log()
 
     def _search(self, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

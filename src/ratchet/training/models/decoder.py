@@ -49,8 +49,8 @@ class Decoder(nn.Module):
         Args:
             cache: of the tokens before `ids`, which is extended by `ids`; an empty list for the first call.
         """
-        known = cache[0][0].shape[2] if cache else 0
-        turns = self.get_buffer("turns")[:, known : known + ids.shape[1]]
+        cached = cache[0][0].shape[2] if cache else 0
+        turns = self.get_buffer("turns")[:, cached : cached + ids.shape[1]]
         x = self.dropout(self.embedding(ids))
         for number, block in enumerate(self.blocks):
             x = block(x, turns, cache, number)
@@ -116,10 +116,10 @@ def _attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> 
 
 
 def _causal(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    new, known = queries.shape[2], keys.shape[2]
-    if new == known or new == 1:
+    new, cached = queries.shape[2], keys.shape[2]
+    if new == cached or new == 1:
         return functional.scaled_dot_product_attention(queries, keys, values, is_causal=new > 1)
-    mask = torch.ones(new, known, dtype=torch.bool, device=queries.device).tril(known - new)
+    mask = torch.ones(new, cached, dtype=torch.bool, device=queries.device).tril(cached - new)
     return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
 
 

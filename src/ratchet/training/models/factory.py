@@ -65,12 +65,12 @@ class OwnCode:
         module_name, _, function = name.partition(":")
         self._require_file(module_name)
         module = self._import(module_name)
-        loaded: Callable[..., Any] | None = getattr(module, function, None)
-        if not callable(loaded):
+        attribute: Callable[..., Any] | None = getattr(module, function, None)
+        if not callable(attribute):
             raise TrainingError(
                 f"{self.setting}: {module_name} has no function or class {function}. Allowed: {_functions(module)}"
             )
-        return loaded
+        return attribute
 
     def _require_file(self, module: str) -> None:
         top = module.partition(".")[0]

@@ -22,15 +22,15 @@ class LoadReport:
     """Names of the tensors that were loaded or not: as in the network; unexpected ones as in the file."""
 
     file: str
-    loaded: tuple[str, ...]
+    fitting: tuple[str, ...]
     missing: tuple[str, ...]  # not in the file: initial weights stay
     misshaped: tuple[str, ...]  # of another shape in the file, such as a head for other classes: initial weights stay
     unexpected: tuple[str, ...]  # not in the network: ignored
 
     @property
     def summary(self) -> str:
-        wanted = len(self.loaded) + len(self.missing) + len(self.misshaped)
-        lines = [f"pretrained weights of {self.file}: {len(self.loaded)} of the network's {wanted} tensors loaded"]
+        wanted = len(self.fitting) + len(self.missing) + len(self.misshaped)
+        lines = [f"pretrained weights of {self.file}: {len(self.fitting)} of the network's {wanted} tensors loaded"]
         if self.misshaped:
             lines.append(f"of another shape, initial weights kept: {_listed(self.misshaped)}")
         if self.missing:
@@ -77,22 +77,22 @@ def load_pretrained(model: Model, path: Path) -> LoadReport:
     within = {name.removeprefix(theirs): tensor for name, tensor in offered.items() if name.startswith(theirs)}
     names = [name for name in wanted if name.startswith(ours)]
     matched = [name for name in names if name.removeprefix(ours) in within]
-    loaded = [name for name in matched if wanted[name].shape == within[name.removeprefix(ours)].shape]
-    if not loaded:
+    fitting = [name for name in matched if wanted[name].shape == within[name.removeprefix(ours)].shape]
+    if not fitting:
         raise TrainingError(
             f"model.pretrained: no tensor of {path} fits the model: the file has {_listed(tuple(offered))}, the model "
             f"{_listed(tuple(wanted))}. Fix: use a file of this model, or set model.pretrained to none"
         )
     with torch.no_grad():
-        for name in loaded:
+        for name in fitting:
             wanted[name].copy_(within[name.removeprefix(ours)])
     # Old files lack these counters. Only a momentum of None, which is not used here, would read them.
     missing = [name for name in names if name not in matched and not name.endswith(".num_batches_tracked")]
     return LoadReport(
         file=path.name,
-        loaded=tuple(loaded),
+        fitting=tuple(fitting),
         missing=tuple(name.removeprefix(ours) for name in missing),
-        misshaped=tuple(name.removeprefix(ours) for name in matched if name not in loaded),
+        misshaped=tuple(name.removeprefix(ours) for name in matched if name not in fitting),
         unexpected=tuple(theirs + name for name in within if ours + name not in wanted),
     )
 

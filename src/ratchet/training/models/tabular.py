@@ -50,8 +50,8 @@ class TableFront(nn.Module):
         if self.has_limits:
             numbers = torch.maximum(torch.minimum(numbers, self.high), self.low)
         scaled = (numbers - self.mean) / self.std
-        known = torch.isfinite(scaled)
-        return torch.where(known, scaled, 0.0), 1.0 - known.to(scaled.dtype), codes
+        is_finite = torch.isfinite(scaled)
+        return torch.where(is_finite, scaled, 0.0), 1.0 - is_finite.to(scaled.dtype), codes
 
 
 class TabM(nn.Module):

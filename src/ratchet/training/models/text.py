@@ -87,14 +87,14 @@ class Transformer(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return outputs (n, outputs) for token ids (n, tokens)."""
-        known = ids != PADDING
+        is_token = ids != PADDING
         # Clamped, because an exported program may be given more columns than the longest text has.
         places = torch.arange(ids.shape[1], device=ids.device).clamp(max=self.positions.num_embeddings - 1)
         x = self.dropout(self.embedding(ids) + self.positions(places))
-        mask = torch.where(known, 0.0, _NEVER).to(x.dtype)[:, None, None, :]
+        mask = torch.where(is_token, 0.0, _NEVER).to(x.dtype)[:, None, None, :]
         for block in self.blocks:
             x = block(x, mask)
-        share = known.to(x.dtype) / known.sum(1, keepdim=True).clamp(min=1).to(x.dtype)
+        share = is_token.to(x.dtype) / is_token.sum(1, keepdim=True).clamp(min=1).to(x.dtype)
         logits: torch.Tensor = self.head((self.norm(x) * share[:, :, None]).sum(1))
         return logits
 
@@ -124,14 +124,14 @@ class _Block(nn.Module):
 class VectorReport:
     """Result of loading word vectors: words with a vector, words of the vocabulary, and the width of the vectors."""
 
-    loaded: int
+    vectors: int
     vocabulary: int
     width: int
 
     @property
     def summary(self) -> str:
         """Text for people."""
-        return f"word vectors of width {self.width}: {self.loaded:,} of {self.vocabulary:,} words of the vocabulary"
+        return f"word vectors of width {self.width}: {self.vectors:,} of {self.vocabulary:,} words of the vocabulary"
 
 
 def load_vectors(network: Bag | Transformer, input: TextInput, path: Path) -> VectorReport:

@@ -1,0 +1,50 @@
+"""Lines of code by package. None grows without a commit that says why."""
+
+import collections
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[1]
+LIMITS = {
+    "baselines": 700,
+    "code": 500,
+    "commands": 3_900,
+    "data": 10_700,
+    "doctor": 1_300,
+    "evaluation": 3_500,
+    "exports": 800,
+    "flows": 3_200,
+    "gate": 1_600,
+    "kinds": 2_400,
+    "problems": 800,
+    "provenance": 1_100,
+    "ratchet": 1_700,
+    "registry": 4_900,
+    "reports": 2_500,
+    "scale": 300,
+    "search": 1_200,
+    "servers": 1_500,
+    "serving": 6_700,
+    "settings": 2_300,
+    "tasks": 4_800,
+    "tokens": 400,
+    "traffic": 900,
+    "training": 7_700,
+}
+
+
+def lines() -> dict[str, int]:
+    """Lines of each package; `ratchet` has the modules outside of packages."""
+    counts: dict[str, int] = collections.Counter()
+    for folder in ("src/ratchet", "flows", "tasks", "commands"):
+        for path in (REPOSITORY / folder).rglob("*.py"):
+            inner = path.relative_to(REPOSITORY / folder).parts
+            package = inner[0] if len(inner) > 1 and folder == "src/ratchet" else Path(folder).name
+            counts[package] += path.read_text(encoding="utf-8").count("\n")
+    return dict(counts)
+
+
+def test_no_package_outgrows_its_limit() -> None:
+    counts = lines()
+    outgrown = {name: (count, LIMITS.get(name)) for name, count in counts.items() if count > LIMITS.get(name, 0)}
+    assert not outgrown, "make it smaller; or raise its limit here, in the commit whose message says why it grows"
+    assert counts.keys() == LIMITS.keys(), "remove the limit of a package that is gone"

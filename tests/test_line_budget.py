@@ -8,7 +8,7 @@ LIMITS = {
     "baselines": 700,
     "code": 500,
     "commands": 3_900,
-    "data": 10_700,
+    "data": 10_200,
     "doctor": 1_300,
     "evaluation": 3_500,
     "exports": 800,
@@ -24,11 +24,11 @@ LIMITS = {
     "search": 1_200,
     "servers": 1_500,
     "serving": 6_700,
-    "settings": 2_300,
+    "settings": 2_400,
     "tasks": 4_800,
     "tokens": 400,
     "traffic": 900,
-    "training": 7_700,
+    "training": 7_600,
 }
 
 

@@ -6,7 +6,7 @@ import random
 import polars as pl
 import pytest
 
-from ratchet.data.tables.forms import date_form, number_form, numbers, seconds
+from ratchet.data.tables.number_formats import date_form, number_form, numbers, seconds
 from ratchet.errors import DataError
 from ratchet.problems import Classes, Labels, Numbers
 from ratchet.settings.file import parse_assignments

@@ -2,7 +2,7 @@
 
 ingest.py           ingest of every kind of data; packed_set.py writes the packed set of all of them
 image_set.py        images; custom.py: a user's own kind
-labelled.py         what texts and own kinds share; token_streams.py: text for language models
+sample_table.py         what texts and own kinds share; token_streams.py: text for language models
 refusal_reasons.py  every reason why a sample is refused, with its fix
 image_rules.py      rules about single images; sample_rules.py: how pandera checks such rules
 listing_rules.py    rules about tables that list samples; set_rules.py: rules about the whole set

@@ -15,16 +15,16 @@ import polars as pl
 from numpy.typing import NDArray
 
 from ratchet import files
-from ratchet.data import labelled, overrides, pack, quarantine
+from ratchet.data import overrides, pack, quarantine, sample_table
 from ratchet.data.checks import exact_duplicates
 from ratchet.data.checks.far_values import moments
-from ratchet.data.labelled import LabelledSamples
 from ratchet.data.manifest import Manifest, UnpackedRows
 from ratchet.data.packed_set import Arrays as PackedArrays
 from ratchet.data.packed_set import IngestTask, PackedSet
 from ratchet.data.privacy import without_private
 from ratchet.data.profile import contract
 from ratchet.data.reading import pool
+from ratchet.data.sample_table import LabelledSamples
 from ratchet.data.sources.table_file import check_single_values
 from ratchet.data.tables.targets import read_labels
 from ratchet.errors import DataError
@@ -49,12 +49,12 @@ def ingest_custom(task: IngestTask) -> Manifest:
     custom = CustomClass(settings.kind, task.root.absolute(), settings.code)
     reading = _Reading(custom, CustomSamples(custom, settings.path, timeout=task.sample_timeout), task)
     source = reading.read()
-    samples = labelled.assigned(source.table).with_columns(packed="content", normal="content")
-    broken = labelled.broken(samples, source, settings)
+    samples = sample_table.assigned(source.table).with_columns(packed="content", normal="content")
+    broken = sample_table.broken(samples, source, settings)
     bad, used = overrides.apply(pl.concat([source.refused, broken]), task.released)
     bad = pl.concat([bad, exact_duplicates.duplicate_ids(samples.select("row", "id", split="assigned"))])
     good, least = quarantine.without(samples, bad), 1 if task.sample else None
-    packed = labelled.packed_set(task, good, bad, source, used=used, own=("packed",), least=least)
+    packed = sample_table.packed_set(task, good, bad, source, used=used, own=("packed",), least=least)
     rows = packed.index["row"]
     measured = reading.measured(packed.index[packed.train])
     arrays = _describe(reading, measured["row"])
@@ -62,7 +62,7 @@ def ingest_custom(task: IngestTask) -> Manifest:
     profile = _profile(reading, measured, packed, arrays)
     with files.draft_directory(task.packed) as draft:
         return packed.write(
-            draft, describe=lambda: (input, labelled.common_profile(packed, source) | profile),
+            draft, describe=lambda: (input, sample_table.common_profile(packed, source) | profile),
             arrays=lambda folder, part: reading.write(folder, rows[part], packed.index["content"][part], input.names),
         )  # fmt: skip
 
@@ -169,17 +169,17 @@ class _Reading:
                     "Fix: correct data.label_column, or return it from __getitem__"
                 )
         frame = without_private(frame, settings, needed=settings.label_columns)
-        columns = labelled.optional_columns(frame, settings, where)
+        columns = sample_table.optional_columns(frame, settings, where)
         extra = [name for name in frame.columns if name not in (*columns.values(), *settings.label_columns)]
         check_single_values(frame, where)
-        names = labelled.index_names(extra, frame.columns)
+        names = sample_table.index_names(extra, frame.columns)
         labels = read_labels(frame, settings, where)
         samples = pl.DataFrame(
             [(place, facts.id, None, None, facts.content, None, None) for place, facts in self.facts.items()],
-            schema=labelled.SAMPLE,
+            schema=sample_table.SAMPLE,
             orient="row",
         ).with_columns(
-            *(labelled.without_missing(frame[name].cast(pl.String)).alias(role) for role, name in columns.items()),
+            *(sample_table.without_missing(frame[name].cast(pl.String)).alias(role) for role, name in columns.items()),
             *(frame[name].alias(new) for name, new in names.items()),
         )
         name = self.custom.name.rpartition(":")[2].lower()

@@ -7,10 +7,10 @@ import polars as pl
 from pandera import polars as pa
 
 from ratchet.data import quarantine
-from ratchet.data.labelled import typed
 from ratchet.data.privacy import looks_personal
 from ratchet.data.refusal_reasons import REASONS
 from ratchet.data.sample_rules import failures, must
+from ratchet.data.sample_table import typed
 from ratchet.settings.model import DataSettings
 
 __all__ = ["check_table"]

@@ -12,8 +12,15 @@ from ratchet.data.reading.pixels import QUANTILES
 from ratchet.data.tables.targets import TargetTable
 
 __all__ = [
-    "bins", "conflicts", "contract", "copies", "image_profile", "quantiles", "sorted_bins", "target_leaks",
-    "telling_columns",
+    "bins",
+    "conflicts",
+    "contract",
+    "copies",
+    "image_profile",
+    "leaking_columns",
+    "quantiles",
+    "sorted_bins",
+    "target_leaks",
 ]  # fmt: skip
 
 _MAX_LISTED = 100
@@ -44,7 +51,7 @@ def image_profile(
         "formats": dict(index.group_by("format").len().sort("format").rows()),
         **copies(index, labels),
         "near_duplicates": _near_duplicates(near_duplicates),
-        "telling": revealing_columns(index, extra=extra) if labels.classes else telling_columns(index, labels, extra),
+        "telling": revealing_columns(index, extra=extra) if labels.classes else leaking_columns(index, labels, extra),
         **contract(request, train),
     }
 
@@ -73,7 +80,7 @@ def quantiles(values: pl.Series) -> dict[str, float]:
     return {str(q): float(values.quantile(q, "nearest") or 0.0) for q in QUANTILES}
 
 
-def telling_columns(index: pl.DataFrame, targets: TargetTable, columns: Sequence[str]) -> dict[str, object]:
+def leaking_columns(index: pl.DataFrame, targets: TargetTable, columns: Sequence[str]) -> dict[str, object]:
     """Return the constant columns, and those that predict the target without the sample itself.
 
     Args:

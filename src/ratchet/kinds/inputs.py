@@ -116,7 +116,7 @@ class Column:
     std: float = 1.0  # of the same values; never 0
     quantiles: tuple[float, ...] = ()  # of the known training values, in equal steps from the smallest to the largest
     categories: tuple[str, ...] = ()  # values of the training rows, in the order of their codes (the first has code 2)
-    form: str = ""  # how texts write its numbers or dates (`ratchet.data.tables.forms`); "": plain numbers, ISO dates
+    form: str = ""  # how texts write its numbers or dates (`number_formats`); "": plain numbers, ISO dates
     offset: float = 0.0  # a training value in the middle, for dates and for large numbers that are close together
     limits: tuple[float, ...] = ()  # lowest and highest number for a network, if training values are far; else empty
     complete: bool = field(default=False, compare=False)  # fact: no training row lacks a value

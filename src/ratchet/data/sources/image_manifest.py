@@ -14,11 +14,11 @@ from ratchet.data import quarantine
 from ratchet.data.checks.exact_duplicates import split_rank
 from ratchet.data.checks.label_spelling import check_known, in_order, look_alikes
 from ratchet.data.image_rules import FACTS
-from ratchet.data.labelled import optional_columns
 from ratchet.data.listing_rules import check_table
 from ratchet.data.packed_set import LABEL_PLACE
 from ratchet.data.privacy import without_private
 from ratchet.data.reading.storage import Storage, read_whole
+from ratchet.data.sample_table import optional_columns
 from ratchet.data.sources import LISTING, listing
 from ratchet.data.sources.image_folder import SPLIT_FOLDERS
 from ratchet.data.sources.table_file import (

@@ -1,7 +1,7 @@
 """Tables: rows of a CSV, TSV or Parquet file, from the file to the packed set.
 
 reading.py   the file as a frame: header, names, rows that are no rows
-forms.py     how numbers and dates are written
+number_formats.py  how numbers and dates are written
 columns.py   the type of each column, and its values
 targets.py   the problem, and the targets of each row
 splits.py    train, validation and test: by content, group, order or as given

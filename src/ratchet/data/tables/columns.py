@@ -13,7 +13,8 @@ from ratchet.data.reading import pool
 from ratchet.data.sources.table_file import EXACT
 from ratchet.data.tables.digests import coded
 from ratchet.data.tables.encode import cleaned, known_texts, plain_values, texts_of, without
-from ratchet.data.tables.forms import (
+from ratchet.data.tables.notes import far_notes, mixed_notes
+from ratchet.data.tables.number_formats import (
     PLAIN,
     Ambiguous,
     Form,
@@ -23,7 +24,6 @@ from ratchet.data.tables.forms import (
     numeric_date_form,
     seconds,
 )
-from ratchet.data.tables.notes import far_notes, mixed_notes
 from ratchet.errors import DataError
 
 __all__ = ["CONSTANT", "GROUP_NAME", "ID_NAME", "Type", "TypedColumn", "each", "typed_column"]

@@ -15,9 +15,9 @@ from ratchet.data.tables.columns import CONSTANT, TypedColumn
 from ratchet.kinds import MAX_CATEGORIES, Column
 
 if TYPE_CHECKING:
-    from ratchet.data.tables.packing import Packing
+    from ratchet.data.tables.table_writer import TableWriter
 
-__all__ = ["MAX_CATEGORIES", "QUANTILES", "Described", "feature", "profile_of"]
+__all__ = ["MAX_CATEGORIES", "QUANTILES", "FeatureStatistics", "feature", "profile_of"]
 
 QUANTILES = 129
 _TOP = 20
@@ -28,7 +28,7 @@ _EXPLAINED = 0.9  # share of a number's variance that a single column explains
 
 
 @dataclass(frozen=True)
-class Described:
+class FeatureStatistics:
     """A feature as its training rows describe it."""
 
     column: Column
@@ -36,7 +36,7 @@ class Described:
     top: Mapping[str, int] = field(default_factory=dict)  # the most frequent categories
 
 
-def feature(column: TypedColumn, train: slice) -> Described | None:
+def feature(column: TypedColumn, train: slice) -> FeatureStatistics | None:
     """Describe a feature; None if the value is missing in all training rows."""
     known = column.values[train].drop_nulls()
     if not len(known):
@@ -47,7 +47,7 @@ def feature(column: TypedColumn, train: slice) -> Described | None:
         top = dict(counts.head(_TOP).rows())
         others = {"other": len(known) - sum(top.values())} if counts.height > _TOP else {}
         names = tuple(counts["value"].head(MAX_CATEGORIES))
-        return Described(
+        return FeatureStatistics(
             Column(column.name, "categorical", categories=names, complete=complete), {"values": top | others}, top
         )
     values = known.to_numpy()
@@ -59,11 +59,11 @@ def feature(column: TypedColumn, train: slice) -> Described | None:
     above = np.minimum(below + 1, len(numbers) - 1)
     quantiles = numbers[below] + (places - below) * (numbers[above] - numbers[below])
     kind: Literal["datetime", "numeric"] = "datetime" if column.type == "datetime" else "numeric"
-    described = Column(
+    summary = Column(
         column.name, kind, scale.mean, scale.std, tuple(quantiles.tolist()), form=column.form, offset=offset,
         limits=scale.limits, complete=complete,
     )  # fmt: skip
-    return Described(described, sorted_bins(numbers + offset))
+    return FeatureStatistics(summary, sorted_bins(numbers + offset))
 
 
 def _offset(kind: str, values: NDArray[np.float64]) -> float:
@@ -83,47 +83,47 @@ def _offset(kind: str, values: NDArray[np.float64]) -> float:
     return float(np.partition(values, middle)[middle])
 
 
-def _listed(column: TypedColumn, described: Described | None) -> dict[str, object]:
+def _listed(column: TypedColumn, statistics: FeatureStatistics | None) -> dict[str, object]:
     """Return a column's entry in profile.json. Statistics are those of the training rows."""
-    lost = column.is_feature and described is None
+    lost = column.is_feature and statistics is None
     entry: dict[str, object] = {
         "name": column.name, "type": "ignored" if lost else column.type,
         "why": "all training values are missing" if lost else column.why,
         "missing": column.values.null_count(), "distinct": column.distinct,
     }  # fmt: skip
-    if described is None:
+    if statistics is None:
         return entry
-    known = described.column
+    known = statistics.column
     if known.type == "categorical":
-        return entry | {"categories": len(known.categories), "top": dict(described.top)}
+        return entry | {"categories": len(known.categories), "top": dict(statistics.top)}
     form = {"form": known.form} if known.form else {}
     quantiles = [value + known.offset for value in known.quantiles]
     numbers = {"mean": known.mean + known.offset, "std": known.std, "min": quantiles[0], "max": quantiles[-1]}
     return entry | form | numbers | {"quantiles": quantiles[:: (QUANTILES - 1) // 8]}
 
 
-def profile_of(packing: "Packing", copied: pl.DataFrame) -> dict[str, object]:
+def profile_of(writer: "TableWriter", copied: pl.DataFrame) -> dict[str, object]:
     """Return what the profile has of tables alone. `copied`: rows with the same features, with a digest `pixels`."""
-    content = packing.content
-    within, across = _copies(packing)
-    listed = [*content.features, *content.roles.columns]
-    request = {name: _request(feature.column) for name, feature in packing.described.items()}
-    drift = {name: dict(feature.counts) for name, feature in packing.described.items()}
+    content = writer.content
+    within, across = _copies(writer)
+    listed = [*content.features, *content.special.columns]
+    request = {name: _request(feature.column) for name, feature in writer.statistics.items()}
+    drift = {name: dict(feature.counts) for name, feature in writer.statistics.items()}
     return {
-        "columns": [_listed(column, packing.described.get(column.name)) for column in listed],
+        "columns": [_listed(column, writer.statistics.get(column.name)) for column in listed],
         "copies_within_splits": within,
         "copies_across_splits": across,
         **conflicts(copied, content.labels),
         "notes": [note for column in content.features for note in column.notes],
-        "telling": _leaks(packing),
+        "telling": _leaks(writer),
         "contract": {"request": request, "drift": drift},
     }
 
 
-def _copies(packing: "Packing") -> tuple[int, int]:
+def _copies(writer: "TableWriter") -> tuple[int, int]:
     """Return how many rows are copies of another row of their split, and how many of one of another split."""
-    copied = np.isin(packing.digest[:, 0], digests.repeats(packing.digest))
-    rows = packing.index.select("split", digest=pl.Series(packing.digest[:, 0])).filter(copied)
+    copied = np.isin(writer.digest[:, 0], digests.repeats(writer.digest))
+    rows = writer.index.select("split", digest=pl.Series(writer.digest[:, 0])).filter(copied)
     per_split, different = rows.n_unique() if rows.height else 0, rows["digest"].n_unique()
     return rows.height - per_split, per_split - different
 
@@ -133,17 +133,17 @@ def _request(column: Column) -> list[dict[str, object]]:
     return [{"rule": "type", "check": column.type, **({"form": column.form} if column.form else {})}]
 
 
-def _leaks(packing: "Packing") -> dict[str, object]:
+def _leaks(writer: "TableWriter") -> dict[str, object]:
     """Return the constant columns, and the columns that determine the target alone on rows outside train."""
-    content = packing.content
-    features = [column for column in content.features if column.name in packing.described]
+    content = writer.content
+    features = [column for column in content.features if column.name in writer.statistics]
     constant = [column.name for column in content.features if column.why == CONSTANT]
     places = np.concatenate(
-        [part[:: len(part) // _LEAK_ROWS + 1] for part in np.split(np.arange(len(content.rows)), _ends(packing))]
+        [part[:: len(part) // _LEAK_ROWS + 1] for part in np.split(np.arange(len(content.rows)), _ends(writer))]
     )
     names = [str(place) for place in range(len(features))]
     frame = pl.DataFrame([column.values[places].alias(name) for name, column in zip(names, features, strict=True)])
-    frame = frame.with_columns(packing.index["split"][places])
+    frame = frame.with_columns(writer.index["split"][places])
     leaks = target_leaks(frame, content.labels.take(places), names, notable=_LEAK, explained=_EXPLAINED)
     return {
         "constant": constant,
@@ -151,6 +151,6 @@ def _leaks(packing: "Packing") -> dict[str, object]:
     }
 
 
-def _ends(packing: "Packing") -> list[int]:
+def _ends(writer: "TableWriter") -> list[int]:
     """Return the places where validation and test begin."""
-    return [packing.sizes["train"], packing.sizes["train"] + packing.sizes["validation"]]
+    return [writer.sizes["train"], writer.sizes["train"] + writer.sizes["validation"]]

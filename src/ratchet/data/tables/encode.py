@@ -9,7 +9,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from ratchet.data.sources.table_file import EXACT, MISSING
-from ratchet.data.tables.forms import PLAIN, are_numbers, numbers, seconds
+from ratchet.data.tables.number_formats import PLAIN, are_numbers, numbers, seconds
 from ratchet.errors import DataError
 from ratchet.kinds import Column, TableInput
 

@@ -13,8 +13,8 @@ from ratchet.data.sources.image_folder import SPLIT_FOLDERS
 from ratchet.data.tables import rules, splits
 from ratchet.data.tables.columns import TypedColumn, each, typed_column
 from ratchet.data.tables.encode import cleaned, texts_of
-from ratchet.data.tables.packing import Content, Packing, Roles
 from ratchet.data.tables.reading import RawTable, group_notes, open_table, require
+from ratchet.data.tables.table_writer import SpecialColumns, TableColumns, TableWriter
 from ratchet.data.tables.targets import read_labels
 from ratchet.errors import DataError, SettingsError
 
@@ -67,38 +67,38 @@ class _Ingest:
         self.task.report(0, self.total)
         content, bad, used = self._content()
         self.source, self.frame = self.source.without_rows(), self.frame.clear()  # the texts of all cells
-        packing = Packing(self.task, self.source, content, bad, used)
+        writer = TableWriter(self.task, self.source, content, bad, used)
         del content
-        self._check_set(packing)
+        self._check_set(writer)
         self.task.report(self.total, self.total)
-        return packing.write()
+        return writer.write()
 
-    def _content(self) -> tuple[Content, pl.DataFrame, pl.DataFrame]:
+    def _content(self) -> tuple[TableColumns, pl.DataFrame, pl.DataFrame]:
         """Return the good rows, the quarantine table, and the releases that let rows in."""
         frame, rows, bad = self._rows()
         labels = read_labels(frame, self.settings, self.source.where)
-        roles, faults = self._roles(frame)
-        split_by_rows = roles.given is None and roles.groups is None and roles.order is None
+        special, faults = self._special(frame)
+        split_by_rows = special.given is None and special.groups is None and special.order is None
         groups = group_notes(frame.drop(self.settings.label_columns)) if split_by_rows else ()
         labels = replace(labels, notes=labels.notes + self.source.file.notes + groups)
-        taken = {*self.settings.label_columns, *(column.name for column in roles.columns)}
+        taken = {*self.settings.label_columns, *(column.name for column in special.columns)}
         features = each(self._typed, [frame[name] for name in frame.columns if name not in taken])
         if not any(column.is_feature for column in features):
-            reasons = ", ".join(f"{column.name} ({column.why})" for column in [*features, *roles.columns])
+            reasons = ", ".join(f"{column.name} ({column.why})" for column in [*features, *special.columns])
             raise DataError(
                 f"{self.source.where} has no column to learn from, beside the label: {reasons or 'no other column'}. "
                 "Fix: set the type of a column in data.columns"
             )
         if self.settings.refuse_personal:
             named = [self._role(texts_of(frame[name], name), "label") for name in self.settings.label_columns]
-            faults |= rules.personal([*features, *roles.columns, *named])
+            faults |= rules.personal([*features, *special.columns, *named])
         refused = rules.refused_rows(
             features, labels, faults, rows=rows, file=self.source.file, texts=lambda: self.source.texts(frame, rows)
         )
         bad, used = overrides.apply(pl.concat([bad, refused]), self.task.released)
         good = ~rows.is_in(bad["row"].unique().implode())
         self._check_bad_fraction(bad, [note for column in features for note in column.notes if column.faults])
-        return Content(rows, features, roles, labels).filter(good), bad, used
+        return TableColumns(rows, features, special, labels).filter(good), bad, used
 
     def _rows(self) -> tuple[pl.DataFrame, pl.Series, pl.DataFrame]:
         """Return the good records, or a sample of them, their numbers, and the quarantine rows of the others."""
@@ -120,7 +120,7 @@ class _Ingest:
             where=self.source.where, is_csv=self.source.file.cells is not None,
         )  # fmt: skip
 
-    def _roles(self, frame: pl.DataFrame) -> tuple[Roles, rules.Faults]:
+    def _special(self, frame: pl.DataFrame) -> tuple[SpecialColumns, rules.Faults]:
         """Return split, group and order of the rows, and the rows where they are missing or wrong."""
         settings = self.settings
         columns: list[TypedColumn] = []
@@ -148,7 +148,7 @@ class _Ingest:
             if settings.order_by not in settings.columns:
                 columns.append(replace(order, type="ignored", why="data.order_by"))
         values = None if order is None else order.values
-        return Roles(given, groups, values, tuple(columns)), faults
+        return SpecialColumns(given, groups, values, tuple(columns)), faults
 
     def _texts(self, frame: pl.DataFrame, setting: str) -> pl.Series | None:
         """Return the texts of the column that a setting names; None if there is none and the setting is the default."""
@@ -186,19 +186,19 @@ class _Ingest:
         except DataError as error:
             raise DataError("\n".join([str(error), *notes])) from None
 
-    def _check_set(self, packing: Packing) -> None:
-        bad = packing.bad
+    def _check_set(self, writer: TableWriter) -> None:
+        bad = writer.bad
         self._check_bad_fraction(bad)
-        empty = [split for split, rows in packing.sizes.items() if not rows]
-        distinct = packing.index.height - packing.copies
-        roles, settings = packing.content.roles, self.settings
-        drawn = roles.given is None and min(settings.validation_fraction, settings.test_fraction) > 0
-        if empty and drawn and packing.copies >= distinct and settings.order_by == "none":
+        empty = [split for split, rows in writer.sizes.items() if not rows]
+        distinct = writer.index.height - writer.copies
+        special, settings = writer.content.special, self.settings
+        drawn = special.given is None and min(settings.validation_fraction, settings.test_fraction) > 0
+        if empty and drawn and writer.copies >= distinct and settings.order_by == "none":
             raise DataError(
                 f"{self.source.where} has only {distinct} different rows, and equal rows share a split, so split "
                 f"{empty[0]} is empty. Fix: add a column {self.settings.split_column!r} with train, validation or test"
             )
-        order = roles.order
+        order = special.order
         if empty and drawn and order is not None and order.n_unique() < len(order):
             raise DataError(
                 f"{self.source.where}: split {empty[0]} is empty, because rows with equal {self.settings.order_by!r} "
@@ -206,9 +206,9 @@ class _Ingest:
                 "column, or to none"
             )
         settings = settings.model_copy(update={"min_per_class": 1}) if self.task.sample else settings
-        groups = roles.groups
-        index = packing.index.drop("id") if groups is None else packing.index.drop("id").with_columns(group=groups)
-        set_rules.check_index(index, settings, classes=packing.classes, table=self.task.quarantine)
+        groups = special.groups
+        index = writer.index.drop("id") if groups is None else writer.index.drop("id").with_columns(group=groups)
+        set_rules.check_index(index, settings, classes=writer.classes, table=self.task.quarantine)
 
 
 def _known(order: TypedColumn) -> pl.Series:

@@ -18,7 +18,7 @@ from ratchet.data.sources.table_file import SEPARATORS, TableFile, column_names,
 from ratchet.data.system_files import is_system_path
 from ratchet.data.tables.columns import GROUP_NAME, ID_NAME
 from ratchet.data.tables.encode import MISSING_TEXTS
-from ratchet.data.tables.forms import PLAIN, numbers
+from ratchet.data.tables.number_formats import PLAIN, numbers
 from ratchet.errors import DataError
 from ratchet.settings.model import DataSettings
 
@@ -124,8 +124,8 @@ def _numeric_names(settings: DataSettings) -> Callable[[str], bool]:
 
     A header cell without a name gets another one later, or is no name but a missing value in a file without a header.
     """
-    roles = {settings.split_column, settings.group_column, settings.order_by}
-    texts = roles.union(settings.label_columns, settings.columns, settings.hash)
+    special = {settings.split_column, settings.group_column, settings.order_by}
+    texts = special.union(settings.label_columns, settings.columns, settings.hash)
 
     def may_be_numbers(name: str) -> bool:
         has_texts = name in texts or name in MISSING_TEXTS or ID_NAME.search(name) or GROUP_NAME.search(name)

@@ -12,8 +12,8 @@ from ratchet.data.checks.far_values import moments
 from ratchet.data.checks.label_spelling import check_known, in_order, look_alikes, skeleton
 from ratchet.data.sources.table_file import EXACT
 from ratchet.data.tables.encode import cleaned, known_texts, plain_values, texts_of, without
-from ratchet.data.tables.forms import PLAIN, Ambiguous, number_form, numbers
 from ratchet.data.tables.notes import far_notes, yaml_list
+from ratchet.data.tables.number_formats import PLAIN, Ambiguous, number_form, numbers
 from ratchet.errors import DataError
 from ratchet.problems import PROBLEMS, Classes, Labels, Numbers, Target
 from ratchet.settings.model import DataSettings

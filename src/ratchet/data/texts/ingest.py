@@ -11,13 +11,13 @@ import numpy as np
 import polars as pl
 
 from ratchet import files
-from ratchet.data import labelled, overrides, pack, quarantine
+from ratchet.data import overrides, pack, quarantine, sample_table
 from ratchet.data.checks.near_texts import near_pairs
-from ratchet.data.labelled import LabelledSamples
 from ratchet.data.manifest import Manifest, Shard
 from ratchet.data.packed_set import IngestTask
 from ratchet.data.profile import contract, quantiles
 from ratchet.data.sample_rules import must
+from ratchet.data.sample_table import LabelledSamples
 from ratchet.data.texts.samples import read_samples
 from ratchet.kinds import TextInput
 from ratchet.settings.model import DataSettings
@@ -34,16 +34,16 @@ def ingest_texts(task: IngestTask) -> Manifest:
     """Ingest texts with labels; see `ratchet.data.ingest`."""
     source = read_samples(task.settings, root=task.root, report=task.report, sample=task.sample)
     task.say_ignored(source.ignored)
-    samples = labelled.assigned(source.table)
+    samples = sample_table.assigned(source.table)
     broken = _broken(samples, source, task.settings)
     bad, used = overrides.apply(pl.concat([source.refused, broken]), task.released)
     good = _described(quarantine.without(samples, bad))
-    packed = labelled.packed_set(task, good, bad, source, used=used, own=("packed", "characters", "words"))
+    packed = sample_table.packed_set(task, good, bad, source, used=used, own=("packed", "characters", "words"))
     texts = packed.index["text"]
     with files.draft_directory(task.packed) as draft:
         return packed.write(
             draft, arrays=lambda folder, part: _write_texts(folder, texts[part]),
-            describe=lambda: (TextInput(), labelled.common_profile(packed, source) | _text_profile(packed.index)),
+            describe=lambda: (TextInput(), sample_table.common_profile(packed, source) | _text_profile(packed.index)),
         )  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def _broken(samples: pl.DataFrame, source: LabelledSamples, settings: DataSettin
         "filled": (pl.col("text").str.contains(r"[^\s\p{C}]").fill_null(False), must("empty-text")),
         "clean": (~pl.col("text").str.contains("\0", literal=True), must("nul-character")),
     }
-    return labelled.broken(samples, source, settings, further=rules, value=_value, personal=("text",))
+    return sample_table.broken(samples, source, settings, further=rules, value=_value, personal=("text",))
 
 
 def _value(rule: str) -> pl.Expr | None:

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from ratchet.data import labelled, quarantine
+from ratchet.data import quarantine, sample_table
 from ratchet.data.checks.label_spelling import in_order
-from ratchet.data.labelled import LabelledSamples
 from ratchet.data.privacy import without_private
 from ratchet.data.reading.storage import Storage, expanded, is_url, open_storage, read_whole, why_unusable
 from ratchet.data.reading.subset import subset
+from ratchet.data.sample_table import LabelledSamples
 from ratchet.data.sources.image_folder import SPLIT_FOLDERS, ImageFolder
 from ratchet.data.sources.table_file import check_single_values
 from ratchet.data.tables.reading import group_notes, open_table, require
@@ -31,7 +31,7 @@ __all__ = ["read_samples"]
 Report = Callable[[int, int], None]
 
 _TABLES = (".csv", ".tsv", ".psv", ".parquet", ".json", ".jsonl", ".ndjson")
-SAMPLE: dict[str, Any] = {"row": pl.Int64, "id": pl.String, "text": pl.String} | labelled.SAMPLE
+SAMPLE: dict[str, Any] = {"row": pl.Int64, "id": pl.String, "text": pl.String} | sample_table.SAMPLE
 """Columns of the samples. text: null if it is none, because its bytes break `rule`."""
 
 _UNLABELLED = frozenset({"unsup", "unsupervised", "unlabeled", "unlabelled"})  # folders of texts without a class
@@ -104,7 +104,7 @@ def _read_table(settings: DataSettings, *, root: Path, report: Report) -> Labell
     for column in settings.label_columns:
         require(source, column, "data.label_column")
     frame = without_private(source.frame, settings, needed=(text_column, *settings.label_columns))
-    columns = {"text": text_column} | labelled.optional_columns(frame, settings, source.where)
+    columns = {"text": text_column} | sample_table.optional_columns(frame, settings, source.where)
     extra = [name for name in frame.columns if name not in (*columns.values(), *settings.label_columns)]
     check_single_values(frame, source.where, needed=(text_column,))
     frame, row, refused = source.good_rows(frame)
@@ -116,14 +116,14 @@ def _read_table(settings: DataSettings, *, root: Path, report: Report) -> Labell
     cells = {name: _texts(frame, columns.get(name)) for name in ("text", "split", "group")}
     ids = [f"{Path(settings.path).name} {place}" for place in source.file.places(row.to_list())]
     contents = [None if text is None else hashlib.sha256(text.encode()).hexdigest() for text in cells["text"]]
-    split, group = (labelled.without_missing(cells[name]) for name in ("split", "group"))
+    split, group = (sample_table.without_missing(cells[name]) for name in ("split", "group"))
     table = pl.DataFrame({
         "row": row, "id": ids, "text": cells["text"], "rule": [None] * len(row), "problem": [None] * len(row),
         "content": contents, "split": split, "group": group,
     }, schema=SAMPLE)  # fmt: skip
     report(len(row), len(row))
-    names = labelled.index_names(extra, frame.columns)
-    table = table.with_columns(labelled.typed(frame[name]).alias(new) for name, new in names.items())
+    names = sample_table.index_names(extra, frame.columns)
+    table = table.with_columns(sample_table.typed(frame[name]).alias(new) for name, new in names.items())
     return LabelledSamples(source.name, settings.path, table, labels, refused, tuple(names.values()))
 
 

@@ -13,7 +13,7 @@ from pandera import polars as pa
 from ratchet.data import quarantine, set_rules
 from ratchet.data.packed_set import LABEL_PLACE, IngestTask, PackedSet, divide, without_copies
 from ratchet.data.privacy import looks_personal
-from ratchet.data.profile import copies, telling_columns
+from ratchet.data.profile import copies, leaking_columns
 from ratchet.data.refusal_reasons import REASONS
 from ratchet.data.sample_rules import failures, must
 from ratchet.data.sources.image_folder import SPLIT_FOLDERS
@@ -189,5 +189,5 @@ def common_profile(packed: PackedSet, source: LabelledSamples) -> dict[str, obje
     return {
         **copies(packed.index, packed.labels, digest="normal"),
         "near_duplicates": None,
-        "telling": telling_columns(packed.index, packed.labels, columns),
+        "telling": leaking_columns(packed.index, packed.labels, columns),
     }

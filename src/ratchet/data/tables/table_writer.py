@@ -18,7 +18,7 @@ from ratchet.data.packed_set import IngestTask, PackedSet
 from ratchet.data.split import SPLITS
 from ratchet.data.tables import describe, splits
 from ratchet.data.tables.columns import TypedColumn, each
-from ratchet.data.tables.describe import Described
+from ratchet.data.tables.describe import FeatureStatistics
 from ratchet.data.tables.digests import array_digests, column_digests, hexadecimal, repeats
 from ratchet.data.tables.encode import arrays_of
 from ratchet.data.tables.reading import RawTable
@@ -26,13 +26,13 @@ from ratchet.data.tables.targets import TargetTable
 from ratchet.errors import DataError
 from ratchet.kinds import TableInput
 
-__all__ = ["Content", "Packing", "Roles"]
+__all__ = ["SpecialColumns", "TableColumns", "TableWriter"]
 
 Array = NDArray[np.float32] | NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Roles:
+class SpecialColumns:
     """Columns with another role than a feature, in all rows.
 
     Attributes:
@@ -47,31 +47,31 @@ class Roles:
     order: pl.Series | None = None
     columns: tuple[TypedColumn, ...] = ()
 
-    def take(self, places: NDArray[np.int64]) -> "Roles":
+    def take(self, places: NDArray[np.int64]) -> "SpecialColumns":
         """Return the rows at these places."""
         given, groups, order = (
             values if values is None else values[places] for values in (self.given, self.groups, self.order)
         )
-        return Roles(given, groups, order, tuple(column.take(places) for column in self.columns))
+        return SpecialColumns(given, groups, order, tuple(column.take(places) for column in self.columns))
 
 
 @dataclass(frozen=True)
-class Content:
+class TableColumns:
     """The good rows: their numbers in the file from 1, features, other columns and targets."""
 
     rows: pl.Series
     features: Sequence[TypedColumn]
-    roles: Roles
+    special: SpecialColumns
     labels: TargetTable
 
-    def filter(self, kept: pl.Series) -> "Content":
+    def filter(self, kept: pl.Series) -> "TableColumns":
         """Return the rows that are kept."""
         return self if kept.all() else self.take(np.flatnonzero(kept.to_numpy()))
 
-    def take(self, places: NDArray[np.int64]) -> "Content":
+    def take(self, places: NDArray[np.int64]) -> "TableColumns":
         """Return the rows at these places."""
         features = each(lambda column: column.take(places), self.features)
-        return Content(self.rows[places], features, self.roles.take(places), self.labels.take(places))
+        return TableColumns(self.rows[places], features, self.special.take(places), self.labels.take(places))
 
     def digest(self) -> NDArray[np.uint64]:
         """Return the digest of features and target of each row, uint64 (rows, 2)."""
@@ -80,7 +80,7 @@ class Content:
         return column_digests([*columns, *map(pl.Series, targets.T)], len(self.rows))
 
 
-class Packing:
+class TableWriter:
     """The packed set of a table, before it is written. Rows are in the order of the splits, then of the file.
 
     Attributes:
@@ -93,20 +93,20 @@ class Packing:
     """
 
     def __init__(
-        self, task: IngestTask, source: RawTable, content: Content, bad: pl.DataFrame, released: pl.DataFrame
+        self, task: IngestTask, source: RawTable, content: TableColumns, bad: pl.DataFrame, released: pl.DataFrame
     ) -> None:
         self.task, self.source, self.released = task, source, released
         self.classes = content.labels.classes
         digest = content.digest()
-        roles = content.roles
+        special = content.special
         names = content.labels.shown.cast(pl.String) if self.classes else None
         split = splits.assigned(
-            task.settings, digest, given=roles.given, groups=roles.groups, order=roles.order, classes=names
+            task.settings, digest, given=special.given, groups=special.groups, order=special.order, classes=names
         )
         order = np.argsort(split, kind="stable")
         self.content, self.digest = content.take(order), digest[order]
         self.index, self.bad = self._index(split[order]), bad
-        if roles.given is not None:
+        if special.given is not None:
             self._refuse_copies()
 
     def _index(self, split: NDArray[np.int64]) -> pl.DataFrame:
@@ -150,22 +150,22 @@ class Packing:
         return slice(0, self.sizes["train"])
 
     @cached_property
-    def described(self) -> dict[str, Described]:
+    def statistics(self) -> dict[str, FeatureStatistics]:
         """The features by name."""
         features = [column for column in self.content.features if column.is_feature]
-        described = each(lambda column: describe.feature(column, self.train), features)
-        return {feature.column.name: feature for feature in described if feature is not None}
+        statistics = each(lambda column: describe.feature(column, self.train), features)
+        return {feature.column.name: feature for feature in statistics if feature is not None}
 
     def write(self) -> Manifest:
         """Write the packed set."""
-        if not self.described:
+        if not self.statistics:
             reasons = ", ".join(f"{column.name} ({column.why})" for column in self.content.features)
             raise DataError(
                 f"{self.source.where} has no column to learn from: {reasons or 'only labels'}. "
                 "Fix: set the type of a column in data.columns"
             )
         settings = self.task.settings
-        input = TableInput(tuple(feature.column for feature in self.described.values()), settings.missing)
+        input = TableInput(tuple(feature.column for feature in self.statistics.values()), settings.missing)
         values = {column.name: column.values for column in self.content.features}
         numbers, codes = arrays_of(
             [values[column.name] for column in input.numeric], [values[column.name] for column in input.categorical],
@@ -190,10 +190,10 @@ class Packing:
     def _write_index(self, draft: Path, packed: NDArray[np.uint64]) -> None:
         """Write index.parquet. Categories, ids and the order are copied from the file."""
         index, content = self.index.with_columns(row=pl.int_range(pl.len()).over("split")), self.content
-        if content.roles.groups is not None:
-            index = index.with_columns(content.roles.groups.alias("group"))
+        if content.special.groups is not None:
+            index = index.with_columns(content.special.groups.alias("group"))
         columns = [column for column in content.features if column.type in ("categorical", "id")]
-        columns += [column for column in content.roles.columns if column.why == "data.order_by"]
+        columns += [column for column in content.special.columns if column.why == "data.order_by"]
         own = {*pack.index_columns(pack.INDEX_COLUMNS, ()), "place", "group", "content", "packed"}
         extra = {f"{column.name} (column)" if column.name in own else column.name: column.texts for column in columns}
         index = index.with_columns(

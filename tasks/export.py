@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Exported", "export"]
 
+_CALIBRATION_ROWS = 256  # training samples from which int8-static takes the range of activations
+
 
 @dataclass(frozen=True)
 class Exported:
@@ -120,7 +122,7 @@ def _measured(
     if name == "int8-static":
         train = _samples(workspace, "train", input_spec)
         rows = Manifest.read(workspace.packed).splits["train"].rows
-        chosen = evenly_spaced(rows, params.export.calibration_rows).astype(np.int64)
+        chosen = evenly_spaced(rows, _CALIBRATION_ROWS).astype(np.int64)
         static_int8(program, folder, [train(part) for part in batches(chosen)])
     else:
         dynamic_int8(program, folder)

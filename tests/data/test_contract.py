@@ -14,6 +14,7 @@ import polars as pl
 import pytest
 from PIL import Image
 
+from ratchet.data import pack
 from ratchet.data.reading.images import ImageDecoder
 from ratchet.data.reading.storage import LocalFolder
 from ratchet.errors import DataError, WorkspaceError
@@ -209,10 +210,11 @@ def test_a_data_folder_that_cannot_be_created_is_reported(two_classes) -> None:
         two_classes.ingest()
 
 
-def test_shards_hold_at_most_their_size(place) -> None:
+def test_shards_hold_at_most_their_size(place, monkeypatch) -> None:
+    monkeypatch.setattr(pack, "_SHARD_MIB", 1)
     for number, name in enumerate(("cat", "dog")):
         place.fill(name, 40, first=1000 * number, size=(8, 8))
-    manifest = place.ingest(image_size=160, shard_mib=1)
+    manifest = place.ingest(image_size=160)
     shards = manifest.splits["train"].arrays["images"]
     assert len(shards) > 3
     assert all((place.packed / shard.file).stat().st_size <= 1 << 20 for shard in shards)

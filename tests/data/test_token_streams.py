@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ratchet.data import pack
 from ratchet.data.manifest import Manifest
 from ratchet.errors import DataError
 from ratchet.kinds import TokensInput
@@ -166,10 +167,11 @@ def test_too_little_text_is_refused(place: Place, files: dict[str, str], message
         place.ingest(validation_fraction=0.5, test_fraction=0.49)
 
 
-def test_shards_hold_the_whole_text(place: Place) -> None:
+def test_shards_hold_the_whole_text(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pack, "_SHARD_MIB", 1)
     text = "".join(f"{number:015}\n" for number in range(5 << 16))  # 5 MiB
     place.write("all.txt", text)
-    manifest = place.ingest("text/all.txt", shard_mib=1)
+    manifest = place.ingest("text/all.txt")
     assert len(manifest.splits["train"].arrays["text"]) == 4
     assert "".join(place.text(split) for split in SPLITS) == text
 

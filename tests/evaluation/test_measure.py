@@ -85,13 +85,11 @@ def test_any_predictions_give_finite_metrics_without_warnings(data: st.DataObjec
 def test_calibration_error_equals_a_count_by_hand() -> None:
     chance = np.array([[0.87, 0.13], [0.87, 0.13], [0.65, 0.35], [0.35, 0.65]])
     logits = np.log(chance).astype(np.float32)
-    metrics = measure(
-        logits, np.array([0, 1, 0, 1]), classes=["a", "b"], settings=EvaluationSettings(calibration_bins=10)
-    )
-    # (.8, .9]: two rows, half right; (.6, .7]: two rows, all right. float32 logits keep about 7 digits.
+    metrics = measure(logits, np.array([0, 1, 0, 1]), classes=["a", "b"], settings=EvaluationSettings())
+    # (13/15, 14/15]: two rows, half right; (9/15, 10/15]: two rows, all right. float32 logits keep about 7 digits.
     assert metrics.ece.value == pytest.approx((2 * 0.37 + 2 * 0.35) / 4, abs=1e-6)
-    assert [part.count for part in metrics.reliability] == [0, 0, 0, 0, 0, 0, 2, 0, 2, 0]
-    assert sum(part.accuracy is None for part in metrics.reliability) == 8
+    assert [part.count for part in metrics.reliability] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 2, 0]
+    assert sum(part.accuracy is None for part in metrics.reliability) == 13
 
 
 def test_class_without_images_is_undefined_not_zero() -> None:

@@ -312,7 +312,7 @@ def test_slow_shadow_drops_requests_and_its_end_does_not_wait() -> None:
             self.is_closed = True
 
     watcher, log = Hung(), SimpleNamespace(share=1.0)
-    shadow = Shadow(cast(Any, watcher), cast(Any, log), share=1.0)
+    shadow = Shadow(cast(Any, watcher), cast(Any, log))
     shadow.observe(answered())
     assert taken.wait(ENOUGH)
     for _ in range(5000):

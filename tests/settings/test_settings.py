@@ -119,10 +119,10 @@ def test_dvc_reads_the_same_values(full: Path) -> None:
     assert (seen["training"]["learning_rate"], seen["tracking"]["experiment"]) == (0.001, "on")
 
 
-def test_the_plan_has_the_training_settings_and_no_defaults() -> None:
-    fields = dataclasses.fields(Plan)
-    assert sorted(field.name for field in fields) == sorted(["seed", *TrainingSettings.model_fields])
-    assert all(field.default is dataclasses.MISSING for field in fields)
+def test_the_plan_has_the_training_settings_without_defaults() -> None:
+    """What has a value there is a constant."""
+    names = [field.name for field in dataclasses.fields(Plan) if field.default is dataclasses.MISSING]
+    assert sorted(names) == sorted(["seed", *TrainingSettings.model_fields])
 
 
 def test_an_unquoted_exponent_is_a_number(file: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.evaluation.calibration import calibration_error, reliability
+from ratchet.evaluation.calibration import CALIBRATION_BINS, calibration_error, reliability
 from ratchet.evaluation.classification import ClassAnswers
 from ratchet.evaluation.headline import intervals
 from ratchet.evaluation.intervals import paired_difference
@@ -95,7 +95,7 @@ def metric_coverage(population: Population, *, rows: int, sets: int, resamples: 
         resamples: of the bootstrap.
     """
     settings = EvaluationSettings(resamples=resamples, top_k=max(2, min(3, population.classes - 1)))
-    how = {"bins": settings.calibration_bins, "k": settings.top_k}
+    how = {"bins": CALIBRATION_BINS, "k": settings.top_k}
     whole = population.answers()
     truth = headline_metrics(whole, **how)
     generator = np.random.default_rng(1)

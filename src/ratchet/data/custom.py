@@ -218,10 +218,7 @@ class _Reading:
         """Write the arrays of some rows into a folder; if they are not packed, their places."""
         settings, task = self.task.settings, self.task
         if self.custom.is_packed:
-            return {
-                name: pack.write_shards_of(folder, name, self.stacked(name, rows), shard_mib=settings.shard_mib)
-                for name in names
-            }
+            return {name: pack.write_shards_of(folder, name, self.stacked(name, rows)) for name in names}
         digests = np.frombuffer(bytes.fromhex("".join(contents)), np.uint8).reshape(-1, 32)
         return UnpackedRows(
             os.path.relpath(task.root.absolute(), task.packed.absolute()), settings.path, len(self.samples.open()),

@@ -177,7 +177,7 @@ class _Ingest:
             rows = index[part]
             shards, results = pack.write_shards(
                 folder, pixels.reader(rows), lambda images: (histogram(images), signatures(images)),
-                rows=rows.height, shape=pixels.shape, shard_mib=settings.shard_mib, workers=self.survey.workers,
+                rows=rows.height, shape=pixels.shape, workers=self.survey.workers,
             )  # fmt: skip
             values[folder.name] = np.zeros((pixels.shape[-1], 256), np.int64)
             for counts, block in results:

@@ -35,6 +35,7 @@ ReadRows = Callable[[int, int], NDArray[np.uint8]]
 _BLOCK = 4 << 20  # bytes per block of images
 _HEADER = 128  # bytes of a .npy header for these shapes
 MIB = 1 << 20
+_SHARD_MIB = 256  # largest packed file
 INDEX_COLUMNS = (
     "split", "row", "id", "source", "label", "class", "content", "pixels",
     "width", "height", "format", "brightness", "contrast",
@@ -43,15 +44,15 @@ INDEX_COLUMNS = (
 
 def write_shards(
     folder: Path, read: ReadRows, measure: Callable[[NDArray[np.uint8]], Result], *,
-    rows: int, shape: tuple[int, int, int], shard_mib: int, workers: int,
+    rows: int, shape: tuple[int, int, int], workers: int,
 ) -> tuple[tuple[Shard, ...], list[Result]]:  # fmt: skip
-    """Write images to folder/images-NNNNN.npy, in shards of at most `shard_mib` MiB if one image is not larger.
+    """Write images to folder/images-NNNNN.npy, in shards of at most 256 MiB if one image is not larger.
 
     Images of `shape`, (height, width, channels), are read and measured a few MiB at a time by `workers` threads.
     Return the shards, and the results of `measure` in the order of the rows.
     """
     image_bytes = int(np.prod(shape))
-    per_shard, step = max(1, (shard_mib * MIB - _HEADER) // image_bytes), max(1, _BLOCK // image_bytes)
+    per_shard, step = max(1, (_SHARD_MIB * MIB - _HEADER) // image_bytes), max(1, _BLOCK // image_bytes)
 
     def work(span: tuple[int, int]) -> tuple[NDArray[np.uint8], Result]:
         block = np.ascontiguousarray(read(*span))
@@ -107,13 +108,13 @@ class _Digested:
         return self._file.write(content)
 
 
-def write_shards_of(folder: Path, name: str, values: NDArray[Any], *, shard_mib: int) -> tuple[Shard, ...]:
-    """Write an array to folder/NAME-NNNNN.npy, in files of at most `shard_mib` MiB if one row is not larger.
+def write_shards_of(folder: Path, name: str, values: NDArray[Any]) -> tuple[Shard, ...]:
+    """Write an array to folder/NAME-NNNNN.npy, in files of at most 256 MiB if one row is not larger.
 
     Raises:
         DataError: the disk returns other content than was written.
     """
-    step = max(1, shard_mib * MIB // max(1, values[:1].nbytes))
+    step = max(1, _SHARD_MIB * MIB // max(1, values[:1].nbytes))
     shards = []
     for number, start in enumerate(range(0, len(values), step)):
         part = values[start : start + step]

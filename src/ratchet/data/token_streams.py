@@ -94,7 +94,7 @@ def ingest_tokens(task: IngestTask) -> Manifest:
 
     def write(folder: Path, part: slice) -> Arrays:
         text = np.frombuffer(b"".join(_texts(parts, folder.name)), np.uint8)
-        return {"text": pack.write_shards_of(folder, "text", text, shard_mib=settings.shard_mib)}
+        return {"text": pack.write_shards_of(folder, "text", text)}
 
     with files.draft_directory(task.packed) as draft:
         return packed.write(draft, arrays=write, describe=lambda: (TokensInput(), _profile(parts, packed)))

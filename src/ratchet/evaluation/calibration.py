@@ -7,9 +7,20 @@ from numpy.typing import NDArray
 
 from ratchet.evaluation.intervals import Interval
 
-__all__ = ["Bin", "calibration_error", "calibration_interval", "fit_temperature", "log_softmax", "reliability"]
+__all__ = [
+    "CALIBRATION_BINS",
+    "Bin",
+    "calibration_error",
+    "calibration_interval",
+    "fit_temperature",
+    "log_softmax",
+    "reliability",
+]
 
 Floats = NDArray[np.float64]
+
+CALIBRATION_BINS = 15
+"""Bins of the calibration error (ECE), as Guo et al. 2017."""
 
 _LOWEST, _HIGHEST = 0.05, 20.0  # temperatures; beyond these a model is broken, not badly calibrated
 

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, PlainSerializer
 
 from ratchet.errors import DataError
 from ratchet.evaluation.answers import Answers, Columns, CommonAnswer, ScoreUnit, Validation
-from ratchet.evaluation.calibration import Bin, calibration_error, log_softmax, reliability
+from ratchet.evaluation.calibration import CALIBRATION_BINS, Bin, calibration_error, log_softmax, reliability
 from ratchet.evaluation.constant_answer import balanced, balanced_accuracy, common
 from ratchet.evaluation.headline import intervals, rare_class
 from ratchet.evaluation.intervals import Interval, mean_of, share_difference, share_interval
@@ -313,7 +313,7 @@ class ClassAnswers(Answers):
             weighted=self._averages("weighted"),
             per_class=per_class,
             confusion=confusion,
-            reliability=reliability(self.confidence, self.score, bins=settings.calibration_bins),
+            reliability=reliability(self.confidence, self.score, bins=CALIBRATION_BINS),
             slices=slices(self, columns, settings),
             robustness=NotMeasured("only `evaluate` measures it"),
             threshold=self.threshold,
@@ -323,7 +323,7 @@ class ClassAnswers(Answers):
     def slice_metrics(self, settings: EvaluationSettings) -> dict[str, float]:
         labels, predicted = (np.bincount(values, minlength=self.width) for values in (self.labels, self.predicted))
         occurs, (_, hits) = labels + predicted > 0, self.counts
-        bins = reliability(self.confidence, self.score, bins=settings.calibration_bins)
+        bins = reliability(self.confidence, self.score, bins=CALIBRATION_BINS)
         return {
             "macro_f1": float((2 * hits[occurs] / (labels + predicted)[occurs]).mean()),
             "log_loss": float(self.losses.mean()),

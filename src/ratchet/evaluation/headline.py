@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.evaluation.calibration import calibration_interval, reliability
+from ratchet.evaluation.calibration import CALIBRATION_BINS, calibration_interval, reliability
 from ratchet.evaluation.intervals import Interval, share_interval
 from ratchet.evaluation.jackknife import interval_of
 from ratchet.settings.model import EvaluationSettings
@@ -39,7 +39,7 @@ def intervals(
     docs/evaluation.md has the measured coverage of each.
     """
     level, loss = settings.confidence, float(answers.losses.mean())
-    bins = reliability(answers.confidence, answers.score, bins=settings.calibration_bins)
+    bins = reliability(answers.confidence, answers.score, bins=CALIBRATION_BINS)
     bounds = {
         "log_loss": interval_of(loss, answers.losses - loss, "positive", confidence=level),
         "ece": calibration_interval(bins, resamples=settings.resamples, confidence=level, seed=seed),

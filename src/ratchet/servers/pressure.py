@@ -17,6 +17,7 @@ __all__ = ["Reading", "readings"]
 _CLEAR = 0.05  # margin below a share's limit, and relative margin above the limit of free disk space
 _CGROUP = Path("/sys/fs/cgroup")
 _GIB = 2**30
+_GPU_MEMORY_USED = 0.98  # highest share that sends no alert
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def readings(workspace: Workspace, limits: AlertSettings, *, cgroup: Path = _CGR
         f"{used:.1%} of {total / _GIB:,.1f} GiB of memory are in use",
         "end what is not needed (`ps aux --sort=-rss | head` shows the largest), or run one thing at a time",
     )
-    yield from _gpus(limits.gpu_memory_used)
+    yield from _gpus(_GPU_MEMORY_USED)
 
 
 def _disks(folders: tuple[Path, ...], limit: float) -> Iterator[Reading]:

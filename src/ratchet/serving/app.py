@@ -74,7 +74,7 @@ class ModelServer:
         if log:
             self.handler.observers.append(partial(_log, log, settings.log_columns))
             self.metrics.totals["ratchet_log_lost_requests", "Requests that the log could not take"] = lambda: log.lost
-        self.shadow = beside = Shadow(shadow, log, share=settings.shadow_share) if shadow and log else None
+        self.shadow = beside = Shadow(shadow, log) if shadow and log else None
         if beside:
             self.handler.observers.append(beside.observe)
             totals, name = self.metrics.totals, "ratchet_shadow_{}_requests"

@@ -36,10 +36,10 @@ class Shadow:
         failure: why the latest request was not answered; empty: it was.
     """
 
-    def __init__(self, watcher: AliasWatcher, log: RequestLog, *, share: float) -> None:
-        """Start the thread. `share`: of the logged requests."""
+    def __init__(self, watcher: AliasWatcher, log: RequestLog) -> None:
+        """Start the thread."""
         self.watcher, self.dropped, self.failed, self.failure = watcher, 0, 0, ""
-        self._log, self._share = log, share * log.share  # both are compared with the same digits of an answer's id
+        self._log = log
         self._waiting: deque[ServedRequest] = deque()
         self._bytes, self._changed, self._closed = 0, threading.Condition(), False
         self._thread = threading.Thread(target=self._work, name="shadow", daemon=True)
@@ -62,7 +62,7 @@ class Shadow:
     def observe(self, answered: ServedRequest) -> None:
         """Take an answered request; returns at once."""
         answer, arrays = answered.answer, answered.request.arrays
-        if answer.instead or not arrays or self.version is None or not is_sampled(answer.id, self._share):
+        if answer.instead or not arrays or self.version is None or not is_sampled(answer.id, self._log.share):
             return
         if answered.request.warnings:  # they may need more memory than the rows, and the log takes none
             answered = answered._replace(request=answered.request._replace(warnings=()))

@@ -69,11 +69,12 @@ class DataSettings(Section):
         "problem": "Tables",
         "image_size": "Packing, and which images are accepted",
         "validation_fraction": "Splits",
-        "shard_mib": "Resources",
+        "workers": "Resources",
     }
     renamed: ClassVar[dict[str, str]] = {
+        "shard_mib": "",
         "factory": "Fix: delete the line. A Dataset of your own becomes your own kind, a class with packed = False "
-        "named by data.kind; see docs/your-own-kind.md"
+        "named by data.kind; see docs/your-own-kind.md",
     }
 
     kind: Kind = setting(
@@ -138,7 +139,6 @@ class DataSettings(Section):
     test_fraction: Fraction = setting(0.15, "share of samples for testing, if the data have no split")
     folds: Count = setting(0, "cross-validation: number of folds of all samples except test; 0: none")
     fold: Count = setting(0, "cross-validation: fold used for validation, from 0")
-    shard_mib: Positive = setting(256, "largest packed file, MiB")
     workers: Count = setting(0, "processes that read samples; 0: one per core")
     code: Text = setting(
         "src/ratchet/training/custom_class.py", "file or folder with the code of your own kind, tracked by DVC"
@@ -175,6 +175,14 @@ class ModelSettings(Section):
 class TrainingSettings(Section):
     """Training. docs/training.md has advice on each setting."""
 
+    renamed: ClassVar[dict[str, str]] = {
+        "epsilon": "",
+        "final_rate": "",
+        "cycle_rise": "",
+        "min_delta": "",
+        "rollback_factor": "",
+        "teacher_temperature": "",
+    }
     captions: ClassVar[dict[str, str]] = {
         "epochs": "Duration and batches",
         "loss": "Loss",
@@ -207,9 +215,6 @@ class TrainingSettings(Section):
     ignore_index: int = setting(-100, "samples with this label number are left out of the loss")
     teacher: Text = setting("none", "folder of a model in data/pretrained whose answers are learned, too, or none")
     teacher_weight: Share = setting(0.7, "share of the loss against the teacher's answers")
-    teacher_temperature: Annotated[float, Field(ge=1.0, le=100.0)] = setting(
-        4.0, "classes, labels and tokens: both models' logits are divided by it in that loss"
-    )
 
     optimizer: Literal["sgd", "adam", "adamw", "muon"] = setting(
         "adamw", "sgd, adam, adamw, or muon (adamw for norms, biases, embeddings and the head)"
@@ -220,7 +225,6 @@ class TrainingSettings(Section):
     betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = setting(
         (0.9, 0.999), "adam and adamw: decay of the averages of gradients and of their squares"
     )
-    epsilon: Annotated[float, Field(gt=0.0, le=1.0)] = setting(1.0e-8, "adam and adamw: added to the denominator")
     weight_decay: Annotated[float, Field(ge=0.0, le=10.0)] = setting(
         1.0e-4, "decoupled for adamw and muon, otherwise L2"
     )
@@ -235,8 +239,6 @@ class TrainingSettings(Section):
         "warmup-cosine", "constant, step, cosine, warmup-cosine, warmup-linear, one-cycle or plateau"
     )
     warmup_epochs: Amount = setting(1.0, "epochs of linear rise, for warmup-* and plateau")
-    final_rate: Share = setting(0.0, "final rate of cosine, warmup-* and one-cycle, as a share of learning_rate")
-    cycle_rise: InnerShare = setting(0.3, "share of one-cycle in which the rate rises")
     step_epochs: Positive = setting(10, "epochs between two falls of schedule step")
     plateau_patience: Count = setting(3, "epochs without improvement of `best` before the rate of plateau falls")
     rate_factor: InnerShare = setting(0.1, "factor of the rate at each fall of step and plateau")
@@ -288,13 +290,11 @@ class TrainingSettings(Section):
         "auto", "metric by which the best epoch is chosen; auto: accuracy for classes, f1 for labels, otherwise loss"
     )  # fmt: skip
     patience: Count = setting(0, "stop after this many epochs without improvement; 0: never")
-    min_delta: Amount = setting(0.0, "smallest change of `best` that counts as an improvement")
     overfit_gap: Annotated[float, Field(gt=0.0)] = setting(
         0.1, "training minus validation accuracy above which a warning is shown", decides=False
     )
 
     max_rollbacks: Count = setting(3, "returns to a checkpoint after a loss that is not finite", decides=False)
-    rollback_factor: PositiveShare = setting(0.5, "factor of the learning rate at each return")
     doctor: Literal["auto", "always", "never"] = setting(
         "auto",
         "check for silent bugs before the first step: auto (only before long runs), always or never",
@@ -319,6 +319,7 @@ class BudgetSettings(Section):
 class EvaluationSettings(Section):
     """Evaluation on the test samples."""
 
+    renamed: ClassVar[dict[str, str]] = {"calibration_bins": ""}
     confidence: Confidence = setting(0.95, "level of every confidence interval")
     resamples: Annotated[int, Field(ge=100, le=1_000_000)] = setting(2000, "bootstrap resamples")
     top_k: Annotated[int, Field(ge=2)] = setting(3, "k of top-k accuracy")
@@ -331,7 +332,6 @@ class EvaluationSettings(Section):
     false_negative_cost: Annotated[float, Field(gt=0.0)] = setting(
         1.0, "two classes: cost of predicting the first one wrongly"
     )
-    calibration_bins: Annotated[int, Field(ge=2, le=1000)] = setting(15, "bins of the calibration error (ECE)")
     slices: Literal["auto"] | Names = setting(
         "auto", "columns whose values are evaluated separately; auto: brightness, contrast, size and your own"
     )
@@ -347,10 +347,10 @@ class EvaluationSettings(Section):
 class ExportSettings(Section):
     """Faster variants of the model's program, which the model server may use."""
 
+    renamed: ClassVar[dict[str, str]] = {"calibration_rows": ""}
     variants: Literal["auto"] | Annotated[tuple[Literal["int8-static", "int8-dynamic"], ...], Field(strict=False)] = (
         setting("auto", "variants that are made: int8-static, int8-dynamic; auto: int8-static for images, else none")
     )
-    calibration_rows: Positive = setting(256, "training samples from which int8-static takes the range of activations")
     speedup: PositiveAmount = setting(1.1, "least speed of a variant, as a factor of the float32 program's")
     tolerance: Fraction = setting(
         0.002, "largest drop of a variant against the model: of accuracy as a share, else of the score"
@@ -486,6 +486,7 @@ class PlatformSettings(Section):
 class ServingSettings(Section):
     """The model server."""
 
+    renamed: ClassVar[dict[str, str]] = {"shadow_share": ""}
     enabled: bool = setting(True, "whether `ratchet up` starts the model server")
     model: Text = setting("auto", "version that is served: NAME@ALIAS or NAME/VERSION; auto: the champion of the data")
     variant: Literal["auto", "fp32", "int8-static", "int8-dynamic"] = setting(
@@ -509,7 +510,6 @@ class ServingSettings(Section):
     shadow: Text = setting(
         "none", "version that answers requests beside the served one, for the log only: NAME@challenger; none"
     )
-    shadow_share: Share = setting(1.0, "share of the logged requests that it answers")
     canary: Text = setting(
         "none", "version that answers a share of the requests until it is significantly worse: NAME@challenger; none"
     )
@@ -531,6 +531,7 @@ class ServingSettings(Section):
 class AlertSettings(Section):
     """Alerts: recipients, and limits of this machine; see docs/operate.md."""
 
+    renamed: ClassVar[dict[str, str]] = {"gpu_memory_used": ""}
     captions: ClassVar[dict[str, str]] = {
         "webhook": "Recipients",
         "smtp": "Mail server; its password is in RATCHET_ALERTS_SMTP_PASSWORD",
@@ -555,7 +556,6 @@ class AlertSettings(Section):
 
     free_disk_gib: Amount = setting(5.0, "alert below this free disk space, GiB; 0: never")
     memory_used: PositiveShare = setting(0.95, "alert above this share of memory in use; 1: never")
-    gpu_memory_used: PositiveShare = setting(0.98, "alert above this share of GPU memory in use; 1: never")
 
 
 class Params(Section):

@@ -9,7 +9,8 @@ __all__ = ["Plan"]
 class Plan:
     """The seed and the `training` section of params.yaml.
 
-    Defaults, bounds and descriptions are in `ratchet.settings.model.TrainingSettings`, and only there.
+    Defaults, bounds and descriptions are in `ratchet.settings.model.TrainingSettings`, and only there. What has a value
+    here is no setting.
     """
 
     seed: int
@@ -25,14 +26,14 @@ class Plan:
     ignore_index: int
     teacher: str
     teacher_weight: float
-    teacher_temperature: float
+    teacher_temperature: float = 4.0  # by which the logits of both models are divided
 
     optimizer: str
     learning_rate: float
     momentum: float
     nesterov: bool
     betas: tuple[float, float]
-    epsilon: float
+    epsilon: float = 1.0e-8  # added to the denominator of adam and adamw
     weight_decay: float
     decay_all: bool
     clip_norm: float
@@ -41,8 +42,8 @@ class Plan:
 
     schedule: str
     warmup_epochs: float
-    final_rate: float
-    cycle_rise: float
+    final_rate: float = 0.0  # at the end of a schedule, as a share of learning_rate
+    cycle_rise: float = 0.3  # share of one-cycle in which the rate rises
     step_epochs: int
     plateau_patience: int
     rate_factor: float
@@ -67,8 +68,8 @@ class Plan:
 
     best: str
     patience: int
-    min_delta: float
-    rollback_factor: float
+    min_delta: float = 0.0  # smallest change of `best` that counts as an improvement
+    rollback_factor: float = 0.5  # of the learning rate, at each return to a checkpoint
 
     workers: int
     sample_timeout: float

@@ -182,7 +182,7 @@ class TableWriter:
                 draft, write_index=lambda folder, index, _: self._write_index(folder, packed_digest),
                 describe=lambda: (input, describe.profile_of(self, self._copied(packed_digest))),
                 arrays=lambda folder, part: {
-                    name: pack.write_shards_of(folder, name, values[part], shard_mib=settings.shard_mib)
+                    name: pack.write_shards_of(folder, name, values[part])
                     for name, values in arrays.items()
                 },
             )  # fmt: skip

@@ -103,7 +103,9 @@ def table(study: Name = None) -> None:
         from ratchet.reports.search_text import trial_table
 
         header, rows = trial_table(_store(workspace, study).require())
-        printed = Table(*header, box=None, padding=(0, 2, 0, 0), show_edge=False)
+        printed = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
+        for title in header:
+            printed.add_column(title.removeprefix("validation/"), overflow="fold")
         for row in rows:
             printed.add_row(*map(Text, row))
         new_console().print(printed)

@@ -239,19 +239,13 @@ def test_two_forms_of_dates_in_one_column_are_read(table) -> None:
 @pytest.mark.parametrize(
     ("dates", "message"),
     [
-        (
-            [f"{1 + row % 12}/{1 + row % 11}/2020" for row in range(ROWS)],
-            "can be month/day or day/month",
-        ),
+        ([f"{1 + row % 12}/{1 + row % 11}/2020" for row in range(ROWS)], "can be 2020-.* or 2020-"),
         (
             [f"{1 + row % 25}/{1 + row % 28}/2020" for row in range(ROWS)],
-            r"has the month first and '13/13/2020'|the day",
+            "have day, month and year in different orders",
         ),
-        ([f"0{1 + row % 3}-11-0{1 + row % 4}" for row in range(ROWS)], "month/day or day/month"),
-        (
-            [f"{20 + row % 10}.11.{20 + row % 9}" for row in range(ROWS)],
-            "the year can be at the beginning or at the end",
-        ),
+        ([f"0{1 + row % 3}-11-0{1 + row % 4}" for row in range(ROWS)], "can be 20.* or 20"),
+        ([f"{20 + row % 10}.11.{20 + row % 9}" for row in range(ROWS)], "'29.11.20' can be 2020-11-29 or 2029-11-20"),
     ],
 )
 def test_ambiguous_days_and_months_are_refused(table, dates: list[str], message: str) -> None:
@@ -866,7 +860,7 @@ def test_no_row_is_lost_in_a_quotation_mark(table, first: str, second: str) -> N
 def test_one_wrong_date_does_not_decide_day_and_month(table) -> None:
     days = [f"{row % 12 + 1:02d}/{row % 9 + 1:02d}/2024" for row in range(ROWS)]
     table.write(with_column("day", [*days[:-1], "32/01/2024"]))
-    with pytest.raises(DataError, match="can be month/day or day/month"):
+    with pytest.raises(DataError, match="'10/01/2024' can be 2024-10-01 or 2024-01-10"):
         table.ingest(max_bad_fraction=0.5)
 
 

@@ -5,7 +5,6 @@ percent sign. A form of dates has formats as of strftime, separated by |.
 """
 
 import re
-import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -30,12 +29,15 @@ _CORES = {
 
 _MINUS = "[+\\-\u2212]?"
 _SAMPLE = 1000  # texts that show which forms are possible
-_CURRENCY = re.compile(
-    r"(?i:AED|AUD|BGN|BRL|CAD|CHF|CLP|CNY|COP|CZK|DKK|EGP|EUR|GBP|HKD|HUF|IDR|ILS|INR|ISK|JPY|KES|KR|KRW|MXN|MYR|NGN|"
-    r"NOK|NZD|PEN|PHP|PKR|PLN|RMB|RON|RS\.?|RUB|SAR|SEK|SGD|THB|TL|TRY|TWD|UAH|USD|VND|ZAR)"
+_MONEY = re.compile(
+    r"\S{0,2}[$\u00a2-\u00a5\u20a0-\u20c0]|(?i:AED|AUD|BGN|BRL|CAD|CHF|CLP|CNY|COP|CZK|DKK|EGP|EUR|GBP|HKD|HUF|IDR|ILS|INR|ISK|JPY|"
+    r"KES|KR|KRW|MXN|MYR|NGN|NOK|NZD|PEN|PHP|PKR|PLN|RMB|RON|RS\.?|RUB|SAR|SEK|SGD|THB|TL|TRY|TWD|UAH|USD|VND|ZAR)"
 )
+"""A sign or a name of a currency."""
+
 _UNIT = re.compile(r"(?!(?i:k|m|b|t|bn|mn|am|pm|a\.m\.|p\.m\.)$)[A-Za-z\u00b5\u03bc\u03a9\u00b0\u00b2\u00b3/%]{1,8}")
 """A unit after a number. K, M and B are factors, which a column mixes."""
+
 _MARKED = (
     rf"^\(?\s*{_MINUS}\s*([^\d\s+\-.,()]*\.?)\s*{_MINUS}\s*"  # a mark before the digits
     r"[\d.,][\d.,'\s]*?\s*([^\d.,()\s][^\d()]*)?\)?$"  # digits, and a mark after them
@@ -129,59 +131,50 @@ def number_form(texts: pl.Series) -> Form:
         count = len(texts) - numbers(texts, form).null_count()
         if count > best.matches:
             best = Form(form, count)
-    return _comma_form(texts, best) if "1234,5" in best.form else _point_form(texts, best)
+    return _separated(texts, best)
 
 
 def _marks(texts: pl.Series) -> list[tuple[str, str]]:
     """Return what may stand before and after numbers: the commonest currency or unit of texts, and parentheses."""
     parentheses = [("(", ")")] if texts.str.starts_with("(").any() else []
     groups = texts.str.extract_groups(_MARKED).struct.unnest().fill_null("")
-    pairs = [pair for pair in groups.rows() if any(pair) and _are_marks(pair[0], pair[1].strip())]
+    pairs = [(before, after.strip()) for before, after in groups.rows() if bool(before) != bool(after.strip())]
+    pairs = [
+        (before, after)
+        for before, after in pairs
+        if before + after == "%" or _MONEY.fullmatch(before + after) or (after and _UNIT.fullmatch(after))
+    ]
     if not pairs:
         return parentheses
     before, after = max(sorted(set(pairs)), key=pairs.count)
-    return [(before + " " * before.isalpha(), " " + after.strip() if after else ""), *parentheses]
+    return [(before + " " * before.isalpha(), " " + after if after else ""), *parentheses]
 
 
-def _are_marks(before: str, after: str) -> bool:
-    return (
-        (before in ("", "%") or _is_money(before))
-        and (after in ("", "%") or _is_money(after) or bool(_UNIT.fullmatch(after)))
-        and bool(before) + bool(after) == 1
-    )
+def _separated(texts: pl.Series, best: Form) -> Form:
+    """Decide which mark is between thousands, where the numbers of the best form can be read in two ways.
 
-
-def _is_money(mark: str) -> bool:
-    return bool(_CURRENCY.fullmatch(mark)) or any(unicodedata.category(character) == "Sc" for character in mark)
-
-
-def _point_form(texts: pl.Series, best: Form) -> Form:
-    """Decide that points are between thousands, if money has three digits after each: 1.250 EUR."""
-    before, example, after = _parts(best.form)
-    if example != PLAIN or not (_is_money(before) or _is_money(after)):
+    Money has no three decimals: 1.250 EUR are 1250.
+    """
+    before, core, after = _parts(best.form)
+    other = {PLAIN: "1.234,5", "1234,5": "1,234.5"}.get(core)
+    is_money = bool(_MONEY.fullmatch(before) or _MONEY.fullmatch(after))
+    if other is None or (core == PLAIN and not is_money):
         return best
-    pointed = texts.filter(texts.str.contains(r"\d\.\d"))
-    thousands = best.form.replace(PLAIN, "1.234,5")
-    if not len(pointed) or not pointed.str.contains(r"\.\d{3}(\D|$)").all():
+    form = best.form.replace(core, other)
+    thousands = Form(form, len(texts) - numbers(texts, form).null_count())
+    if thousands.matches < best.matches:
         return best
-    count = len(texts) - numbers(texts, thousands).null_count()
-    return Form(thousands, count) if count >= best.matches else best
-
-
-def _comma_form(texts: pl.Series, best: Form) -> Form:
-    """Decide whether commas are decimal commas or stand between thousands, if all texts can be read both ways."""
-    thousands = best.form.replace("1234,5", "1,234.5")
-    if len(texts) - numbers(texts, thousands).null_count() < best.matches:
-        return best
-    before, _, after = _parts(best.form)
-    if _is_money(before) or _is_money(after):  # money has no three decimals
-        return Form(thousands, best.matches)
-    plain = numbers(texts, best.form.replace("1234,5", PLAIN))
+    if core == PLAIN:
+        pointed = texts.filter(texts.str.contains(r"\d\.\d"))
+        return thousands if len(pointed) and pointed.str.contains(r"\.\d{3}(\D|$)").all() else best
+    if is_money:
+        return thousands
+    plain = numbers(texts, best.form.replace(core, PLAIN))
     whole = texts.filter(~texts.str.contains(",", literal=True) & plain.is_not_null())
     if whole.str.contains(r"\d{4}").any():  # with commas between thousands these had some
         return best
     if len(whole):
-        return Form(thousands, best.matches)
+        return Form(form, best.matches)
     raise Ambiguous(
         f"{texts[0]!r} can be {texts[0].replace(',', '')} or {texts[0].replace(',', '.')}. Fix: write the numbers "
         "without separators between thousands and with a decimal point"
@@ -220,46 +213,30 @@ def _formats(shape: str) -> tuple[str, ...]:
 
 
 def _decide(texts: pl.Series, formats: Sequence[str]) -> str:
-    """Return the format of texts of one shape: year, month or day first."""
-    year_first = [form for form in formats if form.startswith("%y")]
-    others = [form for form in formats if form not in year_first]
-    chosen = others[0] if len(others) == 1 else _month_or_day(texts, *others)
-    for form in year_first:
-        first, last = seconds(texts, form), seconds(texts, chosen)
-        if first.count() > last.count():
-            return form
-        if first.count() == last.count() > 0:
-            return _fewer_years(texts, form, chosen)
-    return chosen
+    """Return the format of texts of one shape. Of two that read all, that with half as many different years or fewer.
 
-
-def _month_or_day(texts: pl.Series, month_first: str, day_first: str) -> str:
-    month, day = seconds(texts, month_first), seconds(texts, day_first)
-    only_month, only_day = (
-        texts.filter(first.is_not_null() & second.is_null()) for first, second in ((month, day), (day, month))
-    )
-    if len(only_month) and len(only_day):
-        raise Ambiguous(
-            f"{only_month[0]!r} has the month first and {only_day[0]!r} the day. Fix: write dates as YYYY-MM-DD"
+    Raises:
+        Ambiguous: year, month and day can be swapped.
+    """
+    reads = {form: seconds(texts, form) for form in formats}
+    best = max(formats, key=lambda form: reads[form].count())
+    most = reads[best]
+    fix = "Fix: write dates as YYYY-MM-DD"
+    for read in reads.values():
+        only, others = (texts.filter(a.is_not_null() & b.is_null()) for a, b in ((read, most), (most, read)))
+        if len(only) and len(others):
+            raise Ambiguous(f"{only[0]!r} and {others[0]!r} have day, month and year in different orders. {fix}")
+    equal = [form for form, read in reads.items() if read.count() == most.count() and not read.equals(most)]
+    if not equal or len(texts) == 1:  # one date alone is no input
+        return best
+    years = {form: texts.str.to_datetime(form, strict=False).dt.year().n_unique() for form in (best, *equal)}
+    few = min(years, key=lambda form: years[form])
+    if any(2 * years[few] > count for form, count in years.items() if form != few):
+        odd = texts.filter(reads[equal[0]] != most)[0]
+        days = " or ".join(
+            texts.filter(texts == odd).str.to_datetime(form).dt.strftime("%Y-%m-%d")[0] for form in years
         )
-    unequal = texts.filter((month != day).fill_null(False))
-    if not len(only_month) and not len(only_day) and len(unequal):
-        raise Ambiguous(
-            f"{unequal[0]!r} can be month/day or day/month, and no date of the column decides. Fix: write dates as "
-            "YYYY-MM-DD"
-        )
-    return day_first if len(only_day) else month_first
-
-
-def _fewer_years(texts: pl.Series, first: str, last: str) -> str:
-    """Decide which end of dates such as 24/05/31 is the year: that with at most half as many different values."""
-    years = {form: texts.str.to_datetime(form, strict=False).dt.year().n_unique() for form in (first, last)}
-    few, many = sorted(years, key=lambda form: years[form])
-    if 2 * years[few] > years[many] and len(texts) > 1:  # one date alone is no input
-        raise Ambiguous(
-            f"the year can be at the beginning or at the end of {texts[0]!r}, and no date of the column decides. Fix: "
-            "write dates as YYYY-MM-DD"
-        )
+        raise Ambiguous(f"{odd!r} can be {days}, and no date of the column decides. {fix}")
     return few
 
 

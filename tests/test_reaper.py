@@ -48,7 +48,7 @@ def until_gone(processes: list[psutil.Process]) -> None:
     until(lambda: all(not each.is_running() or each.status() == psutil.STATUS_ZOMBIE for each in processes))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_ended_session_tears_down_and_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
     started, code = end_inner_session("test_small", number, tmp_path)
     assert code == pytest.ExitCode.INTERRUPTED

@@ -54,9 +54,8 @@ def listed(output: str, heading: str) -> list[str]:
     return lines[at + 1 : next(ends, len(lines))]
 
 
-@pytest.mark.parametrize("options", [PARALLEL, ()], ids=["workers", "one process"])
-def test_a_test_that_passes_alone_is_unstable(options: tuple[str, ...], tmp_path: Path) -> None:
-    code, output = retry(tmp_path, ONCE, *options)
+def test_a_test_that_passes_alone_is_unstable(tmp_path: Path) -> None:
+    code, output = retry(tmp_path, ONCE)
     assert code == 0, output
     assert listed(output, "unstable") == ["test_made.py::test_once"]
 
@@ -107,12 +106,9 @@ def test_a_test_that_fails_twice_fails(tmp_path: Path) -> None:
 UNIMPORTABLE = ONCE + "import nothing_like_it\n"
 NO_RETRY = {
     "collection": (UNIMPORTABLE, PARALLEL, {1, 2}),
-    "part of a collection": (UNIMPORTABLE, (*PARALLEL, "--continue-on-collection-errors"), {1, 2}),
     "interruption": (ONCE + "def test_z(): raise KeyboardInterrupt\n", (), {2}),
     "maxfail": (ONCE + "def test_z(): pass\n", ("-x",), {1}),
-    "maxfail of workers": (ONCE + "".join(f"def test_{n}(): pass\n" for n in range(9)), (*PARALLEL, "-x"), {1, 2}),
     "usage": (ONCE, ("--no-such-option",), {4}),
-    "nothing": (ONCE, (*PARALLEL, "-k", "nothing_like_it"), {5}),
 }
 
 

@@ -65,12 +65,6 @@ class Alerted:
         created: dict[str, Any] = call(self.api, f"/deployments/{deployment}/create_flow_run", body)
         return created
 
-    def run(self, **parameters: object) -> dict[str, Any]:
-        """Start a run, and return it when it has failed."""
-        run = self.create_run(**parameters)["id"]
-        until(lambda: call(self.api, f"/flow_runs/{run}")["state"]["type"] == "FAILED", pause=0.5)
-        return self.read_run(run)
-
     def read_run(self, run: str) -> dict[str, Any]:
         known: dict[str, Any] = call(self.api, f"/flow_runs/{run}")
         return known
@@ -184,16 +178,15 @@ def test_failed_run_is_reported_to_both(alerted: Alerted) -> None:
 
 
 def test_failed_data_load_is_reported_only_as_that(alerted: Alerted) -> None:
-    data = {"data": {"source": "image-folder", "path": 'data/"<none> & {{ such }}'}}
-    run = alerted.run(overrides=data)
-    assert (run["state"]["type"], run["state"]["name"]) == ("FAILED", "DataLoadFailed")
+    """The state is that which a run leaves: tests/system/test_deployment.py."""
+    message = 'data.path: data/"<none> & {{ such }} does not exist'
+    run = alerted.waiting_run(type="FAILED", name="DataLoadFailed", message=message)
     until(lambda: alerted.alerts("failed-data-load", run["id"]))
     until(lambda: alerted.post.about(run["id"]))
     alerted.drift("after-the-data-load")
     [alert], [message] = alerted.alerts("failed-data-load", run["id"]), alerted.post.about(run["id"])
     assert alert["message"] == run["state"]["message"]
     assert alert["message"] in message
-    assert 'data/"<none> & {{ such }} does not exist' in alert["message"]
     assert not alerted.alerts("failed-run", run["id"])
 
 

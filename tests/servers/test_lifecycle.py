@@ -156,23 +156,6 @@ def ask(url: str, body: object = None) -> Any:
     return until(answer, pause=0.5)[0]
 
 
-def prefect(running: Running, *arguments: str) -> str:
-    """Run Prefect's own command as another shell in the project folder would, with nothing exported."""
-    command = [str(Path(sys.executable).with_name("prefect")), *arguments]
-    environment = {"PATH": "/usr/bin:/bin", "HOME": str(running.home), "NO_COLOR": "1", "LC_ALL": "C.UTF-8"}
-    done = subprocess.run(
-        command, cwd=running.workspace.root, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def flow_runs(running: Running) -> list[dict[str, Any]]:
-    body = {"flow_runs": {"state": {"type": {"not_any_": ["SCHEDULED"]}}}, "sort": "START_TIME_DESC"}
-    runs: list[dict[str, Any]] = ask(f"{running.addresses.prefect_api}/flow_runs/filter", body)
-    return runs
-
-
 def begin_run(running: Running, deployment: str, **parameters: object) -> str:
     """Start a run of train-flow as the button on Prefect's page does. Return its id."""
     api = running.addresses.prefect_api
@@ -261,12 +244,6 @@ def test_nightly_runs_are_scheduled(running: Running) -> None:
     log = running.workspace.state / "logs" / "prefect.log"
     # The scheduler runs once a minute.
     until(lambda: ask(f"{running.addresses.prefect_api}/flow_runs/count", wanted), log=log, pause=1.0)
-
-
-def test_deployment_run_completes_in_the_project_folder(running: Running) -> None:
-    prefect(running, "deployment", "run", "train-flow/local", "--watch", "--watch-interval", "1")
-    assert flow_runs(running)[0]["state"]["type"] == "COMPLETED"
-    assert (running.workspace.root / "ran.txt").read_text(encoding="utf-8") == str(running.workspace.root)
 
 
 def test_container_works_in_the_folder_that_its_image_names(running: Running, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import functools
 import json
 import os
 import re
-import subprocess
 import urllib.request
 from collections.abc import Callable
 from hashlib import sha256
@@ -226,21 +225,16 @@ def served(project: Any, requests: dict[str, Any]) -> dict[str, Any]:
     """Return the answers to recorded requests, or to the examples of the server's own OpenAPI page."""
     port = reserved_port("127.0.0.1")
     log = project.root / "server.log"
-    with (
-        log.open("wb") as output,
-        subprocess.Popen(
-            ("ratchet", "serve", "--port", str(port)), cwd=project.root, env=project.environment,
-            stdout=output, stderr=output,
-        ) as server,
-    ):  # fmt: skip
-        try:
-            url = f"http://127.0.0.1:{port}"
-            until(lambda: answers(f"{url}/v2/health/ready"), process=server, log=log)
-            requests = requests or page_examples(url)
-            given = {path: steady(ask(url + path, request)) for path, request in requests.items()}
-            return {"requests": requests, "answers": given}
-        finally:
-            server.terminate()
+    server = project.start("ratchet", "serve", "--port", str(port), log=log)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        until(lambda: answers(f"{url}/v2/health/ready"), process=server, log=log)
+        requests = requests or page_examples(url)
+        given = {path: steady(ask(url + path, request)) for path, request in requests.items()}
+        return {"requests": requests, "answers": given}
+    finally:
+        server.terminate()
+        server.wait()
 
 
 def page_examples(url: str) -> dict[str, Any]:

@@ -262,8 +262,10 @@ def worker_of(host: Host) -> Any:
 
 
 def test_runs_of_killed_workers_and_lost_machines_are_settled(hosts: list[Host]) -> None:
-    """The runs of the others go on, those that are suspended too."""
+    """The runs of the others go on, those that are suspended too. The settings of a killed run are taken back."""
     hosts[0].good("ratchet", "set", "platform.lost_after=60")
+    params = hosts[1].project.workspace.params
+    before = params.read_bytes()
     ids = begin(hosts, epochs=20, checkpoint_steps=0)
     until(lambda: states(hosts, ids) == ["RUNNING"] * COUNT, pause=0.2)
     stalled = [suspend_runs(hosts[0]), suspend_runs(hosts[2])]
@@ -276,6 +278,7 @@ def test_runs_of_killed_workers_and_lost_machines_are_settled(hosts: list[Host])
         ),
         pause=3.0,
     )
+    until(lambda: params.read_bytes() == before)  # by the new worker, before anything runs
 
     for number in subprocess.check_output(["ip", "netns", "pids", hosts[2].namespace], text=True).split():
         os.kill(int(number), signal.SIGKILL)

@@ -1,7 +1,6 @@
 """Settings changed between a kill and the next `ratchet train`: which continue the training, and what is output."""
 
 import signal
-import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -27,13 +26,10 @@ def trained(new_project: Callable[[str], Any]) -> Any:
 def killed(project: Any) -> None:
     """Train, killed after the first checkpoint."""
     running = project.workspace.running
-    with subprocess.Popen(
-        project.stage("train"), cwd=project.root, env=project.environment, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as process:  # fmt: skip
-        until(lambda: any(running.glob("[!.]*/step-*.safetensors")), process=process, pause=0.001)
-        process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
+    process = project.start(*project.stage("train"), log=project.home / "killed.log")
+    until(lambda: any(running.glob("[!.]*/step-*.safetensors")), process=process, pause=0.001)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
 
 
 def test_logging_settings_may_change_during_and_after_a_run(trained: Any) -> None:

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -80,10 +79,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 def kill_in_training(project: Any) -> None:
     """Train again from the start, and kill the process after its third checkpoint."""
     running = project.root / "data" / "running"
-    process = subprocess.Popen(
-        project.stage("train"), cwd=project.root, env=project.environment, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    process = project.start(*project.stage("train"), log=project.home / "killed.log")
 
     def step() -> int:
         return max(

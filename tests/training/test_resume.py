@@ -13,7 +13,7 @@ from ratchet.errors import CheckpointError
 from ratchet.kinds import ModelSpec
 from ratchet.problems import Classes
 from ratchet.tokens.tokenizers import encode, fit_tokenizer
-from ratchet.training import Checkpointed, Epoch, Finished, Notice, Points, Started, Stopped, Trouble
+from ratchet.training import Checkpointed, Epoch, Finished, Notice, Points, Started, Trouble
 from ratchet.training.texts import TextSplit
 
 PLANS = {
@@ -70,33 +70,6 @@ def test_the_reference_net_resumes_exactly(lab, precision: str) -> None:
     assert resumed.history == finished.history
     lab.assert_same(resumed.weights, finished.weights)
     lab.assert_same(lab.store(plan).newest()[1].tensors, end.tensors)
-
-
-def test_a_run_stopped_at_every_step_ends_the_same(lab) -> None:
-    plan = lab.plan()
-    finished = lab.run(plan, name="undisturbed")
-    for step in range(12):
-        requested = iter([False, True])
-        events = list(lab.events(plan, stop=lambda requested=requested: next(requested)))
-        assert lab.every(events, Started)[0].step == step
-        assert events[-1] == (Stopped(step + 1) if step < 11 else events[-1])
-    assert isinstance(events[-1], Finished)
-    assert events[-1].history == finished.history
-    lab.assert_same(events[-1].weights, finished.weights)
-
-
-def test_every_checkpoint_a_run_leaves_leads_to_the_same_end(lab) -> None:
-    plan = lab.plan(checkpoint_steps=1, keep_last=100)
-    finished = lab.run(plan)
-    paths = lab.store(plan).paths()
-    assert [int(path.stem.removeprefix("step-")) for path in paths] == list(range(1, 13))
-    for last in paths[::-3]:
-        resumed = lab.run(plan)
-        assert resumed.history == finished.history
-        lab.assert_same(resumed.weights, finished.weights)
-        for path in lab.store(plan).paths():
-            if path >= last:
-                path.unlink()
 
 
 def test_points_after_the_checkpoint_repeat_their_values(lab) -> None:

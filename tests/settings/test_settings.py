@@ -567,8 +567,8 @@ def test_every_existing_source_can_be_set(tmp_path: Path) -> None:
 
 def test_renamed_or_removed_setting_gets_its_fix() -> None:
     message = settings_errors.unknown(Params, "gate.minimum_accuracy", 0.8)
-    assert message == "gate.minimum_accuracy: renamed (value 0.8). Fix: write it as gate.minimum"
-    for removed in ("platform.person_runs", "registry.ledger_keys", "search.min_epochs", "search.folds"):
+    assert message == "gate.minimum_accuracy: renamed. Fix: write it as gate.minimum"
+    for removed in ("platform.person_runs", "registry.ledger_keys", "search.min_epochs", "training.epsilon"):
         assert settings_errors.unknown(Params, removed, 1) == f"{removed}: removed. Fix: delete it"
     message = settings_errors.unknown(Params, "data.factory", "own:make")
     assert message.startswith(

@@ -15,6 +15,32 @@ from ratchet import urls
 __all__ = ["dotted_keys", "explain", "missing", "nearest", "spell", "unknown"]
 
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+_REMOVED = [
+    "alerts.gpu_memory_used",
+    "data.shard_mib",
+    "evaluation.calibration_bins",
+    "export.calibration_rows",
+    "platform.person_gpus",
+    "platform.person_runs",
+    "registry.ledger_keys",
+    "registry.ledger_signed_from",
+    "search.folds",
+    "search.min_epochs",
+    "search.reduction",
+    "serving.shadow_share",
+    "training.cycle_rise",
+    "training.epsilon",
+    "training.final_rate",
+    "training.min_delta",
+    "training.rollback_factor",
+    "training.teacher_temperature",
+]
+_FIXES = {  # of settings of an earlier release
+    **dict.fromkeys(_REMOVED, "removed. Fix: delete it"),
+    "gate.minimum_accuracy": "renamed. Fix: write it as gate.minimum",
+    "data.factory": "removed. Fix: delete the line. A Dataset of your own becomes your own kind, a class with packed = "
+    "False named by data.kind; see docs/your-own-kind.md",
+}
 _LONGEST = 80  # characters of a value that a message shows
 
 
@@ -85,12 +111,8 @@ def unknown(model: type[BaseModel], key: str, value: object = ...) -> str:
         )
     if group in known:
         return f"{key}: unknown key{shown}. Did you mean {group}?"
-    section = _group(model.model_fields[group]) if group in model.model_fields else None
-    now = getattr(section, "renamed", {}).get(last)
-    if now is not None:
-        if now.startswith("Fix:"):
-            return f"{key}: removed. {now}"
-        return f"{key}: " + (f"renamed{shown}. Fix: write it as {group}.{now}" if now else "removed. Fix: delete it")
+    if key in _FIXES:
+        return f"{key}: {_FIXES[key]}"
     inside = [name for name in known if name.rpartition(".")[0] == group] if group else list(model.model_fields)
     elsewhere = None if inside else _nearest_whole(key, known)
     hint = _nearest(last, inside) or elsewhere or _nearest(last, known)

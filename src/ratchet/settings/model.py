@@ -71,12 +71,6 @@ class DataSettings(Section):
         "validation_fraction": "Splits",
         "workers": "Resources",
     }
-    renamed: ClassVar[dict[str, str]] = {
-        "shard_mib": "",
-        "factory": "Fix: delete the line. A Dataset of your own becomes your own kind, a class with packed = False "
-        "named by data.kind; see docs/your-own-kind.md",
-    }
-
     kind: Kind = setting(
         "image",
         "image; table: rows of a CSV or Parquet file; text: texts with labels; tokens: plain text to continue; or your "
@@ -175,14 +169,6 @@ class ModelSettings(Section):
 class TrainingSettings(Section):
     """Training. docs/training.md has advice on each setting."""
 
-    renamed: ClassVar[dict[str, str]] = {
-        "epsilon": "",
-        "final_rate": "",
-        "cycle_rise": "",
-        "min_delta": "",
-        "rollback_factor": "",
-        "teacher_temperature": "",
-    }
     captions: ClassVar[dict[str, str]] = {
         "epochs": "Duration and batches",
         "loss": "Loss",
@@ -319,7 +305,6 @@ class BudgetSettings(Section):
 class EvaluationSettings(Section):
     """Evaluation on the test samples."""
 
-    renamed: ClassVar[dict[str, str]] = {"calibration_bins": ""}
     confidence: Confidence = setting(0.95, "level of every confidence interval")
     resamples: Annotated[int, Field(ge=100, le=1_000_000)] = setting(2000, "bootstrap resamples")
     top_k: Annotated[int, Field(ge=2)] = setting(3, "k of top-k accuracy")
@@ -347,7 +332,6 @@ class EvaluationSettings(Section):
 class ExportSettings(Section):
     """Faster variants of the model's program, which the model server may use."""
 
-    renamed: ClassVar[dict[str, str]] = {"calibration_rows": ""}
     variants: Literal["auto"] | Annotated[tuple[Literal["int8-static", "int8-dynamic"], ...], Field(strict=False)] = (
         setting("auto", "variants that are made: int8-static, int8-dynamic; auto: int8-static for images, else none")
     )
@@ -359,8 +343,6 @@ class ExportSettings(Section):
 
 class GateSettings(Section):
     """Requirements that a model must meet before it is registered."""
-
-    renamed: ClassVar[dict[str, str]] = {"minimum_accuracy": "minimum"}
 
     minimum: float = setting(0.5, "worst allowed value of minimum_metric: the lowest accuracy, the highest error")
     minimum_metric: MinimumMetric = setting(
@@ -412,7 +394,6 @@ class GateSettings(Section):
 class RegistrySettings(Section):
     """Model registry, ledger and export."""
 
-    renamed: ClassVar[dict[str, str]] = {"ledger_keys": "", "ledger_signed_from": ""}
     model: Text = setting("auto", "name of the registered model; auto: name of the data")
     promotion: Literal["automatic", "manual"] = setting(
         "automatic", "automatic: a model that passes the gate becomes champion; manual: a person promotes it"
@@ -450,7 +431,6 @@ class TrackingSettings(Section):
 class PlatformSettings(Section):
     """Local servers and workers."""
 
-    renamed: ClassVar[dict[str, str]] = {"person_runs": "", "person_gpus": ""}
     captions: ClassVar[dict[str, str]] = {
         "host": "Addresses",
         "worker_runs": "Limits on simultaneous runs. `ratchet up` sends them to Prefect's server; see docs/deploy.md",
@@ -486,7 +466,6 @@ class PlatformSettings(Section):
 class ServingSettings(Section):
     """The model server."""
 
-    renamed: ClassVar[dict[str, str]] = {"shadow_share": ""}
     enabled: bool = setting(True, "whether `ratchet up` starts the model server")
     model: Text = setting("auto", "version that is served: NAME@ALIAS or NAME/VERSION; auto: the champion of the data")
     variant: Literal["auto", "fp32", "int8-static", "int8-dynamic"] = setting(
@@ -531,7 +510,6 @@ class ServingSettings(Section):
 class AlertSettings(Section):
     """Alerts: recipients, and limits of this machine; see docs/operate.md."""
 
-    renamed: ClassVar[dict[str, str]] = {"gpu_memory_used": ""}
     captions: ClassVar[dict[str, str]] = {
         "webhook": "Recipients",
         "smtp": "Mail server; its password is in RATCHET_ALERTS_SMTP_PASSWORD",

@@ -17,7 +17,6 @@ Objective = Literal[
 class SearchSettings(Section):
     """Search for better settings."""
 
-    renamed: ClassVar[dict[str, str]] = {"min_epochs": "", "reduction": "", "folds": ""}
     captions: ClassVar[dict[str, str]] = {
         "space": "What is tried, and what counts",
         "trials": "Budget; a larger one continues a search that has ended",

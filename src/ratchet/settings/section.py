@@ -34,7 +34,6 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
     captions: ClassVar[dict[str, str]] = {}  # title of a group of settings, by its first setting
-    renamed: ClassVar[dict[str, str]] = {}  # former names, with the present ones, or the fix; empty: removed
 
 
 Text = Annotated[str, Field(min_length=1)]

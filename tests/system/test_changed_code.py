@@ -54,6 +54,19 @@ def without_records(project: Any) -> Any:
     return project
 
 
+def interrupt(project: Any) -> None:
+    """Train again, and kill the training after a few checkpoints."""
+    for folder in ("model", "checkpoints", "baseline", "running"):
+        shutil.rmtree(project.root / "data" / folder, ignore_errors=True)
+    running = project.workspace.running
+    with subprocess.Popen(
+        project.stage("train"), cwd=project.root, env=project.environment, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        until(lambda: len([*running.glob("[!.]*/step-*.safetensors")]) > 2, process=process, pause=0.001)
+        process.send_signal(signal.SIGKILL)
+
+
 @pytest.fixture(scope="module")
 def undisturbed(new_project: Callable[..., Any], use_small_net: Callable[[Any], None]) -> Any:
     """A project that has trained by DVC."""
@@ -68,15 +81,7 @@ def undisturbed(new_project: Callable[..., Any], use_small_net: Callable[[Any], 
 def killed(undisturbed: Any, new_project: Callable[..., Any]) -> Any:
     """The same, trained again and killed after a few checkpoints."""
     project = without_records(new_project("killed", of=undisturbed))
-    for folder in ("model", "checkpoints", "baseline", "running"):
-        shutil.rmtree(project.root / "data" / folder, ignore_errors=True)
-    running = project.workspace.running
-    with subprocess.Popen(
-        project.stage("train"), cwd=project.root, env=project.environment, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as process:  # fmt: skip
-        until(lambda: len([*running.glob("[!.]*/step-*.safetensors")]) > 2, process=process, pause=0.001)
-        process.send_signal(signal.SIGKILL)
+    interrupt(project)
     return project
 
 
@@ -121,6 +126,23 @@ def test_an_edited_optimizer_is_refused_unless_allowed(
         project.good(*project.stage("register"))
         record = json.loads((project.workspace.reports / "provenance.json").read_text())
         assert record["code_changes"] == [change]
+
+
+def test_a_sealed_training_is_not_rewritten_by_changed_code(undisturbed: Any, new_project: Callable[..., Any]) -> None:
+    """A registered training that is trained again, killed and continued with changed code is another run."""
+    project = without_records(new_project("sealed", of=undisturbed))
+    project.good("ratchet", "train")
+    before = project.digests("mlruns/artifacts")
+    interrupt(project)
+    halve_steps(project)
+    project.good("ratchet", "train", "--continue-with-changed-code")
+    first, second = sorted(project.workspace.mlruns.glob("journal/*/provenance.json"), key=lambda path: len(str(path)))
+    assert second.parent.name.startswith(f"{first.parent.name}-")
+    changes = [json.loads(path.read_text())["code_changes"] for path in (first, second)]
+    assert [len(each) for each in changes] == [0, 1]
+    after = project.digests("mlruns/artifacts")
+    assert {path: after[path] for path in before} == before
+    project.good("ratchet", "audit")
 
 
 def test_a_run_without_a_step_records_no_changed_code(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from commands.app import new_console
 from ratchet import files, git, settings
 from ratchet.errors import DataError, RegistryError
 from ratchet.evaluation.predictions import Predictions, read_predictions
@@ -24,7 +25,7 @@ from tasks.dvc_store import DvcStore
 if TYPE_CHECKING:
     from ratchet.data.difference import Difference
 
-__all__ = ["compare", "write_page"]
+__all__ = ["compare", "print_comparison"]
 
 T = TypeVar("T")
 
@@ -183,17 +184,39 @@ def _answers(before: Side, after: Side, samples: "Difference | None") -> "compar
     return comparison.compare_answers(before.predictions, after.predictions, after.settings or {}, altered=altered)
 
 
-def write_page(comparison: Comparison, references: tuple[str, str], workspace: Workspace, path: Path | None) -> Path:
-    """Write the comparison as an HTML page to `path`, by default to data/reports. Return where it is.
+def print_comparison(
+    comparison: Comparison, references: tuple[str, str], workspace: Workspace, path: Path | None, *, most: int
+) -> None:
+    """Print a comparison with at most `most` samples of each kind (0: all), and write it as an HTML page.
+
+    Args:
+        comparison: of the two runs.
+        references: the names that the user gave.
+        workspace: whose data/reports has the page by default.
+        path: of the page.
+        most: number of samples.
 
     Raises:
         DataError: the path is a folder.
     """
-    from ratchet.reports.lineage_pages import comparison_page
+    from rich.table import Table
+
+    from ratchet.reports.lineage_pages import comparison_page, comparison_sections
 
     a, b = (re.sub(r"[^\w.-]+", "-", reference.removeprefix("models:/")) for reference in references)
     path = path or workspace.reports / f"compare-{a}-{b}.html"
     if path.is_dir():
         raise DataError(f"{path}: is a folder. Allowed for --html: the path of a file")
     files.write_text(path, comparison_page(comparison))
-    return path
+    console = new_console()
+    console.print(f"[bold]A[/] {comparison.names[0]}   [bold]B[/] {comparison.names[1]}")
+    for section in comparison_sections(comparison, most=most):
+        console.print(f"\n[bold]{section.title[0].lower()}{section.title[1:]}[/]")
+        for sentence in section.sentences:
+            console.print(f"  {sentence}", markup=False)
+        for plain in section.tables:
+            table = Table(*plain.header, box=None, padding=(0, 2), show_edge=False)
+            for row in plain.rows:
+                table.add_row(*map(str, row))
+            console.print(table, soft_wrap=False)
+    console.print(f"\npage: {path}", markup=False)

@@ -12,9 +12,8 @@ if TYPE_CHECKING:
 
     import polars
 
-    from ratchet.data.difference import Difference
 
-__all__ = ["data", "difference_lines"]
+__all__ = ["data"]
 
 data = new_group("Inspect the data: quarantined samples, changes, suspicious labels.")
 _INDEX = "data/packed/index.parquet"
@@ -91,7 +90,7 @@ def diff(
         from ratchet.data.difference import difference
 
         changed = difference(_index_at(workspace.root, before), _index_at(workspace.root, after))
-        echo("\n".join([*difference_lines(changed, most), changed.summary]))
+        echo("\n".join([*changed.lines(most), changed.summary]))
 
 
 def _index_at(root: "Path", revision: str) -> "polars.DataFrame":
@@ -126,20 +125,3 @@ def _index_at(root: "Path", revision: str) -> "polars.DataFrame":
         ) from None
     except (DvcException, SCMError, OSError) as error:
         raise DataError(f"{revision}: {error}. Fix: name a git revision of this project, HEAD~1 for example") from error
-
-
-def difference_lines(difference: "Difference", most: int) -> list[str]:
-    """Return a line for each sample that differs, at most `most` of each kind (0: all)."""
-    signs = {"added": "+", "removed": "-", "renamed": ">", "altered": "!", "relabelled": "~", "moved": "~"}
-    lines = []
-    for kind, count in difference.counts().items():
-        table: polars.DataFrame = getattr(difference, kind)
-        for row in (table.head(most) if most else table).iter_rows(named=True):
-            before = f"{row.pop('before')} -> " if "before" in row else ""
-            name = row.pop("id")
-            rest = row.get("after") or f"{row.get('class')}, {row.get('split')}"
-            line = f"{before}{name}: {rest}" if kind == "renamed" else f"{name}: {before}{rest}"
-            lines.append(f"{signs[kind]} {kind:10} {line}")
-        if most and count > most:
-            lines.append(f"  ... and {count - most:,} more {kind}: --most 0 lists all")
-    return lines

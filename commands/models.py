@@ -229,11 +229,9 @@ def compare(
     """
     with project_folder() as workspace:
         from commands import compare as comparing
-        from commands.comparison_table import print_comparison
 
         comparison = comparing.compare(workspace, a, b)
-        page = comparing.write_page(comparison, (a, b), workspace, html)
-        print_comparison(comparison, most=most, page=page)
+        comparing.print_comparison(comparison, (a, b), workspace, html, most=most)
 
 
 @models.command(rich_help_panel=Panel.RECORDS)

@@ -37,6 +37,22 @@ class Difference:
         tables = {name: value for name, value in vars(self).items() if isinstance(value, pl.DataFrame)}
         return {name: table.height for name, table in tables.items() if table.height}
 
+    def lines(self, most: int) -> list[str]:
+        """Return a line for each sample that differs, at most `most` of each kind (0: all)."""
+        signs = {"added": "+", "removed": "-", "renamed": ">", "altered": "!", "relabelled": "~", "moved": "~"}
+        lines = []
+        for kind, count in self.counts().items():
+            table: pl.DataFrame = getattr(self, kind)
+            for row in (table.head(most) if most else table).iter_rows(named=True):
+                before = f"{row.pop('before')} -> " if "before" in row else ""
+                name = row.pop("id")
+                rest = row.get("after") or f"{row.get('class')}, {row.get('split')}"
+                line = f"{before}{name}: {rest}" if kind == "renamed" else f"{name}: {before}{rest}"
+                lines.append(f"{signs[kind]} {kind:10} {line}")
+            if most and count > most:
+                lines.append(f"  ... and {count - most:,} more {kind}: --most 0 lists all")
+        return lines
+
     @property
     def summary(self) -> str:
         """Summary in one line."""

@@ -81,7 +81,6 @@ def render(content: ReportContent) -> str:
         trivial=trivial_text(metrics.constant) if metrics.constant else "",
         metrics=metrics,
         curves=_curves(content.history, pages.curves),
-        listed=_LISTED,
         data=_single(content.manifest),
         data_groups=[_group(name, value) for name, value in content.manifest.items() if isinstance(value, Mapping)],
         settings=_single(content.settings),

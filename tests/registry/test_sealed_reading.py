@@ -25,7 +25,7 @@ from ratchet.provenance.sealed import SealedReader
 from ratchet.registry.alias_sync import AliasSync
 from ratchet.registry.provenance_record import RECORD_TAG, Provenance, record_tags
 from ratchet.registry.runs import Run
-from ratchet.registry.statement import Statement, write_statement
+from ratchet.registry.statement import SealedValues, write_statement
 from ratchet.settings.model import Params, TrackingSettings
 from ratchet.typed_json import parse
 from ratchet.workspace import Workspace
@@ -126,7 +126,7 @@ def test_a_damaged_statement_in_the_evidence_is_named(line: Line) -> None:
     """A recovery takes the digests of files as they are, so their content can be damaged."""
     version = line.version()
     write_statement(line.promotions.registry, version, {"accuracy": 0.5})
-    assert parse(Statement, line.artifact(version, "statement.json").read_bytes())
+    assert parse(SealedValues, line.artifact(version, "statement.json").read_bytes())
     line.artifact(version, "statement.json").write_text('{"metrics": {')
     line.promotions.register(version, why="x", over=None)
     assert [fault for fault in line.faults() if "report/statement.json is damaged" in fault]

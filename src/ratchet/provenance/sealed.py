@@ -12,7 +12,7 @@ from ratchet.provenance.archive import Archive, ArchivedRun
 from ratchet.registry.alias_state import replay
 from ratchet.registry.ledger import Ledger, LedgerEntry
 from ratchet.registry.provenance_record import PROVENANCE_FILE, Provenance, parse_object
-from ratchet.registry.statement import STATEMENT, Statement
+from ratchet.registry.statement import STATEMENT, SealedValues
 from ratchet.registry.versions import Version
 from ratchet.typed_json import parse
 
@@ -48,7 +48,7 @@ class SealedReader:
                 return run
             return _doubted(run, "the ledger seals nothing of this run: the values are MLflow's")
         doubts: list[str] = []
-        statement = self._file(run, STATEMENT, evidence, doubts, Statement)
+        statement = self._file(run, STATEMENT, evidence, doubts, SealedValues)
         record = self._file(run, PROVENANCE_FILE, evidence, doubts, Provenance)
         if record is not None and record != run.record:
             if run.record is not None:
@@ -136,7 +136,7 @@ def _doubted(run: ArchivedRun, *doubts: str) -> ArchivedRun:
     return replace(run, doubts=(*run.doubts, *doubts))
 
 
-def _with_statement(run: ArchivedRun, statement: Statement, doubts: list[str]) -> ArchivedRun:
+def _with_statement(run: ArchivedRun, statement: SealedValues, doubts: list[str]) -> ArchivedRun:
     for name, value in statement.metrics.items():
         shown = run.metrics.get(name)
         both_nan = shown != shown and value != value

@@ -22,7 +22,7 @@ from ratchet.registry.chain import Fault, LedgerEntry
 from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
 
-__all__ = ["FILE", "Head", "Heads", "head_faults", "lost_heads"]
+__all__ = ["FILE", "Head", "HeadFiles", "head_faults", "lost_heads"]
 
 FILE = "data/ledger.heads"
 _REGISTRATION = "data/registration.json"
@@ -54,7 +54,7 @@ class Head:
         return {name: value for name, value in to_plain(self).items() if name != "where"}
 
 
-class Heads:
+class HeadFiles:
     """The heads of one ledger that a project keeps.
 
     `log` has a line for each entry that was written on this machine. `file` is for Git and has a line for each act of a

@@ -18,7 +18,7 @@ from ratchet import urls
 from ratchet.errors import LedgerBroken, RegistryError
 from ratchet.registry.access import user
 from ratchet.registry.chain import COLUMNS, FIRST, Chain, Fault, LedgerEntry, Row
-from ratchet.registry.heads import Head, Heads, head_faults
+from ratchet.registry.heads import Head, HeadFiles, head_faults
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 
@@ -71,7 +71,7 @@ class Ledger:
         """Open the ledger at `uri`."""
         self._depth = 0
         self.uri = workspace.database(uri)
-        self.heads = Heads(workspace, urls.redacted(uri))
+        self.heads = HeadFiles(workspace, urls.redacted(uri))
         self._chain = Chain()
 
     @classmethod

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "STATEMENT",
-    "Statement",
-    "StatementDataset",
+    "SealedDataset",
+    "SealedValues",
     "edits",
     "evaluation_metrics",
     "write_statement",
@@ -40,7 +40,7 @@ _VERDICT = "ratchet.verdict"  # a tag of the version; the evidence has its diges
 
 
 @dataclass(frozen=True)
-class StatementDataset:
+class SealedDataset:
     """The run's data set; `profile` is JSON."""
 
     __pydantic_config__: ClassVar["ConfigDict"] = STRICT
@@ -51,7 +51,7 @@ class StatementDataset:
 
 
 @dataclass(frozen=True)
-class Statement:
+class SealedValues:
     """MLflow's values of a run and its version; `description` is the version's."""
 
     __pydantic_config__: ClassVar["ConfigDict"] = STRICT
@@ -59,7 +59,7 @@ class Statement:
     metrics: dict[str, float]
     params: dict[str, str]
     tags: dict[str, str]
-    dataset: StatementDataset | None
+    dataset: SealedDataset | None
     version_tags: dict[str, str]
     description: str
     status: str
@@ -119,7 +119,7 @@ def edits(registry: "ModelRegistry", version: "Version") -> Iterator[str]:
             return
         content = Path(registry.client.download_artifacts(version.run_id, STATEMENT, folder)).read_bytes()
         try:
-            sealed = parse(Statement, content)
+            sealed = parse(SealedValues, content)
         except ValueError as error:
             # A recovery can seal a damaged file: the person who confirms a version does not see its content.
             yield (
@@ -139,15 +139,15 @@ def edits(registry: "ModelRegistry", version: "Version") -> Iterator[str]:
             yield f"MLflow has {kind} {name} = {_shown(value)}, and the sealed value is {_shown(expected)}"
 
 
-def _current(client: "MlflowClient", version: "Version") -> Statement:
+def _current(client: "MlflowClient", version: "Version") -> SealedValues:
     run, stored = client.get_run(version.run_id), client.get_model_version(version.name, version.number)
     inputs = run.inputs.dataset_inputs if run.inputs else []
     dataset = inputs[-1].dataset if inputs else None
-    return Statement(
+    return SealedValues(
         metrics=dict(run.data.metrics),
         params=dict(run.data.params),
         tags={name: value for name, value in run.data.tags.items() if name.startswith("ratchet.") or name in _TAGS},
-        dataset=StatementDataset(dataset.name, dataset.digest, dataset.profile) if dataset else None,
+        dataset=SealedDataset(dataset.name, dataset.digest, dataset.profile) if dataset else None,
         version_tags={name: value for name, value in stored.tags.items() if name != _VERDICT},
         description=stored.description or "",
         status=run.info.status,

@@ -20,9 +20,10 @@ from prefect.runtime import flow_run
 
 from flows.progress import PrefectProgress
 from flows.server.limits import GPUS
+from ratchet.errors import TrainingError
 from ratchet.settings.model import Params
 
-__all__ = ["gpu_slot", "slot"]
+__all__ = ["gpu_slot", "slots"]
 
 _LEASE = 60.0  # seconds, the least that Prefect allows
 _PAUSE = 2.0  # seconds between two attempts
@@ -31,26 +32,32 @@ _NO_ANSWER = "Prefect's server to answer"
 
 @contextmanager
 def gpu_slot(params: Params) -> Iterator[None]:
-    """Hold a slot for the GPU that training uses, if it uses one.
+    """Hold a slot for each GPU that training uses.
 
     Raises:
-        TrainingError: the device is not on this machine.
+        TrainingError: the device is not on this machine, or it has fewer GPUs than processes are to use.
     """
     from ratchet.training.device import choose_device
+    from ratchet.training.processes import count_processes
 
-    if choose_device(params.training.device).type != "cuda":
+    wanted = params.training
+    if choose_device(wanted.device).type != "cuda":
         yield
         return
-    with slot():
+    with slots(count_processes(wanted.processes, pieces=wanted.pieces, device=wanted.device)):
         yield
 
 
 @contextmanager
-def slot() -> Iterator[None]:
-    """Hold a slot inside a flow run. While there is none, report it and wait."""
+def slots(count: int = 1) -> Iterator[None]:
+    """Hold slots inside a flow run. While there are too few, report it and wait.
+
+    Raises:
+        TrainingError: the limit is lower.
+    """
     progress, reported = PrefectProgress("train", unit="gpus"), ""
     with ExitStack() as held:
-        while reason := _acquire(held):
+        while reason := _acquire(held, count):
             if reason != reported:
                 progress.say(f"waiting for {reason}")
                 reported = reason
@@ -60,24 +67,30 @@ def slot() -> Iterator[None]:
         yield
 
 
-def _acquire(held: ExitStack) -> str | None:
-    """Acquire a slot if there is a limit. Return what the run has to wait for; None: acquired."""
-    full = "one of the gpus to be free"
+def _acquire(held: ExitStack, count: int) -> str | None:
+    """Acquire slots if there is a limit. Return what the run has to wait for; None: acquired."""
+    full = "one of the gpus to be free" if count == 1 else f"{count} of the gpus to be free"
     try:
         with get_client(sync_client=True) as client:
             limit = client.read_global_concurrency_limit_by_name(GPUS)
         full += f" (limit platform.gpus={limit.limit} for all trainings)"
-        if limit.active_slots >= limit.limit:
+        if count > limit.limit:
+            raise TrainingError(
+                f"training.processes: found {count}, and platform.gpus allows {limit.limit} for all trainings. Fix: "
+                "fewer processes, or a higher limit"
+            )
+        if limit.active_slots + count > limit.limit:
             return full
         holder = ConcurrencyLeaseHolder(type="flow_run", id=UUID(flow_run.get_id()))
-        slots = concurrency(
+        acquired = concurrency(
             [GPUS],
+            occupy=count,
             max_retries=0,
             lease_duration=_LEASE,
             holder=holder,
             raise_on_lease_renewal_failure=False,  # the slot is lost then, but the run goes on
         )
-        held.enter_context(slots)
+        held.enter_context(acquired)
     except ObjectNotFound:  # no limit
         return None
     except TransportError:

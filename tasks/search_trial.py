@@ -180,7 +180,9 @@ class TrialTraining:
                 splits[0], splits[1], job.spec, job.plan, pretrained=job.pretrained, teacher=job.teacher,
                 identity=job.identity,
             )  # fmt: skip
-            objectives = self._follow(run, training.fit(inputs, store=store, stop=self._must_stop), job)
+            objectives = self._follow(
+                run, training.fit_in_processes(inputs, packed=packed, store=store, stop=self._must_stop), job
+            )
             if objectives is not None or self.reason != "lost":  # else the run is that of another worker
                 run.status("KILLED" if objectives is None and self.reason == "leave" else "FINISHED")
         return objectives

@@ -70,8 +70,12 @@ def train(
             baseline = Baseline.fit(job, inputs.train)
             finished = recorder.record(baseline.events(job, inputs))
         else:
-            fit = partial(training.fit, inputs, store=store, profile_to=run.journal.folder / "profile")
-            events = fit(stop=lambda: recorder.must_stop(stop_requested), examine=doctor.examine)
+            fit = partial(training.fit_in_processes, inputs, packed=workspace.packed, store=store)
+            events = fit(
+                profile_to=run.journal.folder / "profile",
+                stop=lambda: recorder.must_stop(stop_requested),
+                examine=doctor.examine,
+            )
             finished = recorder.record(events)
             baseline = Baseline.fit(job, inputs.train)
     if run.away:

@@ -97,8 +97,11 @@ def make_plan(settings: TrainingSettings, target: Target, *, seed: int, kind: st
 
 
 def deciding(plan: "training.Plan") -> dict[str, Any]:
-    """Return the settings that decide the weights, by name."""
-    return {name: value for name, value in asdict(plan).items() if name not in NEUTRAL}
+    """Return the settings that decide the weights, by name. A whole step is as before it could have pieces."""
+    decides = {name: value for name, value in asdict(plan).items() if name not in NEUTRAL}
+    if plan.pieces == 1:
+        del decides["pieces"]
+    return decides
 
 
 def _deciding(spec: "ModelSpec") -> dict[str, Any]:

@@ -33,11 +33,11 @@ import prefect.flow_engine
 from prefect import flow
 from prefect.context import refresh_global_settings_context
 
-from flows.gpu_slot import slot
+from flows.gpu_slot import slots
 
 @flow(name="holds")
 def holds(mark: str) -> None:
-    with slot():
+    with slots():
         Path(mark + ".in").touch()
         while not Path(mark + ".go").exists():
             threading.Event().wait(0.1)

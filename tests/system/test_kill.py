@@ -231,3 +231,16 @@ def test_training_continues_while_the_disk_is_full(undisturbed, twin, tmp_path) 
         assert steps == list(range(1, STEPS + 1))
     finally:
         subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def test_killed_training_continues_in_another_number_of_processes(twin, tmp_path, assert_same_training) -> None:
+    whole, shared, log = twin("whole"), twin("shared"), tmp_path / "log"
+    for project, processes in ((whole, 1), (shared, 2)):
+        settings.override(project.workspace.params, {"training.pieces": 2, "training.processes": processes})
+    whole.good(*whole.stage("train"))
+    with running(shared, log) as train:
+        assert train.when(lambda: train.step() >= 20), log.read_text()
+    assert "2 processes share the 2 pieces of each step" in log.read_text()
+    settings.override(shared.workspace.params, {"training.processes": 1})
+    assert "continues at step" in shared.good(*shared.stage("train"))
+    assert_same_training(shared, whole, steps=STEPS)

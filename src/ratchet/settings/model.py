@@ -31,6 +31,7 @@ from ratchet.settings.section import (
     Positive,
     PositiveAmount,
     PositiveShare,
+    PowerOfTwo,
     PublicAddress,
     Section,
     Share,
@@ -186,6 +187,7 @@ class TrainingSettings(Section):
     max_steps: Count = setting(0, "stop after this many optimizer steps; 0: no limit")
     batch_size: Positive = setting(64, "samples per optimizer step")
     accumulation: Positive = setting(1, "micro-batches per batch; more of them need less memory")
+    pieces: PowerOfTwo = setting(1, "pieces of a step that processes share: a power of two, which decides the weights")
 
     loss: Literal["auto", "cross-entropy", "binary-cross-entropy", "mse", "l1", "smooth-l1"] = setting(
         "auto",
@@ -262,6 +264,9 @@ class TrainingSettings(Section):
     )
     gradient_checkpointing: bool = setting(False, "compute activations twice to save memory")
     deterministic: bool = setting(True, "refuse operations whose results differ from run to run")
+    processes: Literal["auto"] | Positive = setting(
+        1, "processes of the training, which share the pieces of a step; auto: one for each GPU or core", decides=False
+    )
     workers: Count = setting(
         0, "processes that read samples of an own kind that is not packed; 0: the training process", decides=False
     )

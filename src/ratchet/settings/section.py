@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 __all__ = [
     "MAILBOX",
@@ -21,6 +21,7 @@ __all__ = [
     "Positive",
     "PositiveAmount",
     "PositiveShare",
+    "PowerOfTwo",
     "PublicAddress",
     "Section",
     "Share",
@@ -36,6 +37,12 @@ class Section(BaseModel):
     captions: ClassVar[dict[str, str]] = {}  # title of a group of settings, by its first setting
 
 
+def _require_power_of_two(number: int) -> int:
+    if number & (number - 1):
+        raise ValueError("allowed are powers of two: 1, 2, 4, ...")
+    return number
+
+
 Text = Annotated[str, Field(min_length=1)]
 Function = Annotated[str, Field(pattern=r"^(none|[\w.]+:\w+)$")]
 Kind = Annotated[str, Field(pattern=r"^(image|table|text|tokens|[\w.]+:\w+)$")]
@@ -48,6 +55,7 @@ MinimumMetric = Literal[
 ColumnType = Literal["numeric", "categorical", "datetime", "text", "id", "ignored"]
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
+PowerOfTwo = Annotated[int, Field(ge=1), AfterValidator(_require_power_of_two)]
 Amount = Annotated[float, Field(ge=0.0)]
 PositiveAmount = Annotated[float, Field(gt=0.0)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]

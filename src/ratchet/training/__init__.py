@@ -23,6 +23,7 @@ from ratchet.training.models import (
 )
 from ratchet.training.plan import Plan
 from ratchet.training.predict import answers, predict_outputs, token_shares
+from ratchet.training.processes import fit_in_processes
 from ratchet.training.pruning import pruned_spec
 from ratchet.training.teacher import find_teacher
 
@@ -52,6 +53,7 @@ __all__ = [
     "find_pretrained",
     "find_teacher",
     "fit",
+    "fit_in_processes",
     "initial_model",
     "keep_code",
     "load_model",

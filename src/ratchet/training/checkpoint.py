@@ -22,7 +22,7 @@ from safetensors.torch import load, save
 from ratchet import files
 from ratchet.errors import CheckpointError
 
-__all__ = ["CheckpointStore", "Snapshot", "read_checkpoint"]
+__all__ = ["CheckpointStore", "OthersCheckpoints", "Snapshot", "read_checkpoint"]
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,14 @@ class CheckpointStore:
                 self.problems.append(f"{error}; renamed to {renamed.name}, using the one before it")
         return None
 
+    def at(self, step: int) -> tuple[Path, Snapshot]:
+        """Return the checkpoint of a step."""
+        path = self._path(step)
+        return path, read_checkpoint(path)
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step-{step:012d}.safetensors"
+
     def _write_all(self) -> None:
         while (snapshot := self._queue.get()) is not None:
             try:
@@ -105,7 +113,7 @@ class CheckpointStore:
         self._queue.task_done()
 
     def _write(self, snapshot: Snapshot) -> None:
-        path = self.folder / f"step-{snapshot.step:012d}.safetensors"
+        path = self._path(snapshot.step)
         content = encode(snapshot)
         files.write_bytes(path, content)
         if path.read_bytes() != content:
@@ -121,6 +129,16 @@ class CheckpointStore:
         for path in paths:
             if path not in keep:
                 path.unlink()
+
+
+class OthersCheckpoints(CheckpointStore):
+    """The checkpoints that rank 0 writes, as another rank of the training reads them."""
+
+    def __enter__(self) -> "CheckpointStore":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the folder as it is."""
 
 
 def encode(snapshot: Snapshot) -> bytes:

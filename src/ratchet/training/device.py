@@ -17,6 +17,7 @@ from ratchet.errors import TrainingError
 __all__ = [
     "arithmetic",
     "choose_device",
+    "cores",
     "describe",
     "keep_freed_memory",
     "ran_out_of_memory",
@@ -28,20 +29,25 @@ _NO_MEMORY = ("can't allocate memory", "not enough memory", "std::bad_alloc", "o
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # mallopt's names, from glibc's malloc.h
 
 
-def choose_device(wanted: str) -> torch.device:
-    """Return the device `wanted`. `auto` is CUDA, or MPS, or the CPU.
+def choose_device(wanted: str, *, rank: int = 0) -> torch.device:
+    """Return the device `wanted`. `auto` is CUDA, or MPS, or the CPU. Each rank of a training has a GPU of its own.
 
     Raises:
         TrainingError: this machine has no such device.
     """
     present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if wanted == "auto":
-        return torch.device(next(kind for kind in ("cuda", "mps", "cpu") if present[kind]))
-    device = torch.device(wanted)
+        wanted = next(kind for kind in ("cuda", "mps", "cpu") if present[kind])
+    device = torch.device("cuda", rank) if rank and wanted == "cuda" else torch.device(wanted)
     if not present.get(device.type, False) or (device.index or 0) >= max(1, torch.cuda.device_count()):
         here = ", ".join(kind for kind, is_here in present.items() if is_here)
         raise TrainingError(f"training.device: {wanted} is not on this machine, which has {here}. Fix: set it to auto")
     return device
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def describe(device: torch.device) -> str:
@@ -115,14 +121,15 @@ def reproducible(seed: int, *, deterministic: bool) -> Iterator[None]:
         np.random.set_state(numpy)
 
 
-def seed_step(seed: int, step: int, device: torch.device) -> None:
-    """Seed Python, NumPy and PyTorch for one optimizer step, so that its random numbers depend only on (seed, step).
+def seed_step(seed: int, step: int, device: torch.device, *, piece: int | None = None) -> None:
+    """Seed Python, NumPy and PyTorch for one step, or a piece of it: the numbers depend only on (seed, step, piece).
 
     So a checkpoint needs no generator state, and random numbers drawn elsewhere in the process (jitter of a progress
     bar, backoff of a tracker) cannot change a training. It takes under 20 microseconds. torch.manual_seed alone takes
     130, because it looks for every kind of device.
     """
-    drawn = int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    entropy = [seed, step] if piece is None else [seed, step, piece]
+    drawn = int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))
     random.seed(drawn)
     np.random.seed(drawn % 2**32)
     torch.default_generator.manual_seed(drawn)

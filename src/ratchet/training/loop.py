@@ -11,11 +11,12 @@ import torch
 from ratchet.errors import CheckpointError, NotFinite, TrainingError
 from ratchet.training.augment import epoch_order
 from ratchet.training.batches import Batch, Rows, run_steps, step_rows
-from ratchet.training.checkpoint import CheckpointStore
+from ratchet.training.checkpoint import CheckpointStore, Snapshot
 from ratchet.training.determinism import require_deterministic
 from ratchet.training.device import (
     arithmetic,
     choose_device,
+    cores,
     describe,
     keep_freed_memory,
     ran_out_of_memory,
@@ -29,10 +30,11 @@ from ratchet.training.memory import checkpointed
 from ratchet.training.optim import build_optimizer
 from ratchet.training.precision import choose_precision
 from ratchet.training.profiler import StepProfiler
+from ratchet.training.ranks import Ranks
 from ratchet.training.sample_timeout import Interrupted, never
 from ratchet.training.schedule import learning_rate, plateau_falls
 from ratchet.training.state import EpochSums, TrainingState
-from ratchet.training.step import Stepper, compiled, micro_batches, needs_two_samples
+from ratchet.training.step import Stepper, compiled, micro_batches, needs_two_samples, pieces_of
 from ratchet.training.step_metrics import MetricBuffer, require_finite, timed
 from ratchet.training.teacher import Teacher
 from ratchet.training.transfer import freeze, without_pretrained
@@ -50,6 +52,7 @@ def fit(
     profile_to: Path | None = None,
     stop: Callable[[], bool] = never,
     examine: Callable[..., Iterable[object]] | None = None,
+    ranks: Ranks | None = None,
 ) -> Iterator[Event]:
     """Train, or continue at the newest checkpoint in `store`.
 
@@ -59,6 +62,8 @@ def fit(
             returns True, a checkpoint is written and training stops.
         examine: called before the first step if `plan.doctor` asks for it, as `ratchet.doctor.examine`; each of its
             findings becomes a notice.
+        ranks: the processes of this training, each of which calls `fit` with equal inputs and sees equal events;
+            None: there is only this one.
 
     Yields:
         Events; the last is Finished or Stopped. All metrics of a step are yielded before a checkpoint of it is taken,
@@ -68,13 +73,17 @@ def fit(
         TrainingError: the device is absent, the model does not fit the data, or memory is too small for one sample.
         NotFinite: the loss is still not finite after `plan.max_rollbacks` returns to a checkpoint.
         CheckpointError: the checkpoint in `store` belongs to another run.
+        LostRank: another process of this training has ended.
     """
     plan, splits, threads = inputs.plan, (inputs.train, inputs.validation), torch.get_num_threads()
+    ranks = ranks or Ranks()
+    if plan.pieces > 1:
+        torch.set_num_threads(max(1, cores() // plan.pieces))  # as many as a process for each piece can have
     with reproducible(plan.seed, deterministic=plan.deterministic), store, closing(splits[0]), closing(splits[1]):
         for split in splits:
-            split.interrupt_on(stop)
+            split.interrupt_on(stop if ranks.count == 1 else never)  # all ranks stop after the same step
         try:
-            training = _Training(inputs, store, profile_to, stop, examine)
+            training = _Training(inputs, store, profile_to, stop, examine, ranks)
             with training.precision.in_force(), closing(training.profiler):
                 yield from training.run()
         except Interrupted:  # between steps, where there is nothing new to keep
@@ -96,13 +105,14 @@ class _Training:
         profile_to: Path | None,
         stop: Callable[[], bool],
         examine: Callable[..., Iterable[object]] | None,
+        ranks: Ranks | None = None,
     ) -> None:
         inputs.check()
         self.inputs, self.plan, self.train = inputs, inputs.plan, inputs.train
-        self.store, self.stop, self.examine = store, stop, examine
+        self.store, self.stop, self.examine, self.ranks = store, stop, examine, ranks or Ranks()
 
         # Where and how it runs
-        self.device = choose_device(self.plan.device)
+        self.device = choose_device(self.plan.device, rank=self.ranks.rank)
         keep_freed_memory(self.device)
         self.precision = choose_precision(self.plan.precision, self.device, channels_last=self.plan.channels_last)
         target = inputs.spec.target
@@ -155,6 +165,7 @@ class _Training:
             precision=self.precision,
             network=network,
             teacher=self.teacher,
+            ranks=self.ranks,
         )
 
     def run(self) -> Iterator[Event]:
@@ -205,7 +216,7 @@ class _Training:
 
     def _resume(self) -> Path | None:
         """Restore the newest checkpoint and return its path, or None if there is no checkpoint."""
-        newest = self.store.newest()
+        newest = self._newest()
         if newest is None:
             return None
         path, snapshot = newest
@@ -214,6 +225,19 @@ class _Training:
         self.state.restore(snapshot)
         self.began_with = snapshot.state.get("arithmetic", {})  # not in older checkpoints
         return path
+
+    def _newest(self, *, unless: int | None = None) -> tuple[Path, Snapshot] | None:
+        """Return the newest undamaged checkpoint, the same on every rank. One of step `unless` is deleted first."""
+        newest = self.store.newest() if self.ranks.is_first else None
+        if newest is not None and newest[1].step == unless:
+            newest[0].unlink()
+            newest = self.store.newest()
+        step = -1 if newest is None else newest[1].step
+        step = int(self.ranks.from_first([step], self.device)[0])
+        if not self.ranks.is_first and step >= 0:
+            newest = self.store.at(step)
+        self.ranks.from_first([step], self.device)  # no checkpoint is removed before all have read it
+        return newest
 
     def _other_arithmetic(self) -> Iterator[Event]:
         """Keep the number of threads of the training's begin, and report what cannot be kept.
@@ -278,7 +302,7 @@ class _Training:
         feed = self._feed(order)
         try:
             while state.batch < len(self.steps) and state.step < self.total_steps:
-                if self.stop():
+                if self._must_stop():
                     raise Interrupted
                 start, end = self.steps[state.batch]
                 retry = self._step(order[start:end], feed)
@@ -290,7 +314,7 @@ class _Training:
 
                 # once in a while:
                 self.profiler.step()
-                if self.metrics.is_due:
+                if self.metrics.is_due if self.ranks.count == 1 else state.step % plan.log_every == 0:
                     yield from self._fetch()
                 if plan.checkpoint_steps and state.step % plan.checkpoint_steps == 0:
                     yield from self._checkpoint()
@@ -303,9 +327,16 @@ class _Training:
         """Yield the micro-batches of the epoch's remaining steps, and measure the time spent on each."""
         pieces: list[Rows] = []
         for start, end in self.steps[self.state.batch :][: self.total_steps - self.state.step]:
-            pieces += micro_batches(order[start:end], self.state.accumulation, smallest=self.smallest)
+            parts = pieces_of(order[start:end], self.plan.pieces, smallest=self.smallest)
+            for piece in self.ranks.pieces(self.plan.pieces):
+                pieces += micro_batches(parts[piece], self.state.accumulation, smallest=self.smallest)
         batches = self.train.feed(pieces, self.device, plan=self.plan, epoch=self.state.epoch)
         return timed(batches, self.metrics.step_clock, self.metrics.epoch_clock)
+
+    def _must_stop(self) -> bool:
+        """Return whether to stop before the next step. Several ranks learn of it with the step before."""
+        self.ranks.stop = self.ranks.is_first and self.stop()
+        return self.ranks.stop if self.ranks.count == 1 else self.ranks.is_stopping
 
     def _step(self, rows: Rows, feed: Iterator[Batch]) -> "list[Event] | None":
         """Make one step and return None.
@@ -323,14 +354,18 @@ class _Training:
                 return self._require_pairs(rows, error)
             if not ran_out_of_memory(error):
                 raise
-            if self.state.accumulation >= max(1, len(rows) // self.smallest):
+            if self.state.accumulation >= max(1, self._piece(rows) // self.smallest):
                 count = "one sample" if self.smallest == 1 else "two samples, the fewest that its batch norm takes,"
                 raise TrainingError(
                     f"not enough memory for {count} at step {self.state.step + 1} ({error}). Fix: set "
                     "training.gradient_checkpointing: true or a smaller data.image_size, or use a smaller model"
                 ) from error
-            return [self._halve(len(rows))]
+            return [self._halve(self._piece(rows), len(rows))]
         return None
+
+    def _piece(self, rows: Rows) -> int:
+        """Return the number of rows of the largest piece of a step."""
+        return -(-len(rows) // self.plan.pieces)
 
     def _require_pairs(self, rows: Rows, error: Exception) -> list[Event]:
         """Let no micro-batch of this epoch have only one sample.
@@ -350,8 +385,8 @@ class _Training:
         self.pairs_noticed = True
         return [Notice("a batch norm of the model cannot learn from only one sample: micro-batches have two or more")]
 
-    def _halve(self, rows: int) -> Trouble:
-        """Halve the micro-batch. The step keeps its samples, in twice as many micro-batches."""
+    def _halve(self, rows: int, samples: int) -> Trouble:
+        """Halve the micro-batch of a piece of `rows` samples. The step keeps its samples, in more micro-batches."""
         self.stepper.undo()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -362,7 +397,7 @@ class _Training:
             self.state.step,
             "out of memory",
             f"not enough memory for a micro-batch of {before} at step {self.state.step + 1}: continuing with "
-            f"{after}, in a step of the same {rows} samples. To begin with that: "
+            f"{after}, in a step of the same {samples} samples. To begin with that: "
             f"`ratchet set training.accumulation={self.state.accumulation}`",
         )
 
@@ -396,10 +431,7 @@ class _Training:
             )
         self.metrics.clear()
         self.store.wait()
-        newest = self.store.newest()
-        if newest is not None and newest[1].step == before:
-            newest[0].unlink()
-            newest = self.store.newest()
+        newest = self._newest(unless=before)
         yield from self._problems()
         if newest is None:
             self.begin()
@@ -466,7 +498,7 @@ class _Training:
         batch_size = max(1, 2 * self.plan.batch_size // self.state.accumulation)
         while True:
             try:
-                return validate(
+                metrics = validate(
                     self.state.validated,
                     self.inputs.validation,
                     objective=Objective.measuring(self.plan, self.inputs.spec.target, self.device),
@@ -474,6 +506,8 @@ class _Training:
                     device=self.device,
                     batch_size=batch_size,
                 )
+                values = self.ranks.from_first(list(metrics.values()), self.device)  # another may have less memory
+                return dict(zip(metrics, values, strict=True))
             except Exception as error:  # any other error is raised again
                 if not ran_out_of_memory(error) or batch_size == 1:
                     raise
@@ -486,7 +520,8 @@ class _Training:
         state = self.state
         at_epochs_end = state.batch == 0 and state.history
         score = epoch_score(self.plan, state.history[-1], state.epoch) if at_epochs_end else None
-        self.store.put(state.snapshot(self.inputs.identity, score=score))
+        if self.ranks.is_first:
+            self.store.put(state.snapshot(self.inputs.identity, score=score))
         yield Checkpointed(state.step)
         yield from self._problems()
 

@@ -19,6 +19,7 @@ class Plan:
     max_steps: int
     batch_size: int
     accumulation: int
+    pieces: int
 
     loss: str
     label_smoothing: float | str
@@ -71,6 +72,7 @@ class Plan:
     min_delta: float = 0.0  # smallest change of `best` that counts as an improvement
     rollback_factor: float = 0.5  # of the learning rate, at each return to a checkpoint
 
+    processes: int | str
     workers: int
     sample_timeout: float
     overfit_gap: float

@@ -1,5 +1,6 @@
 """One optimizer step. No other code changes a weight in training."""
 
+import functools
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,15 +10,16 @@ import torch
 from torch import nn
 
 from ratchet.training.batches import Batch, Rows, Split
-from ratchet.training.device import seed_step
+from ratchet.training.device import ran_out_of_memory, seed_step
 from ratchet.training.losses import Objective
 from ratchet.training.optim import clip_gradients, move_average, set_rate
 from ratchet.training.plan import Plan
 from ratchet.training.precision import Precision
+from ratchet.training.ranks import PieceSum, Ranks
 from ratchet.training.state import TrainingState
 from ratchet.training.teacher import Teacher
 
-__all__ = ["StepMetrics", "Stepper", "compiled", "micro_batches", "needs_two_samples"]
+__all__ = ["StepMetrics", "Stepper", "compiled", "micro_batches", "needs_two_samples", "pieces_of"]
 
 _MOST_SHAPES = 256  # of batches that are compiled
 
@@ -38,8 +40,14 @@ class StepMetrics:
 
 
 def micro_batches(rows: Rows, count: int, *, smallest: int = 1) -> list[Rows]:
-    """Split the rows of a step into `count` parts of nearly equal size, or fewer so that none is below `smallest`."""
-    return np.array_split(rows, max(1, min(count, len(rows) // smallest)))
+    """Split the rows of a piece into `count` parts of nearly equal size, or fewer so that none is below `smallest`."""
+    return np.array_split(rows, max(1, min(count, len(rows) // smallest))) if len(rows) else []
+
+
+def pieces_of(rows: Rows, count: int, *, smallest: int = 1) -> list[Rows]:
+    """Split the rows of a step into `count` pieces; the last are empty if there are too few rows."""
+    pieces = micro_batches(rows, count, smallest=smallest)
+    return pieces + [rows[:0]] * (count - len(pieces))
 
 
 def needs_two_samples(error: BaseException) -> bool:
@@ -52,45 +60,37 @@ class Stepper:
 
     def __init__(
         self, state: TrainingState, plan: Plan, *, train: Split, objective: Objective, precision: Precision,
-        network: nn.Module, teacher: Teacher | None = None,
+        network: nn.Module, teacher: Teacher | None = None, ranks: Ranks | None = None,
     ) -> None:  # fmt: skip
         self.state, self.plan, self.train = state, plan, train
         self.objective, self.precision, self.network = objective, precision, network
-        self.teacher = teacher
+        self.teacher, self.ranks = teacher, ranks or Ranks()
         self.device = state.device
         self._buffers = list(state.model.network.buffers())  # those of the scaling around the network never change
         self._before = [buffer.clone() for buffer in self._buffers]
         self._stepped = 0  # parameters the optimizer had a state for before the step
 
     def step(self, rows: Rows, feed: Iterator[Batch], *, rate: float, smallest: int = 1) -> StepMetrics:
-        """Make one step: forward, loss, backward, clipping and update on `rows`, which `feed` yields in micro-batches.
+        """Make one step: forward, loss, backward, clipping and update on `rows`.
 
-        Nothing here waits for the device. Each sample has the same weight, whatever its micro-batch: the sum of the
-        losses is divided by the weight of the whole batch. Each micro-batch has at least `smallest` rows, if `rows`
-        has that many. When memory runs out before the optimizer changes a weight, `undo` restores the state.
+        `feed` yields the micro-batches of this rank's pieces. Each sample has the same weight, whatever its piece and
+        micro-batch: the sum of the losses is divided by the weight of the whole batch. Each micro-batch has at least
+        `smallest` rows, if `rows` has that many. When memory runs out before the optimizer changes a weight, `undo`
+        restores the state. With one process nothing here waits for the device.
         """
-        state, plan, objective = self.state, self.plan, self.objective
+        state, plan = self.state, self.plan
         if self._buffers:
             torch._foreach_copy_(self._before, self._buffers)
         self._stepped = len(state.optimizer.state)
-        weight = objective.weight(self.train.host_targets(rows)) or 1.0
-        total = torch.zeros((), device=self.device)
-        correct = torch.zeros((), dtype=torch.int64, device=self.device)
+        weight = self.objective.weight(self.train.host_targets(rows)) or 1.0
+        pieces = pieces_of(rows, plan.pieces, smallest=smallest)
 
         # ------------------------------------------------------------------------------------------------------------
         set_rate(state.optimizer, rate)
-        seed_step(plan.seed, state.step, self.device)
-        state.optimizer.zero_grad(set_to_none=True)
-        for _ in micro_batches(rows, state.accumulation, smallest=smallest):
-            inputs, targets = next(feed)
-            with self.precision.autocast(self.device):
-                outputs = self.network(*inputs)
-            loss = objective(outputs, targets)
-            if self.teacher is not None:
-                loss = self.teacher.mixed(loss, inputs, outputs, targets)
-            torch.autograd.backward(state.scaler.scale(loss / weight))
-            total += loss.detach()
-            correct += objective.num_correct(outputs.detach(), targets)
+        if plan.pieces == 1:
+            total, correct = self._gradients(rows, feed, weight=weight, smallest=smallest)
+        else:
+            total, correct = self._summed_gradients(pieces, feed, weight=weight, smallest=smallest)
         state.scaler.unscale_(state.optimizer)
         norm = clip_gradients(state.model, plan)
         state.scaler.step(state.optimizer)
@@ -104,6 +104,58 @@ class Stepper:
         state.sums.norm += norm
         state.step, state.batch = state.step + 1, state.batch + 1
         return self._step_metrics(rate, total / weight, norm)
+
+    def _gradients(
+        self, rows: Rows, feed: Iterator[Batch], *, weight: float, smallest: int, piece: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute the gradients of a piece. Return its summed loss and number of right answers."""
+        state, objective = self.state, self.objective
+        total = torch.zeros((), device=self.device)
+        correct = torch.zeros((), dtype=torch.int64, device=self.device)
+        seed_step(self.plan.seed, state.step, self.device, piece=piece)
+        state.optimizer.zero_grad(set_to_none=True)
+        for _ in micro_batches(rows, state.accumulation, smallest=smallest):
+            inputs, targets = next(feed)
+            with self.precision.autocast(self.device):
+                outputs = self.network(*inputs)
+            loss = objective(outputs, targets)
+            if self.teacher is not None:
+                loss = self.teacher.mixed(loss, inputs, outputs, targets)
+            torch.autograd.backward(state.scaler.scale(loss / weight))
+            total += loss.detach()
+            correct += objective.num_correct(outputs.detach(), targets)
+        return total, correct
+
+    def _summed_gradients(
+        self, pieces: list[Rows], feed: Iterator[Batch], *, weight: float, smallest: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute the gradients of all pieces, and the mean of the buffers after them. Return as `_gradients` does.
+
+        Every rank takes part in the sum, also one whose memory ran out: then all raise that error.
+        """
+        count = sum(len(rows) > 0 for rows in pieces)
+        vectors = _Vectors(self.state, self._buffers, self._before)
+        sums, fault = PieceSum(), None  # fault: of this rank
+        for piece in self.ranks.pieces(len(pieces)):
+            try:
+                if fault is not None or not len(pieces[piece]):
+                    sums.add(vectors.empty(stop=self.ranks.stop))
+                    continue
+                if self._buffers:
+                    torch._foreach_copy_(self._buffers, self._before)
+                facts = self._gradients(pieces[piece], feed, weight=weight, smallest=smallest, piece=piece)
+                sums.add(vectors.of_piece(*facts, is_last=piece == count - 1, stop=self.ranks.stop))
+            except Exception as error:
+                if self.ranks.count == 1 or not (ran_out_of_memory(error) or needs_two_samples(error)):
+                    raise
+                fault = error
+                sums.add(vectors.empty(stop=self.ranks.stop, fault=error))
+        summed = self.ranks.add(sums.total)
+        if self.ranks.count > 1:
+            self.ranks.is_stopping, theirs = vectors.agreed(summed)
+            if theirs is not None:
+                raise fault or theirs
+        return vectors.put(summed, count)
 
     def _step_metrics(self, rate: float, loss: torch.Tensor, norm: torch.Tensor) -> StepMetrics:
         state, scaled = self.state, self.state.scaler.is_enabled()
@@ -122,6 +174,63 @@ class Stepper:
             del optimizer.state[parameter]
         if self._buffers:
             torch._foreach_copy_(self._buffers, self._before)
+
+
+class _Vectors:
+    """Vectors of the pieces of a step, which are added up.
+
+    A vector has the gradients, the buffers after the piece, which of the gradients exist, the loss, the number of right
+    answers, and three flags by which the ranks agree: stop after this step, memory ran out, a batch norm got only one
+    value.
+    """
+
+    def __init__(self, state: TrainingState, buffers: list[torch.Tensor], before: list[torch.Tensor]) -> None:
+        self.buffers, self.before, self.device = buffers, before, state.device
+        self.parameters = [parameter for parameter in state.model.parameters() if parameter.requires_grad]
+        dtypes = (torch.float32, *(parameter.dtype for parameter in self.parameters))
+        self.dtype = functools.reduce(torch.promote_types, dtypes)
+        sizes = [tensor.numel() for tensor in (*self.parameters, *buffers)]
+        self.sizes = [*sizes, len(self.parameters), 1, 1, 3]
+
+    def empty(self, *, stop: bool, fault: Exception | None = None) -> torch.Tensor:
+        """Return the vector of a piece without samples, or of one that could not be computed."""
+        vector = torch.zeros(sum(self.sizes), dtype=self.dtype, device=self.device)
+        vector[-3:] = self._flags(stop, fault)
+        return vector
+
+    def of_piece(self, total: torch.Tensor, correct: torch.Tensor, *, is_last: bool, stop: bool) -> torch.Tensor:
+        """Return the vector of a piece. Of buffers that hold integers only the changes by the last piece count."""
+        gradients = [
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in self.parameters
+        ]
+        present = torch.tensor([parameter.grad is not None for parameter in self.parameters], device=self.device)
+        buffers = [
+            after if after.is_floating_point() else (after - before) * is_last
+            for after, before in zip(self.buffers, self.before, strict=True)
+        ]
+        parts = (*gradients, *buffers, present, total, correct, self._flags(stop))
+        return torch.cat([part.detach().reshape(-1).to(self.dtype) for part in parts])
+
+    def put(self, summed: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Put the gradients and the buffers of `count` pieces into the model; return loss and right answers."""
+        *values, present, total, correct, _ = summed.split_with_sizes(self.sizes)
+        for parameter, value, pieces in zip(self.parameters, values, present.tolist(), strict=False):
+            parameter.grad = torch.empty_like(parameter).copy_(value.view(parameter.shape)) if pieces else None
+        for buffer, before, value in zip(self.buffers, self.before, values[len(self.parameters) :], strict=True):
+            shaped = value.view(buffer.shape)
+            buffer.copy_(shaped / count if buffer.is_floating_point() else before + shaped.to(buffer.dtype))
+        return total[0].to(torch.float32), correct[0].to(torch.int64)
+
+    def agreed(self, summed: torch.Tensor) -> tuple[bool, Exception | None]:
+        """Return whether all ranks stop after this step, and the error of one of them."""
+        stop, memory, values = summed[-3:].tolist()
+        if memory:
+            return bool(stop), MemoryError("out of memory in another process of the training")
+        return bool(stop), ValueError(_ONE_VALUE) if values else None
+
+    def _flags(self, stop: bool, fault: Exception | None = None) -> torch.Tensor:
+        flags = stop, fault is not None and ran_out_of_memory(fault), fault is not None and needs_two_samples(fault)
+        return torch.tensor(flags, dtype=self.dtype, device=self.device)
 
 
 def compiled(model: nn.Module, plan: Plan, device: torch.device) -> tuple[nn.Module, str]:

@@ -1,0 +1,234 @@
+"""The other processes of a training: `python -m ratchet.training.processes` is one of them.
+
+Rank 0 is the process that the user started. It starts the others, which write nothing and end with it: the kernel kills
+them when it is killed (Linux), and the end of their standard input ends them, too.
+"""
+
+import contextlib
+import ctypes
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+
+from ratchet.errors import RatchetError, TrainingError
+from ratchet.training.checkpoint import CheckpointStore, OthersCheckpoints
+from ratchet.training.device import choose_device, cores
+from ratchet.training.events import Event, Notice, Trouble
+from ratchet.training.inputs import TrainingInputs, open_split
+from ratchet.training.loop import fit
+from ratchet.training.ranks import LostRank, Ranks
+
+__all__ = ["count_processes", "fit_in_processes"]
+
+NO_RESULT = "it starts processes; what they compute is decided elsewhere"
+
+_MOST_LOSSES = 3
+_END_SECONDS = 10.0  # that another process may take to end after the training
+_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl.h
+_REFUSAL = "refused: "  # begin of the message of a process that cannot train
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Content of the message by which another process of a training starts."""
+
+    inputs: TrainingInputs
+    packed: Path
+    checkpoints: Path
+    count: int
+    meeting: str
+
+
+def fit_in_processes(inputs: TrainingInputs, *, packed: Path, store: CheckpointStore, **more: Any) -> Iterator[Event]:
+    """Train as `fit` does, in `plan.processes` processes. If one is lost, all continue at the newest checkpoint.
+
+    Args:
+        packed: folder of the packed set, which each process opens.
+        more: as those of `fit`.
+
+    Raises:
+        TrainingError: as `fit`; or there are fewer GPUs than processes, or processes are lost again and again.
+    """
+    plan, losses = inputs.plan, 0
+    count = count_processes(plan.processes, pieces=plan.pieces, device=plan.device)
+    if count > 1:
+        yield Notice(f"{count} processes share the {plan.pieces} pieces of each step")
+    while count > 1:
+        others = _Others(_Job(inputs, packed, store.folder, count, ""))
+        try:
+            with others as ranks:
+                yield from fit(inputs, store=store, ranks=ranks, **more)
+            return
+        except LostRank as lost:
+            others.raise_refusal()
+            losses += 1
+            if losses > _MOST_LOSSES:
+                raise TrainingError(f"{others.describe(lost)}, {losses} times. Fix: fewer training.processes") from lost
+            text = f"{others.describe(lost)}: all continue at the newest checkpoint"
+            yield Trouble(store.newest_step(), "lost process", text)
+        store = replace(store)  # its thread cannot start twice
+    yield from fit(inputs, store=store, **more)
+
+
+def count_processes(processes: int | str, *, pieces: int, device: str) -> int:
+    """Return the number of processes of a training; the arguments are the settings.
+
+    `auto` is one for each GPU or core, as far as the pieces of a step allow.
+
+    Raises:
+        TrainingError: the pieces cannot be shared equally, or there are too few GPUs.
+    """
+    chosen = choose_device(device)
+    places = {"cuda": torch.cuda.device_count(), "cpu": cores()}.get(chosen.type, 1)
+    if processes == "auto":
+        return 1 << (min(places, pieces).bit_length() - 1)
+    count = int(processes)
+    if pieces % count:
+        raise TrainingError(
+            f"training.processes: found {count}, which cannot share the {pieces} of training.pieces equally. Fix: "
+            f"`ratchet set training.pieces={1 << (count - 1).bit_length()}`, which decides the weights, or "
+            "`ratchet set training.processes=auto`"
+        )
+    if count > places and chosen.type != "cpu":
+        raise TrainingError(
+            f"training.processes: found {count}, and each of them needs a GPU of its own; this machine has {places}. "
+            "Fix: `ratchet set training.processes=auto`"
+        )
+    return count
+
+
+class _Others:
+    """The processes of a training but the first. As a context it is the ranks that they are."""
+
+    def __init__(self, job: _Job) -> None:
+        self.job = job
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.errors: list[str] = []  # what each has written, after its end
+        self.signals: list[str] = []  # those that ended one of them
+
+    def __enter__(self) -> Ranks:
+        job = self.job
+        self._folder = tempfile.TemporaryDirectory(prefix="ratchet-ranks-")
+        meeting = str(Path(self._folder.name, "meeting"))
+        inputs = replace(job.inputs, train=None, validation=None)  # type: ignore[arg-type]  # each opens its own
+        sent = pickle.dumps(replace(job, inputs=inputs, meeting=meeting))
+        try:
+            for rank in range(1, job.count):
+                self.processes.append(self._start(rank, sent))
+            for process in self.processes:
+                assert process.stdout is not None
+                if not process.stdout.readline():
+                    raise LostRank("it ended before the first step")
+            ranks = Ranks(0, job.count)
+            ranks.join(meeting, choose_device(job.inputs.plan.device))
+        except BaseException:
+            self._end()
+            raise
+        return ranks
+
+    def _start(self, rank: int, sent: bytes) -> subprocess.Popen[bytes]:
+        with self._log(rank).open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", __spec__.name, str(rank), str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which the wait for its first line notices
+            process.stdin.write(sent)
+            process.stdin.flush()
+        return process
+
+    def _log(self, rank: int) -> Path:
+        return Path(self._folder.name, f"errors-{rank}")
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+        for rank, process in enumerate(self.processes, 1):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_END_SECONDS)
+            if process.poll() is None:
+                process.kill()
+            elif process.returncode < 0:
+                name = signal.Signals(-process.returncode).name
+                self.signals.append(f"process {rank + 1} of {self.job.count} was ended by {name}")
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                assert stream is not None
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+            self.errors.append(self._log(rank).read_text(encoding="utf-8", errors="replace").strip())
+        self._folder.cleanup()
+
+    def raise_refusal(self) -> None:
+        """Raise the error by which a process has ended, if it could not train."""
+        for text in self.errors:
+            _, is_refusal, message = text.rpartition(_REFUSAL)
+            if is_refusal:
+                raise TrainingError(message)
+
+    def describe(self, lost: LostRank) -> str:
+        """Describe how a process has ended."""
+        last = [text.splitlines()[-1] for text in self.errors if text]
+        return f"a process of the training was lost ({(*self.signals, *last, str(lost))[0]})"
+
+
+def main(rank: int, parent: int) -> int:
+    """Train as another rank. Return the exit code."""
+    _end_with(parent)
+    for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 stops all of them, after the same step
+        signal.signal(number, signal.SIG_IGN)
+    job: _Job = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    inputs, plan, ranks = job.inputs, job.inputs.plan, Ranks(rank, job.count)
+    try:
+        train, validation = (
+            open_split(job.packed, name, inputs.spec.input, workers=plan.workers, sample_timeout=plan.sample_timeout)
+            for name in ("train", "validation")
+        )
+        print("ready", flush=True)
+        ranks.join(job.meeting, choose_device(plan.device, rank=rank))
+        inputs = replace(inputs, train=train, validation=validation)
+        for _ in fit(inputs, store=OthersCheckpoints(job.checkpoints), ranks=ranks):
+            pass
+    except LostRank:
+        return 1  # another one has the reason
+    except RatchetError as error:
+        print(f"{_REFUSAL}{error}", file=sys.stderr)
+        return 1
+    distributed.destroy_process_group()
+    return 0
+
+
+def _end_with(parent: int) -> None:
+    """Let the kernel kill this process when the thread that started it ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:  # it has died already
+        os._exit(1)
+
+
+def _end_with_input() -> None:
+    while os.read(sys.stdin.fileno(), 1):  # not by Python's reader, which a thread may not hold when Python ends
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,143 @@
+"""Pieces of a step, and the processes that share them: the same bits for any number of processes.
+
+A step is a fixed number of pieces. Each has random numbers of its own, and starts with the buffers of the step. What
+the pieces add up (gradients, buffers, loss) is added in a fixed binary tree: piece 0 with 1, 2 with 3, then those sums.
+A process, here called a rank as in PyTorch, has an aligned subtree. So the sum does not depend on the number of ranks,
+which is a power of two. Between the ranks each adds up one part of all numbers and sends it to the others: all-to-all,
+the upper tree, all-gather. That sends as few bytes as any all-reduce can.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.nn import functional
+
+__all__ = ["LostRank", "PieceSum", "Ranks"]
+
+_LONGEST_WAIT = timedelta(minutes=30)  # for another rank: it may read a checkpoint, or be examined by the doctor
+
+
+class LostRank(Exception):
+    """Another process of the training has ended or does not answer."""
+
+
+class PieceSum:
+    """The sum of equally long vectors, added in the order of a binary tree as they come.
+
+    It holds at most log2(n) + 1 of the vectors. The first of two is overwritten by their sum.
+    """
+
+    def __init__(self) -> None:
+        self._subtrees: list[tuple[int, torch.Tensor]] = []  # (pieces, their sum)
+
+    def add(self, vector: torch.Tensor) -> None:
+        size = 1
+        while self._subtrees and self._subtrees[-1][0] == size:
+            vector = self._subtrees.pop()[1].add_(vector)
+            size *= 2
+        self._subtrees.append((size, vector))
+
+    @property
+    def total(self) -> torch.Tensor:
+        """The sum; the number of vectors must be a power of two."""
+        [(_, total)] = self._subtrees
+        return total
+
+
+@dataclass
+class Ranks:
+    """The processes of a training, as one of them sees them.
+
+    Attributes:
+        rank: its number. Rank 0 reports events and writes checkpoints.
+        count: of processes.
+        stop: rank 0 has been asked to stop before this step.
+        is_stopping: it was so at the last step; all ranks stop there.
+    """
+
+    rank: int = 0
+    count: int = 1
+    stop: bool = field(default=False, init=False)
+    is_stopping: bool = field(default=False, init=False)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process reports events and writes checkpoints."""
+        return self.rank == 0
+
+    def join(self, meeting: str, device: torch.device) -> None:
+        """Connect the processes of one machine. `meeting` is a file by which they find each other."""
+        store = distributed.FileStore(meeting, self.count)  # type: ignore[attr-defined]  # PyTorch has no stubs of it
+        has_gpu = device.type == "cuda"
+        with _on_loopback():
+            self._call(
+                lambda: distributed.init_process_group(
+                    "nccl" if has_gpu else "gloo",
+                    store=store,
+                    rank=self.rank,
+                    world_size=self.count,
+                    timeout=_LONGEST_WAIT,
+                    device_id=device if has_gpu else None,  # connects now
+                )
+            )
+
+    def pieces(self, count: int) -> range:
+        """Return the numbers of this rank's pieces of `count`."""
+        share = count // self.count
+        return range(self.rank * share, (self.rank + 1) * share)
+
+    def add(self, vector: torch.Tensor) -> torch.Tensor:
+        """Return the sum of the ranks' vectors, float (n,), added in the tree."""
+        if self.count == 1:
+            return vector
+        summed: torch.Tensor = self._call(lambda: self._added(vector))
+        return summed
+
+    def _added(self, vector: torch.Tensor) -> torch.Tensor:
+        size = -(-len(vector) // self.count)
+        mine = functional.pad(vector, (0, size * self.count - len(vector)))
+        received = torch.empty_like(mine)
+        distributed.all_to_all_single(received, mine)
+        parts = list(received.view(self.count, size))
+        while len(parts) > 1:
+            parts = [left + right for left, right in zip(parts[::2], parts[1::2], strict=True)]
+        distributed.all_gather_into_tensor(mine, parts[0])
+        return mine[: len(vector)]
+
+    def from_first(self, values: Sequence[float], device: torch.device) -> list[float]:
+        """Return the values that rank 0 has; every rank has as many."""
+        if self.count == 1:
+            return list(values)
+        precise = torch.float32 if device.type == "mps" else torch.float64
+        sent = torch.tensor(values, dtype=precise, device=device)
+        self._call(lambda: distributed.broadcast(sent, 0))
+        return [float(value) for value in sent.tolist()]
+
+    def _call(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except (RuntimeError, distributed.DistError) as error:
+            raise LostRank(str(error).splitlines()[0]) from error
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let what connects inside listen on this machine only."""
+    names = {f"{backend}_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo" for backend in ("GLOO", "NCCL")}
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(names)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,247 @@
+"""A training in several processes ends with the bits of one in a single process, whatever is killed meanwhile."""
+
+import functools
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from waiting import until
+
+from ratchet import settings
+from ratchet.data.ingest import IngestTask, ingest
+from ratchet.errors import TrainingError
+from ratchet.kinds import ModelSpec, input_from_json
+from ratchet.problems import Classes
+from ratchet.settings.model import TrainingSettings
+from ratchet.training import (
+    CheckpointStore,
+    Event,
+    Finished,
+    Plan,
+    Points,
+    Started,
+    Stopped,
+    TrainingInputs,
+    Trouble,
+    fit_in_processes,
+    open_split,
+)
+from ratchet.training.ranks import PieceSum, Ranks
+from ratchet.training.step import pieces_of
+from tasks.training_job import make_plan
+
+NET = """\
+import os
+import torch
+from torch import nn, distributed
+
+class Net(nn.Module):
+    '''Batch norm, dropout, a layer that only some pieces use, and a fault in one process.'''
+
+    def __init__(self, *, classes, channels, height, width):
+        super().__init__()
+        self.fault = os.environ.get("FAULT", "")
+        if self.fault == "weights" and distributed.is_initialized() and distributed.get_rank():
+            raise ValueError("no such weights")
+        self.features = nn.Sequential(
+            nn.Conv2d(channels, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2)
+        )
+        self.seldom = nn.Linear(6 * (height // 2) * (width // 2), classes)
+        self.head = nn.Sequential(nn.Dropout(0.5), nn.Linear(6 * (height // 2) * (width // 2), classes))
+        self.register_buffer("rows", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, images):
+        if self.training and self.fault == "death" and distributed.get_rank():
+            os.abort()
+        if self.training and self.fault == "memory" and self._is_last() and len(images) > 8:
+            raise torch.OutOfMemoryError("out of memory")
+        if self.training:
+            self.rows += len(images)
+        flat = self.features(images).flatten(1)
+        answers = self.head(flat)
+        return answers + self.seldom(flat) if not self.training or images.sum() % 2 < 1 else answers
+
+    def _is_last(self):
+        return not distributed.is_initialized() or distributed.get_rank() == distributed.get_world_size() - 1
+"""
+
+
+@dataclass
+class Bench:
+    """Trains a net of the user on the packed digits."""
+
+    root: Path
+    packed: Path
+    spec: ModelSpec
+
+    def plan(self, **changes: Any) -> Plan:
+        known = {
+            "max_steps": 24, "batch_size": 64, "checkpoint_steps": 5, "precision": "fp32", "device": "cpu", "pieces": 4,
+            "log_every": 1,
+        }  # fmt: skip
+        return replace(make_plan(TrainingSettings(), self.spec.target, seed=0), **{**known, **changes})
+
+    def events(self, plan: Plan, name: str, **more: Any) -> Iterator[Event]:
+        train, validation = (open_split(self.packed, split, self.spec.input) for split in ("train", "validation"))
+        inputs = TrainingInputs(train, validation, self.spec, plan, identity={"data": "digits"})
+        store = CheckpointStore(self.root / name, keep_last=plan.keep_last, keep_best=plan.keep_best)
+        return fit_in_processes(inputs, packed=self.packed, store=store, **more)
+
+    def run(self, name: str, **changes: Any) -> tuple[Finished, list[Event]]:
+        """Return the end, and all events."""
+        events = list(self.events(self.plan(**changes), name))
+        assert isinstance(events[-1], Finished)
+        return events[-1], events
+
+    def kill(self, name: str, processes: int, step: int) -> list[int]:
+        """Train in a process of its own, which kills itself at a step. Return the numbers of its other processes."""
+        content = pickle.dumps((self, name, self.plan(processes=processes), step))
+        code = "import sys, test_processes; test_processes.train_and_die(bytes.fromhex(sys.argv[1]))"
+        paths = {"PYTHONPATH": os.pathsep.join((str(Path(__file__).parent), *sys.path))}
+        ended = subprocess.run([sys.executable, "-c", code, content.hex()], env=os.environ | paths, check=False)
+        assert ended.returncode == -signal.SIGKILL
+        return json.loads((self.root / "processes.json").read_text())
+
+
+def train_and_die(content: bytes) -> None:
+    bench, name, plan, step = pickle.loads(content)
+    for event in bench.events(plan, name):
+        if isinstance(event, Points) and event.step == step:
+            (bench.root / "processes.json").write_text(json.dumps(others()))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("digits")
+    (folder / "params.yaml").write_text(settings.template())
+    data = settings.load(folder / "params.yaml").data
+    ingest(IngestTask(data, packed=folder / "packed", quarantine=folder / "quarantine.parquet", root=folder))
+    return folder / "packed"
+
+
+@pytest.fixture
+def bench(digits: Path, tmp_path: Path) -> Bench:
+    (tmp_path / "splitnet.py").write_text(NET)
+    manifest = json.loads((digits / "manifest.json").read_text(encoding="utf-8"))
+    names = tuple(manifest["target"]["names"])
+    spec = ModelSpec(
+        "convnet", input_from_json(manifest["input"]), Classes(names), factory="splitnet:Net", code="splitnet.py",
+        root=str(tmp_path),
+    )  # fmt: skip
+    return Bench(tmp_path, digits, spec)
+
+
+def assert_same(first: Finished, other: Finished) -> None:
+    assert first.history == other.history
+    assert first.weights.keys() == other.weights.keys()
+    for name, tensor in first.weights.items():
+        assert torch.equal(tensor, other.weights[name]), name
+
+
+def test_pieces_are_added_in_a_tree_of_ranks() -> None:
+    values = [torch.tensor([value]) for value in (1e8, 1.0, -1e8, 1.0)]
+    whole = PieceSum()
+    for value in values:
+        whole.add(value.clone())
+    assert whole.total == (values[0] + values[1]) + (values[2] + values[3])
+    halves = []
+    for rank in (0, 1):
+        half = PieceSum()
+        for piece in Ranks(rank, 2).pieces(4):
+            half.add(values[piece].clone())
+        halves.append(half.total)
+    assert halves[0] + halves[1] == whole.total
+
+
+def test_few_rows_leave_the_last_pieces_empty() -> None:
+    assert [list(piece) for piece in pieces_of(np.arange(5), 8)] == [[0], [1], [2], [3], [4], [], [], []]
+    assert [len(piece) for piece in pieces_of(np.arange(5), 8, smallest=2)] == [3, 2, 0, 0, 0, 0, 0, 0]
+
+
+def test_any_number_of_processes_ends_with_the_same_bits(bench: Bench) -> None:
+    """It is killed in two processes, then in four, and ends in one. No process outlives the first."""
+    undisturbed, _ = bench.run("undisturbed")
+    for processes, step in ((2, 8), (4, 17)):
+        numbers = bench.kill("killed", processes, step)
+        assert len(numbers) == processes - 1
+        until(functools.partial(all_ended, numbers))
+    end, events = bench.run("killed")
+    assert next(event for event in events if isinstance(event, Started)).step == 15
+    assert_same(end, undisturbed)
+
+
+def test_a_lost_process_costs_no_bit(bench: Bench) -> None:
+    undisturbed, _ = bench.run("undisturbed")
+    events = []
+    for event in bench.events(bench.plan(processes=2), "lost"):
+        events.append(event)
+        if getattr(event, "step", 0) == 12 and not any(isinstance(each, Trouble) for each in events):
+            [other] = others()
+            os.kill(other, signal.SIGKILL)
+    [trouble] = [event for event in events if isinstance(event, Trouble)]
+    assert trouble.kind == "lost process"
+    assert_same(events[-1], undisturbed)
+
+
+def test_all_processes_stop_after_the_same_step(bench: Bench) -> None:
+    calls = iter(range(100))
+    *_, stopped = bench.events(bench.plan(processes=2), "stopped", stop=lambda: next(calls) == 9)
+    assert stopped == Stopped(10)
+    end, _ = bench.run("stopped")
+    assert_same(end, bench.run("undisturbed")[0])
+
+
+def test_all_processes_halve_a_batch_without_memory(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    halved, _ = bench.run("halved", accumulation=2)
+    monkeypatch.setenv("FAULT", "memory")
+    for processes in (1, 2):
+        end, events = bench.run(f"{processes} processes", processes=processes)
+        [trouble] = [event for event in events if isinstance(event, Trouble)]
+        assert trouble.kind == "out of memory"
+        assert_same(end, halved)
+
+
+def test_processes_that_are_lost_again_and_again_end_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAULT", "death")
+    with pytest.raises(TrainingError, match=r"a process of the training was lost .*4 times.* fewer training.processes"):
+        list(bench.events(bench.plan(processes=2), "lost"))
+
+
+def test_an_error_of_another_process_is_that_of_the_training(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAULT", "weights")
+    with pytest.raises(TrainingError, match=r"model.factory: splitnet:Net raised ValueError: no such weights"):
+        list(bench.events(bench.plan(processes=2), "refused"))
+
+
+def test_processes_that_cannot_share_the_pieces_are_refused(bench: Bench) -> None:
+    with pytest.raises(TrainingError, match=r"training.processes: found 2.*1 of training.pieces.*training.pieces=2"):
+        list(bench.events(bench.plan(processes=2, pieces=1), "refused"))
+    assert len({bench.run("repaired", processes=2, pieces=2)[0].step}) == 1
+
+
+def test_a_batch_norm_gets_two_samples_in_each_piece(bench: Bench) -> None:
+    """The last batch of an epoch has fewer rows than two for each piece."""
+    plan = {"batch_size": 179, "pieces": 8, "max_steps": 9}
+    first, _ = bench.run("single", **plan)
+    assert_same(bench.run("several", processes=2, **plan)[0], first)
+
+
+def others() -> list[int]:
+    """Return the numbers of the other processes of this one's training."""
+    command = ["pgrep", "--parent", str(os.getpid()), "--full", "ratchet.training.processes"]
+    return list(map(int, subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()))
+
+
+def all_ended(numbers: list[int]) -> bool:
+    return not any(Path(f"/proc/{number}/cwd").exists() for number in numbers)

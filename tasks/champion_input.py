@@ -81,7 +81,7 @@ def score_as(predictions: "Predictions", outputs: NDArray[np.float32], theirs: T
     Args:
         predictions: of the new model, with the thresholds of the other.
         outputs: of the other model for the same rows, (rows, its width).
-        known: target of the other model, which is `comparable`.
+        theirs: target of the other model, which is `comparable`.
     """
     from ratchet.evaluation.problems import answers_to, in_terms_of
 
@@ -111,7 +111,7 @@ def right_answers(
         logits: of the model, (rows, its classes).
         labels: (rows,), indices into `classes`.
         classes: of the data.
-        known: classes of the model, in the order of its logits.
+        theirs: classes of the model, in the order of its logits.
     """
     shared = [number for number, name in enumerate(theirs) if name in classes]
     new_index = np.array([classes.index(theirs[number]) for number in shared], np.int64)

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping
-from functools import partial
+from operator import is_
 from types import CellType, FunctionType, MethodType
 from typing import Any, TypeVar
 
@@ -39,9 +39,10 @@ def duplicate(model: Model) -> Model:
             "generators out of the model's attributes, or give their class a __deepcopy__"
         ) from error
     for module in copied.modules():
-        _rebind(vars(module), memo)
-        for hooks in _HOOKS:
-            _rebind(vars(module).get(hooks, {}), memo)
+        for owner in (vars(module), *(vars(module).get(hooks, {}) for hooks in _HOOKS)):
+            for name, value in list(owner.items()):
+                if isinstance(value, FunctionType):  # which copy.deepcopy does not copy
+                    owner[name] = _rebound(value, memo)
     return copied
 
 
@@ -58,32 +59,17 @@ def _note_computed(value: object, memo: dict[int, Any]) -> None:
             _note_computed(member, memo)
 
 
-def _rebind(owner: dict[Any, Any], memo: dict[int, Any]) -> None:
-    for name, value in owner.items():
-        rebound = _rebound(value, memo)
-        if rebound is not value:
-            owner[name] = rebound
-
-
 def _rebound(value: Any, memo: dict[int, Any]) -> Any:
     """Return `value` for the copied model: the same object where it does not refer to the original."""
-    if isinstance(value, nn.Module):
-        return memo.get(id(value), value)
     if isinstance(value, MethodType):
-        owner = _rebound(value.__self__, memo)
-        return value if owner is value.__self__ else MethodType(value.__func__, owner)
-    if isinstance(value, partial):
-        inner = _rebound(value.func, memo)
-        return value if inner is value.func else partial(inner, *value.args, **value.keywords)
+        return MethodType(value.__func__, _rebound(value.__self__, memo))
     if not isinstance(value, FunctionType):
-        return value
-    compiled = getattr(value, "_torchdynamo_orig_callable", None)
-    if compiled is not None:
-        original = _rebound(compiled, memo)
-        return value if original is compiled else original
+        return memo.get(id(value), value)
+    if compiled := getattr(value, "_torchdynamo_orig_callable", None):
+        return _rebound(compiled, memo)
     cells = tuple(_rebound_cell(cell, memo) for cell in value.__closure__ or ())
     defaults = tuple(_rebound(default, memo) for default in value.__defaults__ or ())
-    if all(map(_is, cells, value.__closure__ or ())) and all(map(_is, defaults, value.__defaults__ or ())):
+    if all(map(is_, (*cells, *defaults), (*(value.__closure__ or ()), *(value.__defaults__ or ())))):
         return value
     function = FunctionType(value.__code__, value.__globals__, value.__name__, defaults or None, cells)
     function.__kwdefaults__, function.__dict__ = value.__kwdefaults__, dict(vars(value))
@@ -97,7 +83,3 @@ def _rebound_cell(cell: CellType, memo: dict[int, Any]) -> CellType:
         return cell
     after = before if isinstance(before, FunctionType) else _rebound(before, memo)
     return cell if after is before else CellType(after)
-
-
-def _is(first: object, second: object) -> bool:
-    return first is second

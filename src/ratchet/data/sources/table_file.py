@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import polars as pl
@@ -344,43 +344,47 @@ def _tables(
     may_be_numbers: Callable[[str], bool] | None = None,
 ) -> Iterator[TableFile]:  # fmt: skip
     """Yield the rows of each part of a CSV file."""
-    header: list[str] = []
+    header: tuple[str, ...] = ()
     for layout in parts:
-        content, start, head = layout.content, 0, ""
+        start, head = 0, ""
         if not header:
-            head = content[:HEADER_BYTES].decode(errors="replace")
+            head = layout.content[:HEADER_BYTES].decode(errors="replace")
             first = int(np.flatnonzero(layout.cells)[0])
-            header = cells_of(layout.record(first), separator)
-            has_header, examples = is_header(header), Examples(head, separator)
-            start, header = first + has_header, header if has_header else [""] * len(header)
+            names = cells_of(layout.record(first), separator)
+            has_header, examples = is_header(names), Examples(head, separator)
+            start, header = first + has_header, tuple(names) if has_header else ("",) * len(names)
         warnings = [note for line, text in layout.long() if (note := examples.check(line, text, where))]
         more = (f"{len(warnings) - 1} more rows hold whole lines",) if warnings[1:] else ()
-        lines, cells = layout.lines[start:], layout.cells[start:]
-        ragged = [
-            (row + 1, f"line {lines[row]} has {_fields(int(cells[row]))}, the header has {len(header)}")
-            for row in np.flatnonzero((cells != len(header)) & (cells > 0)).tolist()
-        ]
-        names = [str(place) for place in range(len(header))]
-        about: dict[str, Any] = {"header": tuple(header), "ragged": _ragged(ragged), "head": head, "lines": lines}
-        about |= {"notes": (*warnings[:1], *more), "blank": np.flatnonzero(cells == 0).tolist()}
-        if not len(lines):
-            yield TableFile(pl.DataFrame(schema=dict.fromkeys(names, pl.String)), **about)
-            continue
-        body = memoryview(content)[layout.ends[start - 1] + 1 if start else 0 : layout.ends[-1] + 1]
-        # The numbers of the columns are there so that an empty first line does not decide the width.
-        all_cells = Cells(b"".join([separator.join(names).encode(), b"\n", body]), separator)
-        numeric: list[str] = []
-        if may_be_numbers and len(lines) > _SAMPLE and not ragged:
-            allowed = [name for name, cell in zip(names, header, strict=True) if may_be_numbers(cell.strip())]
-            numeric = _numeric_columns(all_cells, allowed)
-        table = all_cells.typed(numeric)
-        assert table.height == len(lines), f"polars found {table.height} rows, RFC 4180 has {len(lines)}"
-        yield TableFile(table, **about, cells=all_cells if numeric else None)
+        part = _rows(layout, start, header, separator, may_be_numbers)
+        yield replace(part, head=head, notes=(*warnings[:1], *more))
     if not header:
         raise DataError(
             f"{where} is not a readable table (it is empty). Fix: save it as UTF-8 CSV with one header line, or as "
             "Parquet"
         )
+
+
+def _rows(
+    layout: Layout, start: int, header: tuple[str, ...], separator: str, may_be_numbers: Callable[[str], bool] | None
+) -> TableFile:
+    """Return the records of a part of a CSV file from `start` on."""
+    lines, cells, names = layout.lines[start:], layout.cells[start:], [str(place) for place in range(len(header))]
+    ragged = [
+        (row + 1, f"line {lines[row]} has {_cells(int(cells[row]))}, the header has {len(header)}")
+        for row in np.flatnonzero((cells != len(header)) & (cells > 0)).tolist()
+    ]
+    table, numeric, all_cells = pl.DataFrame(schema=dict.fromkeys(names, pl.String)), list[str](), None
+    if len(lines):
+        body = memoryview(layout.content)[layout.ends[start - 1] + 1 if start else 0 : layout.ends[-1] + 1]
+        # The numbers of the columns are there so that an empty first line does not decide the width.
+        all_cells = Cells(b"".join([separator.join(names).encode(), b"\n", body]), separator)
+        if may_be_numbers and len(lines) > _SAMPLE and not ragged:
+            allowed = [name for name, cell in zip(names, header, strict=True) if may_be_numbers(cell.strip())]
+            numeric = _numeric_columns(all_cells, allowed)
+        table = all_cells.typed(numeric)
+        assert table.height == len(lines), f"polars found {table.height} rows, RFC 4180 has {len(lines)}"
+    blank = np.flatnonzero(cells == 0).tolist()
+    return TableFile(table, header, _ragged(ragged), lines=lines, blank=blank, cells=all_cells if numeric else None)
 
 
 def _numeric_columns(cells: Cells, names: Sequence[str]) -> list[str]:
@@ -390,5 +394,5 @@ def _numeric_columns(cells: Cells, names: Sequence[str]) -> list[str]:
     return [column.name for column in read if not column.null_count() and (column.diff().drop_nulls() != 1).any()]
 
 
-def _fields(count: int) -> str:
+def _cells(count: int) -> str:
     return "1 cell" if count == 1 else f"{count} cells"

@@ -1,7 +1,6 @@
 """score: the answers of a registered version for files, as shards in a folder. No stage of DVC."""
 
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,12 +12,12 @@ from ratchet.registry.models import ModelRegistry
 from ratchet.registry.versions import Version
 from ratchet.serving.batch import job as jobs
 from ratchet.serving.batch.input_files import Storages
-from ratchet.serving.batch.job import Job
+from ratchet.serving.batch.job import Job, Scored
 from ratchet.serving.batch.output import Output
 from ratchet.serving.batch.row_reader import RowReader
 from ratchet.serving.process import configured
 from ratchet.serving.versions.alias_watcher import load
-from ratchet.serving.versions.loaded import Identity, LoadedVersion
+from ratchet.serving.versions.loaded import LoadedVersion
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 from tasks.progress import StageProgress
@@ -50,34 +49,6 @@ class Request:
     again: bool = False
 
 
-@dataclass(frozen=True)
-class Scored:
-    """Result of a scoring job.
-
-    Attributes:
-        refused: rows without an answer.
-        earlier: shards that were finished before.
-        seconds: of this attempt.
-    """
-
-    output: str
-    identity: Identity
-    rows: int
-    refused: int
-    shards: int
-    earlier: int
-    seconds: float
-
-    @property
-    def summary(self) -> str:
-        """One line for people."""
-        before = f", {self.earlier:,} of them earlier" if self.earlier else ""
-        return (
-            f"{self.rows - self.refused:,} of {self.rows:,} rows answered by {self.identity}, "
-            f"{self.refused:,} refused; {self.shards:,} shards in {self.output}{before}; {self.seconds:.1f} s"
-        )
-
-
 def score(params: Params, workspace: Workspace, request: Request, *, progress: StageProgress) -> Scored:
     """Score the files of a request, or continue where an earlier attempt was killed.
 
@@ -87,7 +58,6 @@ def score(params: Params, workspace: Workspace, request: Request, *, progress: S
         RegistryError: there is no such version, or its files are damaged.
         StorageUnavailable, TrackingUnavailable: a storage or MLflow does not answer.
     """
-    began = time.monotonic()
     _require_apart(request)
     output, registry = Output(request.output, state=workspace.project.state), ModelRegistry(workspace, params)
     with output.locked():
@@ -111,10 +81,10 @@ def score(params: Params, workspace: Workspace, request: Request, *, progress: S
                 threads=params.serving.threads,
             )
             jobs.begin(output, job, before)
-            counts, earlier = jobs.score_shards(loaded, reader, listing, output, job, progress.update)
+            scored = jobs.score_shards(loaded, reader, listing, output, job, progress.update)
             for note in reader.notes:
                 progress.say(f"warning: {note}")
-    return Scored(output.where, loaded.identity, *counts, earlier, time.monotonic() - began)
+    return scored
 
 
 @contextmanager

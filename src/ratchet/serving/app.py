@@ -211,7 +211,7 @@ def _log(log: RequestLog, columns: Sequence[str], answered: ServedRequest) -> No
         inputs: dict[str, NDArray[Any] | tuple[str, ...]] = {"prompt": request.prompts}
         if request.arrays:
             inputs = dict(zip(loaded.names, request.arrays, strict=True))
-        identity = answer.identity
+        identity = answer.loaded.identity
         return Logged(
             answer.id,
             answered.began,
@@ -223,7 +223,7 @@ def _log(log: RequestLog, columns: Sequence[str], answered: ServedRequest) -> No
             answered.call.key,
             inputs,
             answer.predictions,
-            target_id(answer.spec.target),
+            target_id(answer.loaded.spec.target),
             partial(loaded.kind.columns, request.arrays, loaded.spec.input, columns) if columns else dict,
         )
 

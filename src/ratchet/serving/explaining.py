@@ -83,7 +83,7 @@ class ExplainEndpoint(Endpoint):
             case _:
                 pixels = partial(_pixels, loaded, request.arrays[0][0], predictions[0])
                 explanation = await self._in_torch(pixels, lifetime)
-        answer = Answer(new_id(), loaded.identity, loaded.spec, predictions)
+        answer = Answer(new_id(), loaded, predictions)
         content, headers = as_json(own_content(answer, _TOP, request) | {"explanation": explanation})
         self.handler.observe(request, answer, loaded, call, seconds)
         return Reply(content, headers)

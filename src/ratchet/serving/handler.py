@@ -329,7 +329,7 @@ class PredictEndpoint(Endpoint):
         self, request: ModelRequest, answer: Answer, call: Call, lifetime: Lifetime
     ) -> tuple[bytes, tuple[Header, ...]]:
         """Return body and headers of the response. A large one is written beside the event loop, and compressed."""
-        if request.rows * answer.spec.target.outputs <= _LARGE:
+        if request.rows * answer.loaded.spec.target.outputs <= _LARGE:
             return self._format.write(answer, request)
 
         def write() -> tuple[bytes, tuple[Header, ...]]:
@@ -363,7 +363,7 @@ class PredictEndpoint(Endpoint):
                 yield event({"text": first})
                 async for piece in pieces:
                     yield event({"text": piece})
-                answer = Answer(new_id(), loaded.identity, loaded.spec, stream.text.result())
+                answer = Answer(new_id(), loaded, stream.text.result())
                 self.handler.observe(request, answer, loaded, call, time.monotonic() - began)
                 yield event(own_content(answer, 1, request), "end")
             except TimeoutError:
@@ -404,15 +404,15 @@ class PredictEndpoint(Endpoint):
                 seconds = time.monotonic() - began
         except Overloaded:
             if (earlier := recent.get(key)) is not None:
-                return earlier[0], Answer(new_id(), loaded.identity, loaded.spec, earlier[1], "cache"), 0.0
+                return earlier[0], Answer(new_id(), loaded, earlier[1], "cache"), 0.0
             if fallback is None or (smaller := fallback.version_for(loaded)) is None:
                 raise
             request, predictions, seconds = await fallback.batcher.answer(smaller, raw, lifetime)
-            return request, Answer(new_id(), smaller.identity, smaller.spec, predictions, "fallback"), seconds
+            return request, Answer(new_id(), smaller, predictions, "fallback"), seconds
         if predictions is None:
             return request, None, seconds
         recent.add(key, request, predictions)
-        return request, Answer(new_id(), loaded.identity, loaded.spec, predictions), seconds
+        return request, Answer(new_id(), loaded, predictions), seconds
 
     async def _generated(self, loaded: LoadedVersion, request: ModelRequest, lifetime: Lifetime) -> Answer:
         """Return the texts of a language model, one prompt at a time, in turns with other requests.
@@ -431,7 +431,7 @@ class PredictEndpoint(Endpoint):
             )
         turns = loaded.generate(request.prompts, parameters, lifetime.check)
         texts = await batcher.take_turns(turns, lifetime, count=request.rows, tokens=tokens)
-        return Answer(new_id(), loaded.identity, loaded.spec, texts)
+        return Answer(new_id(), loaded, texts)
 
     def _generation(self, request: ModelRequest) -> dict[str, Any]:
         """Return the parameters of a generation.

@@ -4,10 +4,10 @@ A killed job continues at its first unfinished shard, and ends with the same byt
 """
 
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version as installed
-from typing import NamedTuple
 
 from ratchet import files
 from ratchet.errors import DataError
@@ -16,10 +16,10 @@ from ratchet.serving.batch.input_files import InputFile
 from ratchet.serving.batch.output import Output
 from ratchet.serving.batch.row_reader import Batch, RowReader
 from ratchet.serving.scoring import score
-from ratchet.serving.versions.loaded import LoadedVersion
+from ratchet.serving.versions.loaded import Identity, LoadedVersion
 from ratchet.typed_json import STRICT, parse
 
-__all__ = ["Counts", "Job", "begin", "forget", "read_job", "score_shards"]
+__all__ = ["Job", "Scored", "begin", "forget", "read_job", "score_shards"]
 
 _MANIFEST, _SUMMARY = "manifest.json", "summary.json"
 _FORMAT = 2  # of the manifest and the shards
@@ -100,12 +100,32 @@ class Job:
         return changes
 
 
-class Counts(NamedTuple):
-    """Rows of all inputs, rows without an answer, and shards."""
+@dataclass(frozen=True)
+class Scored:
+    """Result of a scoring job.
 
+    Attributes:
+        refused: rows without an answer.
+        earlier: shards that were finished before.
+        seconds: of this attempt.
+    """
+
+    output: str
+    identity: Identity
     rows: int
     refused: int
     shards: int
+    earlier: int
+    seconds: float
+
+    @property
+    def summary(self) -> str:
+        """One line for people."""
+        before = f", {self.earlier:,} of them earlier" if self.earlier else ""
+        return (
+            f"{self.rows - self.refused:,} of {self.rows:,} rows answered by {self.identity}, "
+            f"{self.refused:,} refused; {self.shards:,} shards in {self.output}{before}; {self.seconds:.1f} s"
+        )
 
 
 def read_job(output: Output) -> Job | None:
@@ -172,8 +192,8 @@ def score_shards(
     output: Output,
     job: Job,
     progress: Callable[..., None],
-) -> tuple[Counts, int]:
-    """Score the rows of the inputs that have no shard yet. Return counts, and the number of earlier shards.
+) -> Scored:
+    """Score the rows of the inputs that have no shard yet.
 
     Args:
         progress: called with the MiB of the inputs that are scored, all of them, and a note.
@@ -181,7 +201,7 @@ def score_shards(
     Raises:
         DataError: the inputs have no rows, cannot be read or were changed, or the output cannot be written.
     """
-    shards = list(_finished_shards(output, job))
+    began, shards = time.monotonic(), list(_finished_shards(output, job))
     earlier, done = len(shards), sum(rows for rows, _ in shards)
     if not shards or shards[-1][0] == job.shard_rows:  # a smaller one is the last
         for batches in _batches_of_shards(reader.batches(listing, skip=done), job.shard_rows):
@@ -195,9 +215,9 @@ def score_shards(
             done += answers.rows
     if not shards:
         raise DataError(f"{', '.join(file.path for file in listing[:3])}: has no rows")
-    counts = Counts(done, sum(refused for _, refused in shards), len(shards))
-    _write_json(output, _SUMMARY, {"version": job.version, **counts._asdict(), "job": job.digest})
-    return counts, earlier
+    counts = {"rows": done, "refused": sum(refused for _, refused in shards), "shards": len(shards)}
+    _write_json(output, _SUMMARY, {"version": job.version, **counts, "job": job.digest})
+    return Scored(output.where, loaded.identity, **counts, earlier=earlier, seconds=time.monotonic() - began)
 
 
 def _batches_of_shards(batches: Iterator[Batch], size: int) -> Iterator[Iterator[Batch]]:

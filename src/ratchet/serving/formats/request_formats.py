@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from ratchet.kinds import Input, ModelSpec
+from ratchet.kinds import Input
 from ratchet.kinds.input_warnings import InputWarning, by_row, input_warnings
 from ratchet.kinds.protocol import Arrays, InputError, Unencoded, go_on
 from ratchet.kinds.raw_values import check_rows, texts_in
@@ -109,8 +109,7 @@ class Answer(NamedTuple):
     """Predictions float32 (n, outputs), or texts, of one version."""
 
     id: str
-    identity: Identity
-    spec: ModelSpec
+    loaded: LoadedVersion
     predictions: NDArray[np.float32] | list[str]
     instead: str = ""  # of the served version, which is overloaded: cache or fallback
 
@@ -157,7 +156,7 @@ class RatchetFormat(RequestFormat):
         self, body: bytes, headers: Mapping[str, str], loaded: LoadedVersion, check: Callable[[], None] = go_on
     ) -> ModelRequest:
         input_spec = loaded.spec.input
-        content = read_upload(body, headers, input_spec) if is_upload(headers) else read_object(body)
+        content = read_upload(body, headers, loaded) if is_upload(headers) else read_object(body)
         known_fields(content, {"model", "input", "options"}, "")
         name = content.get("model", loaded.identity.model)
         if name != loaded.identity.model:
@@ -182,7 +181,7 @@ class RatchetFormat(RequestFormat):
 
 def own_content(answer: Answer, top: int, request: ModelRequest) -> dict[str, Any]:
     """Return an answer in our own format; `top` classes are listed for each row."""
-    identity = answer.identity
+    identity = answer.loaded.identity
     return {
         "id": answer.id,
         "model": identity.model,
@@ -234,7 +233,7 @@ def _named(answer: Answer, top: int) -> list[dict[str, Any]]:
     predictions = answer.predictions
     if isinstance(predictions, list):
         return [{"text": text} for text in predictions]
-    return named_answers(answer.spec.target).rows(predictions, top)
+    return named_answers(answer.loaded.spec.target).rows(predictions, top)
 
 
 def prompts_of(values: Any, options: Any, field: str, options_field: str, *, most: int) -> ModelRequest:
@@ -329,7 +328,7 @@ def _split_frame(content: Any) -> dict[str, list[Any]]:
 def identity_headers(answer: Answer) -> tuple[Header, ...]:
     """Return what each answer says of its version, where the format has no field for it."""
     instead = ((b"ratchet-instead", answer.instead.encode()),) if answer.instead else ()
-    return (b"ratchet-answer", answer.id.encode()), *_version_headers(answer.identity), *instead
+    return (b"ratchet-answer", answer.id.encode()), *_version_headers(answer.loaded.identity), *instead
 
 
 @lru_cache

@@ -8,9 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ratchet.kinds import Input
 from ratchet.kinds.protocol import InputError
-from ratchet.kinds.registry import kind_of
+from ratchet.serving.versions.loaded import LoadedVersion
 
 __all__ = ["UPLOADS", "is_upload", "read_upload"]
 
@@ -27,13 +26,14 @@ def is_upload(headers: Mapping[str, str]) -> bool:
     return _media_type(headers) in UPLOADS
 
 
-def read_upload(body: bytes, headers: Mapping[str, str], input_spec: Input) -> dict[str, Any]:
+def read_upload(body: bytes, headers: Mapping[str, str], loaded: LoadedVersion) -> dict[str, Any]:
     """Return the files and options as the JSON format has them: {"input": [bytes, ...], "options": {...}}.
 
     Raises:
         InputError: the model takes no files, or the form is damaged or has an unknown field.
     """
-    if not kind_of(input_spec).takes_files(input_spec):
+    input_spec = loaded.spec.input
+    if not loaded.kind.takes_files(input_spec):
         raise InputError(
             f"Content-Type: found {_media_type(headers)}; the model takes {input_spec.description}. Fix: send JSON"
         )

@@ -13,10 +13,8 @@ import orjson
 from numpy.typing import NDArray
 
 from ratchet.exports.program import OUTPUT
-from ratchet.kinds import ModelSpec
 from ratchet.kinds.protocol import InputError, go_on
 from ratchet.kinds.raw_values import as_type
-from ratchet.kinds.registry import kind_of
 from ratchet.serving.formats.request_formats import (
     SLOW,
     Answer,
@@ -64,7 +62,7 @@ class V2Format(RequestFormat):
         parse = _known_head if length < len(body) and length <= _SHORT else _head
         head = parse(body[:length])
         tensors = _tensors(head.tensors, memoryview(body)[length:])
-        options = _output_options(head, spec)
+        options = _output_options(head, loaded)
         values = loaded.kind.from_named(tensors, spec.input)
         if loaded.kind.generates:
             request = prompts_of(values.tolist(), head.parameters, "inputs", "parameters", most=self.rows)
@@ -82,16 +80,16 @@ class V2Format(RequestFormat):
         texts = isinstance(answer.predictions, list)
         values: NDArray[Any] = np.array(answer.predictions, object if texts else np.float32)
         output: dict[str, Any] = {
-            "name": output_name(answer.spec),
+            "name": output_name(answer.loaded),
             "datatype": "BYTES" if texts else "FP32",
             "shape": list(values.shape),
         }
         content: dict[str, Any] = {
-            "model_name": answer.identity.model,
-            "model_version": answer.identity.version,
+            "model_name": answer.loaded.identity.model,
+            "model_version": answer.loaded.identity.version,
             "id": request.id or answer.id,
             "parameters": {
-                "provenance": answer.identity.provenance or "",
+                "provenance": answer.loaded.identity.provenance or "",
                 "answer": answer.id,
                 # The protocol allows no lists here.
                 **{name: orjson.dumps(value).decode() for name, value in warnings_field(request).items()},
@@ -123,13 +121,13 @@ def metadata(loaded: LoadedVersion) -> dict[str, Any]:
         "versions": [loaded.identity.version],
         "platform": loaded.engine,
         "inputs": inputs,
-        "outputs": [{"name": output_name(spec), "datatype": "BYTES" if texts else "FP32", "shape": shape}],
+        "outputs": [{"name": output_name(loaded), "datatype": "BYTES" if texts else "FP32", "shape": shape}],
     }
 
 
-def output_name(spec: ModelSpec) -> str:
+def output_name(loaded: LoadedVersion) -> str:
     """Return the name of the answer in the Open Inference Protocol."""
-    return "text" if kind_of(spec.input).generates else OUTPUT
+    return "text" if loaded.kind.generates else OUTPUT
 
 
 def _head_length(headers: Mapping[str, str], body: bytes) -> int:
@@ -219,7 +217,7 @@ def _boolean(parameters: Mapping[str, Any], name: str, where: str, *, default: b
     return value
 
 
-def _output_options(head: _Head, spec: ModelSpec) -> dict[str, Any]:
+def _output_options(head: _Head, loaded: LoadedVersion) -> dict[str, Any]:
     """Return whether the client wants the output as bytes.
 
     Raises:
@@ -227,7 +225,7 @@ def _output_options(head: _Head, spec: ModelSpec) -> dict[str, Any]:
     """
     if not head.outputs:
         return {"binary": head.is_binary}
-    outputs, name = head.outputs, output_name(spec)
+    outputs, name = head.outputs, output_name(loaded)
     if not isinstance(outputs, list) or len(outputs) != 1 or not isinstance(outputs[0], dict):
         raise InputError(f"outputs: allowed: one, {name!r}")
     if outputs[0].get("name") != name:

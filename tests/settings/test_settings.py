@@ -99,6 +99,16 @@ def test_settings_are_added_to_files_of_any_form(tmp_path: Path, text: str) -> N
     assert params.seed == int("seed" in text)
 
 
+def test_no_section_is_added_within_braces(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text("{data: {path: x, code: y}, model: {code: z}}")
+    assert settings.override(path, {"seed": 7, "data.folds": 2}).seed == 7
+    before = path.read_text()
+    with pytest.raises(SettingsError, match="to which the section training cannot be added"):
+        settings.override(path, {"training.epochs": 3})
+    assert path.read_text() == before
+
+
 def test_paths_that_dvc_yaml_refers_to_are_required(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     path.write_text("model: {}\n")

@@ -74,7 +74,7 @@ def dotted_keys(model: type[BaseModel], prefix: str = "") -> dict[str, object]:
 
 def explain(model: type[BaseModel], faults: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return one message per fault of pydantic (`ValidationError.errors()`), and one for all branches of a union."""
-    known = dotted_keys(model)
+    keys = dotted_keys(model)
     messages: dict[str, tuple[int, list[str]]] = {}  # by key: depth of the fault inside the value, messages
     for fault in faults:
         parts = [str(part) for part in fault["loc"]]
@@ -83,7 +83,7 @@ def explain(model: type[BaseModel], faults: Iterable[Mapping[str, Any]]) -> list
             messages[".".join(parts)] = depth, [unknown(model, ".".join(parts), fault["input"])]
             continue
         # pydantic's location also holds the branch of a union and the position in a list: remove both.
-        while len(parts) > 1 and ".".join(parts) not in known and not _begins(known, ".".join(parts)):
+        while len(parts) > 1 and ".".join(parts) not in keys and not _begins(keys, ".".join(parts)):
             parts.pop()
         key = ".".join(parts)
         deepest, previous = messages.get(key, (depth, []))
@@ -102,20 +102,20 @@ def missing(key: str, default: object) -> str:
 def unknown(model: type[BaseModel], key: str, value: object = ...) -> str:
     """Return the message for an unknown key, with its value if there is one, and the nearest key or all keys."""
     shown = "" if value is ... else f" (value {_shown(value)})"
-    known = list(dotted_keys(model))
+    keys = list(dotted_keys(model))
     group, _, last = key.rpartition(".")
-    if _begins(known, key):
-        example = next(name for name in known if name.startswith(f"{key}."))
+    if _begins(keys, key):
+        example = next(name for name in keys if name.startswith(f"{key}."))
         return (
             f"{key}: it is a section and has no value (found {_shown(value)}). Fix: name a setting, such as {example}"
         )
-    if group in known:
+    if group in keys:
         return f"{key}: unknown key{shown}. Did you mean {group}?"
     if key in _FIXES:
         return f"{key}: {_FIXES[key]}"
-    inside = [name for name in known if name.rpartition(".")[0] == group] if group else list(model.model_fields)
-    elsewhere = None if inside else _nearest_whole(key, known)
-    hint = _nearest(last, inside) or elsewhere or _nearest(last, known)
+    inside = [name for name in keys if name.rpartition(".")[0] == group] if group else list(model.model_fields)
+    elsewhere = None if inside else _nearest_whole(key, keys)
+    hint = _nearest(last, inside) or elsewhere or _nearest(last, keys)
     if hint:
         fix = f"Did you mean {hint}?"
     elif inside and group:
@@ -202,8 +202,8 @@ def _group(field: FieldInfo) -> type[BaseModel] | None:
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
-def _begins(known: Iterable[str], key: str) -> bool:
-    return any(name.startswith(f"{key}.") for name in known)
+def _begins(keys: Iterable[str], key: str) -> bool:
+    return any(name.startswith(f"{key}.") for name in keys)
 
 
 def _nearest(last: str, among: list[str]) -> str | None:
@@ -234,7 +234,7 @@ def _number(value: object) -> float | None:
 
 def nearest(name: str, among: Iterable[str], *, most: int = 1) -> list[str]:
     """Return the names that are most similar to `name`, whatever their case and whether they have - or _."""
-    folded = {_folded(known): known for known in among}
+    folded = {_folded(candidate): candidate for candidate in among}
     if same := folded.get(_folded(name)):
         return [same]
     return [folded[key] for key in difflib.get_close_matches(_folded(name), folded, n=most, cutoff=0.7)]

@@ -111,15 +111,13 @@ def plan(path: Path, changes: Mapping[str, object]) -> Edit:
         SettingsError: the change is not allowed.
     """
     document = _read(path)
-    known = settings_errors.dotted_keys(Params)
-    unknown = [
-        settings_errors.unknown(Params, key, _plain(value)) for key, value in changes.items() if key not in known
-    ]
+    keys = settings_errors.dotted_keys(Params)
+    unknown = [settings_errors.unknown(Params, key, _plain(value)) for key, value in changes.items() if key not in keys]
     if unknown:
         raise _error(path, unknown)
     before = read_text(path)
     if not changes or any(key.rpartition(".")[0] in _misused(document) for key in changes):
-        return Edit(path, before, before, _check(document, path), {})  # raises for a section that is none
+        return Edit(path, before, before, _check(document, path), {})  # raises for a section that is a single value
     after = _edited(before, changes)
     edited = files.parse_yaml(after)
     values = {key: (_value(document, key), _value(edited, key)) for key in changes}
@@ -187,6 +185,11 @@ def _edited(text: str, changes: Mapping[str, object]) -> str:
             before = (each.rpartition(".") for each in order[: order.index(key)])
             place, indent = _addition(text, group, [name for above, _, name in before if above == section])
             edits[place, place] = f"{edits.get((place, place), '')}{indent}{_line(key, spelled)}{line_end}"
+    if sections and root.flow_style:
+        raise SettingsError(
+            f"params.yaml: it is one pair of braces, to which the section {next(iter(sections))} cannot be added. "
+            "Allowed: one setting per line. Fix: restore it with `git checkout params.yaml`"
+        )
     for (start, end), new in sorted(edits.items(), reverse=True):
         text = text[:start] + new + text[end:]
     return text + "".join(line_end.join(["", *lines, ""]) for lines in sections.values())
@@ -413,7 +416,7 @@ def _unusable(params: Params) -> Iterator[str]:
 def _exposed_secrets(alerts: AlertSettings) -> Iterator[str]:
     """Yield a message for alert settings that expose a secret in the file or on the network."""
     host = (urlsplit(alerts.webhook).hostname or "") if urls.is_usable(alerts.webhook) else ""
-    if any(host == known or host.endswith(f".{known}") for known in _SECRET_HOSTS):
+    if any(f".{host}".endswith(f".{secret_host}") for secret_host in _SECRET_HOSTS):
         yield (
             f"alerts.webhook: found an address of {host}, which is a secret: everyone who knows it can write there. "
             "Allowed: none or environment. Fix: `ratchet set alerts.webhook=environment`, and put the address in the "

@@ -52,15 +52,7 @@ class Running:
 
     def __init__(self, project, log: Path) -> None:
         self.folder = project.root / "data" / "running"
-        with log.open("a") as output:
-            self.process = subprocess.Popen(
-                project.stage("train"),
-                cwd=project.root,
-                env=project.environment,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+        self.process = project.start(*project.stage("train"), log=log)
 
     def step(self) -> int:
         """The step of the newest checkpoint, 0 before the first."""

@@ -140,7 +140,7 @@ def test_a_worker_lost_at_a_rung_leaves_no_gap(search, packed, monkeypatch: pyte
     settings.override(path, {
         "search.study": name, "search.storage": f"sqlite:///mlruns/{name}.db", "search.folder": f"data/{name}",
         "search.pruner": "successive-halving", "training.epochs": 4,
-        "search.space": {RATE: {"choice": [0.01, 0.02, 0.03, 0.04]}}, "search.trials": 4,
+        "search.space": {RATE: {"choice": [0.01, 0.02, 0.03, 1e-5]}}, "search.trials": 4,
     })  # fmt: skip
     params, workspace = settings.load(path), packed.workspace
     store, _, _ = begin(params, workspace)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from ratchet.errors import TrainingError
-from ratchet.kinds import ArraysInput, input_from_json
+from ratchet.kinds import ArraysInput
 from ratchet.training.augment import sample_bits
 from ratchet.training.batches import Batch, Inputs, Rows, ShardedArray, Split
 from ratchet.training.custom_class import CustomClass, Layout, layout_of, shown_layout, stacked
@@ -35,7 +35,7 @@ class ArraysSplit(Split):
     def read(cls, packed: Path, name: str, manifest: Mapping[str, Any], input_spec: ArraysInput) -> "ArraysSplit":
         """Read split `name` of the set in folder `packed`. See `Split.open`."""
         if manifest["splits"][name].get("own") is not None:
-            return UnpackedSplit.read_places(packed, name, manifest)
+            return UnpackedSplit.read_places(packed, name, manifest, input_spec)
         return cls.open(packed, name, manifest, names=input_spec.names, input_spec=input_spec)
 
     @cached_property
@@ -69,18 +69,20 @@ class UnpackedSplit(ArraysSplit):
     reader: SampleReader["Inputs | Faulty"] = field(kw_only=True)
 
     @classmethod
-    def read_places(cls, packed: Path, name: str, manifest: Mapping[str, Any]) -> "UnpackedSplit":
+    def read_places(
+        cls, packed: Path, name: str, manifest: Mapping[str, Any], input_spec: ArraysInput
+    ) -> "UnpackedSplit":
         """Open split `name` with the class of ingest: a model may have been trained with another one.
 
         Raises:
             OSError, ValueError, KeyError: a file is missing or damaged.
             TrainingError: the user's code changed since ingest.
         """
-        unpacked, input_spec = manifest["splits"][name]["own"], input_from_json(manifest["input"])
-        assert isinstance(input_spec, ArraysInput), "samples of other kinds are packed"
-        input_spec = input_spec.with_code_in(os.path.normpath(packed.absolute() / unpacked["root"]))
+        unpacked, stored = manifest["splits"][name]["own"], manifest["input"]
+        root = os.path.normpath(packed.absolute() / unpacked["root"])
+        input_spec = replace(input_spec, reader=stored["reader"], code=stored["code"], root=root)
         custom = CustomClass.of(input_spec)
-        custom.check_digest(input_spec.code_digest)
+        custom.check_digest(stored["code_digest"])
         samples = CustomSamples(custom, unpacked["path"], count=unpacked["samples"])
         places, targets, keys = (np.load(packed / name / f"{part}.npy") for part in ("places", "targets", "keys"))
         reader = SampleReader(samples, _Stack(input_spec.layout))

@@ -6,7 +6,7 @@ repro` has nothing to do, and vice versa.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from httpx import TransportError
 from prefect import get_run_logger, task
@@ -55,24 +55,32 @@ def as_task(
     unit: str,
     retries: int = 0,
     knows_flow: bool = False,
-    holding: Callable[[Params], AbstractContextManager[None]] | None = None,
+    holding: Callable[[Params], AbstractContextManager[None]] = lambda params: nullcontext(),
 ) -> Callable[..., R]:
-    """Make a Prefect task of a stage. Further arguments of the task only say which tasks it waits for.
+    """Make a Prefect task of a stage, which runs while `holding` a slot. It gets the flow run's id if it `knows_flow`.
 
-    Args:
-        knows_flow: the stage gets the flow run's id.
-        holding: a slot that the stage holds while it runs.
+    Further arguments of the task only say which tasks it waits for.
     """
     name = stage.__name__
 
+    @task(
+        name=name,
+        description=stage.__doc__,
+        task_run_name=name,
+        retries=retries,
+        retry_delay_seconds=2,
+        retry_condition_fn=_is_worth_retrying,
+        cache_policy=NO_CACHE,  # hashing inputs is DVC's work here
+        persist_result=False,
+    )
     def run(params: Params, workspace: Workspace, *waits_for: object) -> "R | State[R]":
         extra = {"flow_run": flow_run.get_id()} if knows_flow else {}
         try:
             if unchanged := _unchanged(name, result, workspace):
                 return unchanged
-            place = holding(params) if holding else nullcontext()
+            slot = holding(params)
             require_current(name, params, workspace)
-            with place, ending_promptly(), disk_errors(workspace.root), PrefectProgress(name, unit=unit) as progress:
+            with slot, ending_promptly(), disk_errors(workspace.root), PrefectProgress(name, unit=unit) as progress:
                 output = stage(params, workspace, progress=progress, **extra)
                 progress.say(output.summary)
                 dvc_stage.record(workspace.root, name, say=progress.say, params=workspace.settings_as_read)
@@ -80,22 +88,9 @@ def as_task(
             return ended_by(error)
         return Completed(message=output.summary, data=output)
 
-    run.__doc__ = stage.__doc__
-    wrapped = task(
-        name=name,
-        task_run_name=name,
-        retries=retries,
-        retry_delay_seconds=2,
-        retry_condition_fn=_is_worth_retrying,
-        cache_policy=NO_CACHE,  # hashing inputs is DVC's work here
-        persist_result=False,
-    )(run)
-
     def call(params: Params, workspace: Workspace, *waits_for: object) -> R:
         # The state carries the summary; the caller needs the result or the error.
-        state: State[Any] = wrapped(whole(params), workspace, *waits_for, return_state=True)
-        outcome: R = state.result()
-        return outcome
+        return cast(R, run(whole(params), workspace, *waits_for, return_state=True).result())
 
     return call
 

@@ -71,12 +71,8 @@ def train(
             finished = recorder.record(baseline.events(job, inputs))
         else:
             fit = partial(training.fit_in_processes, inputs, packed=workspace.packed, store=store)
-            events = fit(
-                profile_to=run.journal.folder / "profile",
-                stop=lambda: recorder.must_stop(stop_requested),
-                examine=doctor.examine,
-            )
-            finished = recorder.record(events)
+            profile, stop = run.journal.folder / "profile", partial(recorder.must_stop, stop_requested)
+            finished = recorder.record(fit(profile_to=profile, stop=stop, examine=doctor.examine))
             baseline = Baseline.fit(job, inputs.train)
     if run.away:
         progress.say(run.away)

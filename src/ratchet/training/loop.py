@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,7 @@ def fit(
             returns True, a checkpoint is written and training stops.
         examine: called before the first step if `plan.doctor` asks for it, as `ratchet.doctor.examine`; each of its
             findings becomes a notice.
-        ranks: the processes of this training, each of which calls `fit` with equal inputs and sees equal events;
-            None: there is only this one.
+        ranks: the processes of this training; each calls `fit` with equal inputs and sees equal events.
 
     Yields:
         Events; the last is Finished or Stopped. All metrics of a step are yielded before a checkpoint of it is taken,
@@ -75,11 +74,11 @@ def fit(
         CheckpointError: the checkpoint in `store` belongs to another run.
         LostRank: another process of this training has ended.
     """
-    plan, splits, threads = inputs.plan, (inputs.train, inputs.validation), torch.get_num_threads()
-    ranks = ranks or Ranks()
-    if plan.pieces > 1:
-        torch.set_num_threads(max(1, cores() // plan.pieces))  # as many as a process for each piece can have
-    with reproducible(plan.seed, deterministic=plan.deterministic), store, closing(splits[0]), closing(splits[1]):
+    plan, splits, ranks = inputs.plan, (inputs.train, inputs.validation), ranks or Ranks()
+    with (
+        _threads(plan.pieces), reproducible(plan.seed, deterministic=plan.deterministic), store,
+        closing(splits[0]), closing(splits[1]),
+    ):  # fmt: skip
         for split in splits:
             split.interrupt_on(stop if ranks.count == 1 else never)  # all ranks stop after the same step
         try:
@@ -89,10 +88,21 @@ def fit(
         except Interrupted:  # between steps, where there is nothing new to keep
             yield Stopped(store.newest_step())
         finally:
-            if torch.get_num_threads() != threads:
-                torch.set_num_threads(threads)
             for split in splits:
                 split.interrupt_on(never)
+
+
+@contextmanager
+def _threads(pieces: int) -> Iterator[None]:
+    """Use as many threads as a process for each piece can have, and as before at the end."""
+    before = torch.get_num_threads()
+    if pieces > 1:
+        torch.set_num_threads(max(1, cores() // pieces))
+    try:
+        yield
+    finally:
+        if torch.get_num_threads() != before:
+            torch.set_num_threads(before)
 
 
 class _Training:

@@ -257,7 +257,7 @@ def trace(
 def requests() -> None:
     """List the logged requests by hour and version, and the quality of answers that got labels."""
     with project_folder() as workspace:
-        from commands.requests import print_requests
+        from commands.traffic import print_requests
 
         print_requests(workspace)
 
@@ -271,7 +271,7 @@ def shadow(
 ) -> None:
     """Compare the answers of versions in shadow with those that were given."""
     with project_folder() as workspace:
-        from commands.shadow import print_shadow
+        from commands.traffic import print_shadow
 
         print_shadow(workspace, by=by, html=html)
 

@@ -120,7 +120,8 @@ def stage_files(name: str, params: Params, workspace: Workspace) -> dict[str, st
     if name == "register":  # it also runs the champion, which may be of another kind
         chosen = {**chosen, "kind": None, "model": None}
     own = own_code(params, workspace.root, model=name != "ingest")
-    return closure([f"tasks.{name}"], stage=name, choice=chosen, code=own, root=workspace.root)
+    roots = [f"tasks.{name}", *(["ratchet.training.fit"] if name == "train" else [])]  # processes run it, too
+    return closure(roots, stage=name, choice=chosen, code=own, root=workspace.root)
 
 
 def choice(params: Params, *, variant: str | None = None) -> Choice:

@@ -37,6 +37,11 @@ def test_a_users_own_stage_has_no_digest(workspace: Workspace) -> None:
     assert code(settings.load(workspace.params), workspace).stages.keys() == {"ingest"}
 
 
+def test_the_training_loop_decides_the_stage_train(workspace: Workspace) -> None:
+    counted = stage_files("train", settings.load(workspace.params), workspace)
+    assert {"src/ratchet/training/loop.py", "src/ratchet/training/optim.py"} <= counted.keys()
+
+
 def test_code_that_is_edited_meanwhile_is_read_again(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     own = workspace.root / "sets.py"
 

@@ -130,7 +130,7 @@ def test_dvc_reads_the_same_values(full: Path) -> None:
 
 
 def test_the_plan_has_the_training_settings_without_defaults() -> None:
-    """What has a value there is a constant."""
+    """Those with a value there are constants."""
     names = [field.name for field in dataclasses.fields(Plan) if field.default is dataclasses.MISSING]
     assert sorted(names) == sorted(["seed", *TrainingSettings.model_fields])
 

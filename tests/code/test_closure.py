@@ -110,7 +110,7 @@ def test_only_user_code_and_kinds_are_imported_by_name() -> None:
         if path.endswith(".py") and (calls := [*dynamic_imports((REPOSITORY / path).read_bytes())])
     }
     assert dynamic == {
-        file_of(models.OwnCode): ["importlib.import_module(module)"],
+        file_of(models.CustomCode): ["importlib.import_module(module)"],
         file_of(inspect.unwrap(kind_named)): ["import_module(module)"],
         file_of(ingest_function): ["import_module(module)"],
     }

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ratchet import files
 from ratchet.errors import TrainingError
 from ratchet.kinds import ArraysInput
-from ratchet.training.models.factory import OwnCode
+from ratchet.training.custom_code import CustomCode
 
 __all__ = [
     "Arrays",
@@ -68,8 +68,8 @@ class CustomClass:
         return cls(input_spec.reader, Path(input_spec.root), input_spec.code)
 
     @property
-    def code(self) -> OwnCode:
-        return OwnCode(self.root, self.place, "data.kind")
+    def code(self) -> CustomCode:
+        return CustomCode(self.root, self.place, "data.kind")
 
     def check_digest(self, digest: str) -> None:
         """Check that its code is that of ingest.

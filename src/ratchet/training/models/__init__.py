@@ -16,11 +16,11 @@ from ratchet.checksums import verify
 from ratchet.errors import TrainingError
 from ratchet.kinds import ModelSpec
 from ratchet.kinds.registry import kind_named, kind_of
+from ratchet.training.custom_code import CustomCode
 from ratchet.training.models.arrays import ArraysMLP
 from ratchet.training.models.baseline_nets import BASELINES, blended
 from ratchet.training.models.convnet import ConvNet
 from ratchet.training.models.decoder import Decoder
-from ratchet.training.models.factory import OwnCode
 from ratchet.training.models.fastnet import FastNet
 from ratchet.training.models.model import ArraysModel, ImageModel, Model, TableModel, example_inputs
 from ratchet.training.models.narrow import narrow
@@ -85,7 +85,7 @@ def require(name: str, *, kind: str = "image", factory: str = "none", code: str 
         TrainingError: it does not; the message names the nearest models, or the problem of the factory.
     """
     if factory != "none":
-        OwnCode(Path(root), code).load(factory)
+        CustomCode(Path(root), code).load(factory)
         return
     own = _networks(kind)
     if name in own:
@@ -102,9 +102,9 @@ def require(name: str, *, kind: str = "image", factory: str = "none", code: str 
 
 def code_files(spec: ModelSpec) -> dict[Path, Path]:
     """Return the files of the user's own model and own kind of data, by their paths from the project folder."""
-    codes = [OwnCode(Path(spec.root), spec.code)] if spec.factory != "none" else []
+    codes = [CustomCode(Path(spec.root), spec.code)] if spec.factory != "none" else []
     if place := spec.input.user_code:
-        codes.append(OwnCode(Path(place[0]), place[1], "data.kind"))
+        codes.append(CustomCode(Path(place[0]), place[1], "data.kind"))
     return {path: code.root / path for code in codes for path in code.files()}
 
 
@@ -129,7 +129,7 @@ def _with_code_in(spec: ModelSpec, folder: Path) -> ModelSpec:
 def _network(spec: ModelSpec) -> nn.Module:
     arguments = kind_of(spec.input).network_arguments(spec.input, spec.target)
     if spec.factory != "none":
-        make = OwnCode(Path(spec.root), spec.code).load(spec.factory)
+        make = CustomCode(Path(spec.root), spec.code).load(spec.factory)
         try:
             network = make(**arguments)
         except (Exception, SystemExit) as error:  # the user's code may raise anything

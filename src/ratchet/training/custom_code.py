@@ -17,19 +17,19 @@ from ratchet import files
 from ratchet.code.syntax import digest_code, source_files
 from ratchet.errors import TrainingError
 
-__all__ = ["OwnCode"]
+__all__ = ["CustomCode"]
 
 _OUR_PACKAGES = ("commands", "flows", "ratchet", "tasks")
 _imported: dict[str, str] = {}  # name in sys.modules -> digest of all the code imported with it
 
 
 @dataclass(frozen=True)
-class OwnCode:
+class CustomCode:
     """The user's code: the file or folder `place` in `root`, named by the setting `code` of a section."""
 
     root: Path
     place: str
-    setting: str = "model.factory"  # that names the function or class: also data.factory, data.kind
+    setting: str = "model.factory"  # that names the function or class: also data.kind
 
     @property
     def section(self) -> str:

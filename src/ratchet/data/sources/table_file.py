@@ -19,7 +19,7 @@ from ratchet.data.sources.typed_files import read_json, read_json_lines, read_pa
 from ratchet.errors import DataError
 
 __all__ = [
-    "EXACT", "MISSING", "SEPARATORS", "TableFile", "check_single_values", "column_names",
+    "BYTE_ORDER_MARKS", "EXACT", "MISSING", "SEPARATORS", "TableFile", "check_single_values", "column_names",
     "read_table", "require_column", "stream_csv", "text_blocks",
 ]  # fmt: skip
 
@@ -31,7 +31,7 @@ MISSING = (
 SEPARATORS = (",", ";", "\t", "|")
 EXACT = 2.0**53
 """From here two whole numbers can be one Float64."""
-_BYTE_ORDER_MARKS = (
+BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"),
 )  # fmt: skip
@@ -322,7 +322,7 @@ def _utf8(content: bytes, where: str, first: int = 1) -> bytes:
 
 def encoding_of(content: bytes) -> tuple[bytes, str]:
     """Return the byte order mark (or nothing) and the encoding of a file that starts with these bytes."""
-    mark, encoding = next((known for known in _BYTE_ORDER_MARKS if content.startswith(known[0])), (b"", None))
+    mark, encoding = next((known for known in BYTE_ORDER_MARKS if content.startswith(known[0])), (b"", None))
     if encoding is None:
         head = content[:_SNIFFED]
         odd, even = head[1::2].count(0), head[::2].count(0)

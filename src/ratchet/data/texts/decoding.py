@@ -1,16 +1,12 @@
 """Decoding of texts: UTF-8, or UTF-16 and UTF-32 with a byte order mark. Any other encoding is refused."""
 
-import codecs
 from typing import NamedTuple
 
 from ratchet.data.reading.identify import HEAD, identify
+from ratchet.data.sources.table_file import BYTE_ORDER_MARKS
 
 __all__ = ["Decoded", "decode", "encoding_of"]
 
-_MARKS = (
-    (codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be"),
-    (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"),
-)  # fmt: skip
 _TEXTS = frozenset({"text", "html", "xml", "json", "svg"})  # kinds of files that are text too
 
 
@@ -24,7 +20,7 @@ class Decoded(NamedTuple):
 
 def encoding_of(content: bytes) -> tuple[str, int]:
     """Return the encoding that the byte order mark names, and the length of the mark; without one it is UTF-8."""
-    return next(((name, len(mark)) for mark, name in _MARKS if content.startswith(mark)), ("utf-8", 0))
+    return next(((name, len(mark)) for mark, name in BYTE_ORDER_MARKS if content.startswith(mark)), ("utf-8", 0))
 
 
 def decode(content: bytes, *, offset: int = 0, marked: bool = True) -> Decoded:

@@ -6,7 +6,7 @@ import random
 import polars as pl
 import pytest
 
-from ratchet.data.tables.number_formats import date_form, number_form, numbers, seconds
+from ratchet.data.tables.number_formats import Ambiguous, date_form, number_form, numbers, seconds
 from ratchet.errors import DataError
 from ratchet.problems import Classes, Labels, Numbers
 from ratchet.settings.file import parse_assignments
@@ -78,6 +78,35 @@ def test_times_and_months_are_dates(table, text: str, expected: float) -> None:
     table.write(rows(when=[text, other.get(text, "Nov 2023")] * 200, label=labels()))
     table.ingest()
     assert table.types()["when"] == "datetime"
+
+
+@pytest.mark.parametrize(
+    ("texts", "day"),
+    [
+        (["25/12/2023 10:00", "13/01/2024 09:30", "28/02/2024 08:00", "03/04/2024"], (2024, 4, 3)),
+        (["12/25/2023 10:00", "01/13/2024 09:30", "05/05/2024", "03/04/2024"], (2024, 3, 4)),
+        (["31.12.23", "30.12.23", "29.12.23", "28.12.23 10:00", "24.05.21 10:00"], (2021, 5, 24)),
+    ],
+)
+def test_undecided_dates_follow_other_shapes(texts: list[str], day: tuple[int, int, int]) -> None:
+    series = pl.Series(texts)
+    form = date_form(series)
+    assert form.matches == len(texts)
+    midnight = datetime.datetime(*day, tzinfo=datetime.UTC).timestamp()
+    assert midnight <= seconds(series, form.form)[-1] < midnight + 86400
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["2023-12-25", "2024-01-13", "03/04/2024"],
+        ["05/05/2024 10:00", "03/04/2024"],
+        ["25/12/2023 10:00", "12/25/2023 10:00:05", "03/04/2024"],
+    ],
+)
+def test_undecided_date_is_refused_if_no_shape_decides(texts: list[str]) -> None:
+    with pytest.raises(Ambiguous, match="'03/04/2024' can be 2024-03-04 or 2024-04-03"):
+        date_form(pl.Series(texts))
 
 
 def test_money_is_a_feature_and_a_label(table) -> None:

@@ -65,6 +65,8 @@ _TIMES = {
     "9:9:9.fz": "%H:%M:%S%.f%#z", "9:9p": "%I:%M %p", "9:9:9p": "%I:%M:%S %p",
 }  # fmt: skip
 
+_ISO = "Fix: write dates as YYYY-MM-DD"
+
 
 class Form(NamedTuple):
     """A form, and the number of texts that have it."""
@@ -184,6 +186,8 @@ def _separated(texts: pl.Series, best: Form) -> Form:
 def date_form(texts: pl.Series) -> Form:
     """Return the form that reads most texts as dates; "" if none does. No text is null.
 
+    A shape whose dates do not decide the order of day, month and year follows the other shapes of the column.
+
     Raises:
         Ambiguous: day and month can be swapped.
     """
@@ -191,11 +195,16 @@ def date_form(texts: pl.Series) -> Form:
     shape = distinct
     for pattern, short in _SHAPE:
         shape = shape.str.replace_all(pattern, short)
+    formats = {name: _formats(name) for name in sorted(shape.unique())}
+    dates = {name: distinct.filter(shape == name) for name in formats if formats[name]}
+    possible = {name: _possible(those, formats[name]) for name, those in dates.items()}
+    orders = {_order(forms[0]) for name, forms in possible.items() if len(forms) == 1 < len(formats[name])}
     chosen: list[str] = []
-    for name in sorted(shape.unique()):
-        formats = _formats(name)
-        if formats:
-            chosen.append(_decide(distinct.filter(shape == name), formats))
+    for name, forms in possible.items():
+        followed = [form for form in forms if _order(form) in orders] or forms
+        if len(distinct) > 1:  # one date alone is no input
+            _require_equal(dates[name], followed)
+        chosen.append(followed[0])
     form = "|".join(dict.fromkeys(chosen))
     return Form(form, len(texts) - seconds(texts, form).null_count() if form else 0)
 
@@ -212,32 +221,41 @@ def _formats(shape: str) -> tuple[str, ...]:
     return tuple(form + gap + (_TIMES[time] if time else "") for form in _DATES[day])
 
 
-def _decide(texts: pl.Series, formats: Sequence[str]) -> str:
-    """Return the format of texts of one shape. Of two that read all, that with half as many different years or fewer.
+def _order(form: str) -> str:
+    return "".join(re.findall("%([dmyY])", form)).lower()
+
+
+def _possible(texts: pl.Series, formats: Sequence[str]) -> list[str]:
+    """Return the formats that read most texts of one shape; one alone if the years decide.
+
+    These are the years of a format if it has at most half as many different ones as each other.
 
     Raises:
-        Ambiguous: year, month and day can be swapped.
+        Ambiguous: two dates contradict each other.
     """
     reads = {form: seconds(texts, form) for form in formats}
-    best = max(formats, key=lambda form: reads[form].count())
-    most = reads[best]
-    fix = "Fix: write dates as YYYY-MM-DD"
+    most = max(reads.values(), key=pl.Series.count)
     for read in reads.values():
         only, others = (texts.filter(a.is_not_null() & b.is_null()) for a, b in ((read, most), (most, read)))
         if len(only) and len(others):
-            raise Ambiguous(f"{only[0]!r} and {others[0]!r} have day, month and year in different orders. {fix}")
-    equal = [form for form, read in reads.items() if read.count() == most.count() and not read.equals(most)]
-    if not equal or len(texts) == 1:  # one date alone is no input
-        return best
-    years = {form: texts.str.to_datetime(form, strict=False).dt.year().n_unique() for form in (best, *equal)}
-    few = min(years, key=lambda form: years[form])
-    if any(2 * years[few] > count for form, count in years.items() if form != few):
-        odd = texts.filter(reads[equal[0]] != most)[0]
-        days = " or ".join(
-            texts.filter(texts == odd).str.to_datetime(form).dt.strftime("%Y-%m-%d")[0] for form in years
-        )
-        raise Ambiguous(f"{odd!r} can be {days}, and no date of the column decides. {fix}")
-    return few
+            raise Ambiguous(f"{only[0]!r} and {others[0]!r} have day, month and year in different orders. {_ISO}")
+    equal = [form for form, read in reads.items() if read.count() == most.count()]
+    years = {form: texts.str.to_datetime(form, strict=False).dt.year().n_unique() for form in equal if len(equal) > 1}
+    few = min(equal, key=lambda form: years.get(form, 0))
+    is_decided = all(2 * years[few] <= count for form, count in years.items() if form != few)
+    return [few] if is_decided else equal
+
+
+def _require_equal(texts: pl.Series, formats: Sequence[str]) -> None:
+    """Require that several formats read the same dates."""
+    first = seconds(texts, formats[0])
+    for form in formats[1:]:
+        odd = texts.filter((seconds(texts, form) != first).fill_null(False))
+        if len(odd):
+            days = (odd.head(1).str.to_datetime(each).dt.strftime("%Y-%m-%d")[0] for each in formats)
+            raise Ambiguous(
+                f"{odd[0]!r} can be {' or '.join(dict.fromkeys(days))}, and no date of the column decides. {_ISO}"
+            )
 
 
 def numeric_date_form(texts: pl.Series) -> str:

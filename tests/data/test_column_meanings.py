@@ -50,6 +50,13 @@ def fixes_of(message: str) -> list[dict[str, object]]:
         (["(12.5)", "1,300", "(+12.5)", "(+ -1.5)"], [-12.5, 1300, None, None]),
         (["$5", "+$5", "+$-5", "-$+5"], [5, 5, None, None]),
         (["R$ 1.250,50", "R$ 3,00"], [1250.5, 3]),
+        (["\u0e3f1,250.00", "\u0e3f5.00"], [1250, 5]),
+        (["\uffe51,250", "\uffe55"], [1250, 5]),
+        (["$US 12.50", "$US 3"], [12.5, 3]),
+        (["12,50 €/m²", "8,00 €/m²"], [12.5, 8]),
+        (["1.250 €/Monat", "900 €/Monat"], [1250, 900]),
+        (["1.250 € pro Monat", "900 € pro Monat"], [1250, 900]),
+        (["€/m² 12", "€/m² 13"], [12, 13]),
     ],
 )
 def test_money_units_and_per_cent_are_numbers(texts: list[str], expected: list[float | None]) -> None:

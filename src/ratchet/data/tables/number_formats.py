@@ -5,6 +5,7 @@ percent sign. A form of dates has formats as of strftime, separated by |.
 """
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -29,12 +30,10 @@ _CORES = {
 
 _MINUS = "[+\\-\u2212]?"
 _SAMPLE = 1000  # texts that show which forms are possible
-_MONEY = re.compile(
-    r"\S{0,2}[$\u00a2-\u00a5\u20a0-\u20c0]|(?i:AED|AUD|BGN|BRL|CAD|CHF|CLP|CNY|COP|CZK|DKK|EGP|EUR|GBP|HKD|HUF|IDR|ILS|INR|ISK|JPY|"
-    r"KES|KR|KRW|MXN|MYR|NGN|NOK|NZD|PEN|PHP|PKR|PLN|RMB|RON|RS\.?|RUB|SAR|SEK|SGD|THB|TL|TRY|TWD|UAH|USD|VND|ZAR)"
+_CURRENCY = re.compile(
+    r"(?i:AED|AUD|BGN|BRL|CAD|CHF|CLP|CNY|COP|CZK|DKK|EGP|EUR|GBP|HKD|HUF|IDR|ILS|INR|ISK|JPY|KES|KR|KRW|MXN|MYR|NGN|"
+    r"NOK|NZD|PEN|PHP|PKR|PLN|RMB|RON|RS\.?|RUB|SAR|SEK|SGD|THB|TL|TRY|TWD|UAH|USD|VND|ZAR)"
 )
-"""A sign or a name of a currency."""
-
 _UNIT = re.compile(r"(?!(?i:k|m|b|t|bn|mn|am|pm|a\.m\.|p\.m\.)$)[A-Za-z\u00b5\u03bc\u03a9\u00b0\u00b2\u00b3/%]{1,8}")
 """A unit after a number. K, M and B are factors, which a column mixes."""
 
@@ -144,12 +143,17 @@ def _marks(texts: pl.Series) -> list[tuple[str, str]]:
     pairs = [
         (before, after)
         for before, after in pairs
-        if before + after == "%" or _MONEY.fullmatch(before + after) or (after and _UNIT.fullmatch(after))
+        if before + after == "%" or _is_money(before + after) or _UNIT.fullmatch(after)
     ]
     if not pairs:
         return parentheses
     before, after = max(sorted(set(pairs)), key=pairs.count)
     return [(before + " " * before.isalpha(), " " + after if after else ""), *parentheses]
+
+
+def _is_money(mark: str) -> bool:
+    """Return whether a mark is the name of a currency, or has the sign of one."""
+    return bool(_CURRENCY.fullmatch(mark)) or any(unicodedata.category(character) == "Sc" for character in mark)
 
 
 def _separated(texts: pl.Series, best: Form) -> Form:
@@ -159,7 +163,7 @@ def _separated(texts: pl.Series, best: Form) -> Form:
     """
     before, core, after = _parts(best.form)
     other = {PLAIN: "1.234,5", "1234,5": "1,234.5"}.get(core)
-    is_money = bool(_MONEY.fullmatch(before) or _MONEY.fullmatch(after))
+    is_money = _is_money(before) or _is_money(after)
     if other is None or (core == PLAIN and not is_money):
         return best
     form = best.form.replace(core, other)

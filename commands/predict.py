@@ -46,7 +46,7 @@ def predict(
         unread += 1
         echo(f"ratchet: {error}", err=True)
 
-    with loaded_version(registry, version, params, variant=params.serving.variant) as loaded:
+    with loaded_version(registry, version, params) as loaded:
         reader = new_reader(loaded, column)
         listing = list(_files(reader, paths, note_fault))
         if not listing:

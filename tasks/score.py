@@ -66,8 +66,7 @@ def score(params: Params, workspace: Workspace, request: Request, *, progress: S
         before = jobs.read_job(output)
         reference = request.model or configured(workspace, params)
         version = _pinned(registry, reference, before, progress)
-        variant = before.variant if before else params.serving.variant
-        with loaded_version(registry, version, params, variant=variant) as loaded:
+        with loaded_version(registry, version, params) as loaded:
             reader = new_reader(loaded, request.column)
             listing = reader.files(request.inputs)
             if reader.ignored.files:
@@ -80,7 +79,7 @@ def score(params: Params, workspace: Workspace, request: Request, *, progress: S
                 column=request.column,
                 threads=params.serving.threads,
             )
-            jobs.begin(output, job, before)
+            job = jobs.begin(output, job, before)
             scored = jobs.score_shards(loaded, reader, listing, output, job, progress.update)
             for note in reader.notes:
                 progress.say(f"warning: {note}")
@@ -88,16 +87,14 @@ def score(params: Params, workspace: Workspace, request: Request, *, progress: S
 
 
 @contextmanager
-def loaded_version(
-    registry: ModelRegistry, version: Version, params: Params, *, variant: str
-) -> Iterator[LoadedVersion]:
+def loaded_version(registry: ModelRegistry, version: Version, params: Params) -> Iterator[LoadedVersion]:
     """Load a version for the time of the context.
 
     Raises:
         RegistryError: its files are not those that were stored, or it does not answer.
     """
     with tempfile.TemporaryDirectory(prefix="ratchet-predict-") as folder:
-        yield load(registry, version, Path(folder), threads=params.serving.threads, variant=variant)
+        yield load(registry, version, Path(folder), threads=params.serving.threads, variant=params.serving.variant)
 
 
 def new_reader(loaded: LoadedVersion, column: str | None) -> RowReader:

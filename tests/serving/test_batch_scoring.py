@@ -1,6 +1,7 @@
 """Batch scoring: equal bytes after kills, bounded memory, S3, and jobs that are refused. Rows of the Titanic."""
 
 import contextlib
+import json
 import os
 import random
 import resource
@@ -26,7 +27,10 @@ from ratchet.kinds import Column, ModelSpec, TableInput, TextInput
 from ratchet.problems import Classes
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.runs import Run
+from ratchet.serving.batch.input_files import Storages
+from ratchet.serving.batch.job import Job, begin, read_job
 from ratchet.serving.batch.output import Output
+from ratchet.serving.batch.row_reader import RowReader
 from ratchet.training import build, save_model
 from tasks.score import Request, Scored, score
 
@@ -122,7 +126,7 @@ def titanic(rows: pl.DataFrame, tmp_path: Path) -> Path:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    return {path.name: sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+    return {path.name: sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("[!.]*"))}
 
 
 def answers(folder: Path) -> pl.DataFrame:
@@ -219,6 +223,21 @@ def test_other_inputs_settings_and_versions_are_refused(place: Place, titanic: P
     assert sorted(digests(out)) == ["manifest.json", *shards, "summary.json"]
 
 
+def test_a_job_of_another_variant_or_format_is_refused(place: Place, titanic: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    place.score(titanic, out)
+    manifest = json.loads((out / "manifest.json").read_text())
+    (out / "manifest.json").write_text(json.dumps(manifest | {"variant": "int8-static"}))
+    with pytest.raises(DataError, match="variant was int8-static, is fp32"):
+        place.score(titanic, out)
+    (out / "manifest.json").write_text(json.dumps({"format": 1, "model": "titanic", "settings": {}}))
+    (out / "inputs.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match=r"has a job of format 1; allowed: 2.*--again"):
+        place.score(titanic, out)
+    assert place.score(titanic, out, again=True).shards == 5
+    assert "inputs.parquet" not in digests(out)
+
+
 def test_a_moved_alias_does_not_change_a_job(place: Place, titanic: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     place.score(titanic, out)
@@ -252,8 +271,9 @@ def test_a_folder_is_refused_that_is_no_place_for_answers(place: Place, titanic:
 
 def test_a_second_process_is_refused(place: Place, titanic: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with Output(str(out), state=place.workspace.project.state).locked():
+    with Output(str(out), state=tmp_path).locked(), Output(str(out), state=tmp_path).draft("summary.json") as draft:
         output = place.project.refused(*place.command(titanic, out))
+        assert draft.exists()
         assert f"{out}: another process scores into it now" in output
     assert place.score(titanic, out).rows == 891
 
@@ -304,6 +324,36 @@ def test_texts_are_files_or_rows(place: Place, tmp_path: Path) -> None:
     assert results["refused"][4].startswith("is not UTF-8 (byte 3)")
     probabilities = results["probability"].to_list()
     assert probabilities[:4] == probabilities[5:9] == probabilities[9:]
+
+
+def test_a_removed_file_is_named_and_the_others_scored(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text(f"text {number}")
+    reader, errors = RowReader(Storages("FILE"), TEXTS.input, column=None), list[DataError]()
+    listing = reader.files([str(tmp_path)])
+    (tmp_path / "1.txt").unlink()
+    (batch,) = reader.batches(listing, on_fault=errors.append)
+    assert [(Path(path).name, value) for path, value in zip(batch.files, batch.values, strict=True)] == [
+        ("0.txt", "text 0"),
+        ("2.txt", "text 2"),
+    ]
+    (error,) = errors
+    assert str(error).startswith(f"{tmp_path / '1.txt'}: was changed or removed")
+    with pytest.raises(DataError, match="was changed or removed"):
+        list(reader.batches(listing))
+
+
+def test_of_two_jobs_that_begin_at_once_one_is_refused(tmp_path: Path, s3: dict[str, str]) -> None:
+    import s3fs
+
+    s3fs.S3FileSystem(skip_instance_cache=True).mkdir("both")
+    output = Output("s3://both/out", state=tmp_path)
+    job = Job(2, "titanic@champion", "titanic/1", "run", "fp32", "digest", 1, 1, 200, None, 1, {})
+    assert begin(output, job, None) == job
+    assert begin(output, replace(job, reference="titanic/1"), None) == job
+    with pytest.raises(DataError, match="shard rows was 200, is 100"):
+        begin(output, replace(job, shard_rows=100), None)
+    assert read_job(output) == job
 
 
 def test_s3_is_read_and_written_as_a_folder(

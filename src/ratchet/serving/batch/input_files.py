@@ -45,10 +45,11 @@ def storage_errors(where: str, setting: str) -> Iterator[None]:
     Raises:
         DataError: the storage refuses.
         StorageUnavailable: it does not answer now.
+        FileExistsError: a file that must be new is there.
     """
     try:
         yield
-    except DataError:
+    except (DataError, FileExistsError):
         raise
     except Exception as error:  # each storage library has its own error classes
         if not is_storage_error(error):
@@ -162,20 +163,16 @@ class Storages:
                     raise _changed(file) from None
                 raise
 
-    def contents(self, files: Sequence[InputFile]) -> list[bytes | OSError]:
-        """Return the contents of small files, or why a local one cannot be read.
-
-        Raises:
-            DataError: a file was changed or removed since it was listed.
-        """
+    def contents(self, files: Sequence[InputFile]) -> list[bytes | OSError | DataError]:
+        """Return the contents of small files, or why one cannot be read or is not as it was listed."""
         with ThreadPoolExecutor(_REQUESTS) as pool:
             return list(pool.map(self._content, files))
 
-    def _content(self, file: InputFile) -> bytes | OSError:
+    def _content(self, file: InputFile) -> bytes | OSError | DataError:
         try:
             with self.opened(file) as opened:
                 return opened.read()
-        except OSError as error:
+        except (OSError, DataError) as error:
             return error
 
 

@@ -4,6 +4,7 @@ A killed job continues at its first unfinished shard, and ends with the same byt
 """
 
 import itertools
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -22,6 +23,7 @@ from ratchet.typed_json import STRICT, parse
 __all__ = ["Job", "Scored", "begin", "forget", "read_job", "score_shards"]
 
 _MANIFEST, _SUMMARY = "manifest.json", "summary.json"
+_LISTING = "inputs.parquet"  # of format 1
 _FORMAT = 2  # of the manifest and the shards
 _PROGRAMS = ("onnxruntime", "polars", "pyarrow")  # that compute and write answers
 _MIB = 1 << 20
@@ -88,7 +90,7 @@ class Job:
     def changes_since(self, before: "Job") -> list[str]:
         """Return what a repeated command has changed."""
         first, second = asdict(before), asdict(self)
-        names = ("format", "version", "run", "variant", "shard_rows", "column", "threads", "programs")
+        names = ("version", "run", "variant", "shard_rows", "column", "threads", "programs")
         changes = [
             f"{name.replace('_', ' ')} was {first[name]}, is {second[name]}"
             for name in names
@@ -132,35 +134,42 @@ def read_job(output: Output) -> Job | None:
     """Return the job of an output folder; None if there is none.
 
     Raises:
-        DataError: the manifest is damaged or missing, or the folder has files that no job writes.
+        DataError: the manifest is damaged, missing or of another format, or the folder has files that no job writes.
     """
-    shards = len(_own_names(output) - {_MANIFEST, _SUMMARY})
+    shards = len(_own_names(output) - {_MANIFEST, _SUMMARY, _LISTING})
     with output.opened(_MANIFEST) as file:
         content = file and file.read()
-    fix = "Fix: restore it, choose another folder, or add --again to score everything again"
+    fix = "choose another folder, or add --again to score everything again"
     if not content:
         if shards:
-            raise DataError(f"{output.where}: has {shards:,} shards and no {_MANIFEST}. {fix}")
+            raise DataError(f"{output.where}: has {shards:,} shards and no {_MANIFEST}. Fix: restore it, {fix}")
         return None
     try:
+        about = json.loads(content)
+        if isinstance(about, dict) and about.get("format", _FORMAT) != _FORMAT:
+            raise DataError(f"{output.where}: has a job of format {about['format']}; allowed: {_FORMAT}. Fix: {fix}")
         return parse(Job, content)
     except ValueError as error:
-        raise DataError(f"{output.where}/{_MANIFEST}: is damaged ({error}). {fix}") from None
+        raise DataError(f"{output.where}/{_MANIFEST}: is damaged ({error}). Fix: restore it, {fix}") from None
 
 
-def begin(output: Output, job: Job, before: Job | None) -> None:
-    """Write the manifest, or check that a repeated command means the job as it began.
+def begin(output: Output, job: Job, before: Job | None) -> Job:
+    """Write the manifest, or check that a repeated command means the job as it began. Return the folder's job.
 
     Raises:
         DataError: something differs, which the message names.
     """
     if before is None:
-        _write_json(output, _MANIFEST, asdict(job))
-    elif changes := job.changes_since(before):
+        try:
+            _write_json(output, _MANIFEST, asdict(job), is_new=True)
+        except FileExistsError:  # a process elsewhere has begun in the meantime
+            before = read_job(output)
+    if before and (changes := job.changes_since(before)):
         raise DataError(
             f"{output.where}: its scoring began otherwise: {'; '.join(changes)}. Fix: repeat the first command, "
             "choose another folder, or add --again (again=true of score-flow) to score everything again"
         )
+    return before or job
 
 
 def forget(output: Output) -> None:
@@ -170,14 +179,14 @@ def forget(output: Output) -> None:
         DataError: the folder has files that no job writes.
     """
     names = _own_names(output)
-    shards = sorted(names - {_MANIFEST, _SUMMARY}, reverse=True)
-    output.delete([name for name in (_SUMMARY, *shards, _MANIFEST) if name in names])
+    shards = sorted(names - {_MANIFEST, _SUMMARY, _LISTING}, reverse=True)
+    output.delete([name for name in (_SUMMARY, *shards, _MANIFEST, _LISTING) if name in names])
 
 
 def _own_names(output: Output) -> set[str]:
     names = output.names()
     shards = {name for name in names if name.startswith("shard-") and name.endswith(".parquet")}
-    if others := sorted(names - shards - {_MANIFEST, _SUMMARY}):
+    if others := sorted(names - shards - {_MANIFEST, _SUMMARY, _LISTING}):
         raise DataError(
             f"{output.where}: has other files ({', '.join(others[:3])}). Allowed: a new or empty folder. "
             "Fix: choose another folder"
@@ -250,6 +259,6 @@ def _name(number: int) -> str:
     return f"shard-{number:06}.parquet"
 
 
-def _write_json(output: Output, name: str, content: object) -> None:
-    with output.draft(name) as draft:
+def _write_json(output: Output, name: str, content: object, *, is_new: bool = False) -> None:
+    with output.draft(name, is_new=is_new) as draft:
         files.write_json(draft, content)

@@ -18,18 +18,19 @@ _SETTING = "--output"
 
 
 class Output:
-    """A folder of answers at a local path or URL. `state`: folder of this machine for its lock."""
+    """A folder of answers at a local path or URL. `state`: folder of this machine for the lock of a URL."""
 
     def __init__(self, where: str, *, state: Path) -> None:
         self.where, self._local = where.rstrip("/"), None if is_url(where) else Path(where)
         if self._local is not None and self._local.is_file():
             raise DataError(f"{_SETTING}: {where} is a file. Allowed: a new folder, or the one of an earlier run")
-        self._lock = state / "scoring" / f"{sha256(self.where.encode()).hexdigest()[:16]}.lock"
+        remote_lock = state / "scoring" / f"{sha256(self.where.encode()).hexdigest()[:16]}.lock"
+        self._lock = remote_lock if self._local is None else self._local / ".lock"
         self._system, self._top = Storages(_SETTING).system(self.where)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Be the only process of this project that writes here. The lock ends with the process.
+        """Be the only process that writes here; at a URL, of this project. The lock ends with the process.
 
         Raises:
             WorkspaceBusy: another process writes.
@@ -82,8 +83,12 @@ class Output:
                 yield file
 
     @contextmanager
-    def draft(self, name: str) -> Iterator[Path]:
-        """Yield an empty local file. On leaving it becomes this file here. After an error nothing is changed."""
+    def draft(self, name: str, *, is_new: bool = False) -> Iterator[Path]:
+        """Yield an empty local file. On leaving it becomes this file here. After an error nothing is changed.
+
+        Raises:
+            FileExistsError: a process elsewhere has written the file that must be new.
+        """
         if self._local is not None:
             with files.draft_file(self._local / name) as draft:
                 yield draft
@@ -91,7 +96,9 @@ class Output:
         with tempfile.TemporaryDirectory(prefix="ratchet-score-") as folder:
             yield Path(folder, name)
             with storage_errors(self.where, _SETTING):
-                self._system.put_file(str(Path(folder, name)), f"{self._top}/{name}")
+                self._system.put_file(
+                    str(Path(folder, name)), f"{self._top}/{name}", mode="create" if is_new else "overwrite"
+                )
 
     def delete(self, names: Sequence[str]) -> None:
         """Delete files, in this order."""

@@ -106,7 +106,7 @@ class RowReader:
             is_whole, begun = self._is_one_row(group[0]), False
             if not is_whole or skip < len(group):
                 try:
-                    for batch in self._contents(group, done) if is_whole else self._table(group[0], done):
+                    for batch in self._contents(group, done, on_fault) if is_whole else self._table(group[0], done):
                         begun = True
                         if part := batch.part(skip, len(batch)):
                             yield part
@@ -135,13 +135,24 @@ class RowReader:
         if group:
             yield group
 
-    def _contents(self, files: list[InputFile], done: int) -> Iterator[Batch]:
+    def _contents(
+        self, files: list[InputFile], done: int, on_fault: Callable[[DataError], None] | None
+    ) -> Iterator[Batch]:
         """Yield one batch of images or texts that are files of their own."""
         read = iter(self._storages.contents([file for file in files if file.size <= _LARGEST]))
-        rows = [self._value(file, next(read) if file.size <= _LARGEST else None) for file in files]
-        values, faults = [value for value, _ in rows], [fault for _, fault in rows]
-        done += sum(file.size for file in files)
-        yield Batch([file.path for file in files], [1] * len(files), values, faults, done)
+        paths, values, faults = list[str](), list[Any](), list[str]()
+        for file in files:
+            content = next(read) if file.size <= _LARGEST else None
+            if isinstance(content, DataError):
+                if on_fault is None:
+                    raise content
+                on_fault(content)
+                continue
+            value, fault = self._value(file, content)
+            paths.append(file.path)
+            values.append(value)
+            faults.append(fault)
+        yield Batch(paths, [1] * len(paths), values, faults, done + sum(file.size for file in files))
 
     def _value(self, file: InputFile, content: bytes | OSError | None) -> tuple[Any, str]:
         """Return the value of a file, and why it cannot be read."""

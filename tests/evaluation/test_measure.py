@@ -1,6 +1,7 @@
 """Metrics agree with scikit-learn, and with cases that can be counted by hand."""
 
 import json
+import tracemalloc
 import warnings
 from collections.abc import Callable
 from typing import get_args
@@ -137,6 +138,19 @@ def test_influence_is_what_a_metric_loses_without_the_row(
     drawn, rows = class_answers(np.round(logits), labels), np.arange(120)  # rounded: with ties
     without = np.array([metric(class_answers(*(a[rows != row] for a in (np.round(logits), labels)))) for row in rows])
     assert influence(drawn) == pytest.approx(119 * (without.mean() - without), rel=0.05, abs=0.02)
+
+
+def test_influence_on_roc_auc_needs_little_memory() -> None:
+    """As much as a few values per row, however many classes there are."""
+    drawn = class_answers(*answers(2000, 200))
+    assert drawn.probabilities.shape == (2000, 200)
+    tracemalloc.start()
+    try:
+        headline.roc_auc_influence(drawn)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 40 * 8 * 2000
 
 
 def test_same_predictions_give_the_same_metrics() -> None:

@@ -95,16 +95,14 @@ def roc_auc_influence(answers: "ClassAnswers") -> Floats:
     """
     from scipy.stats import rankdata
 
-    rows, influences = answers.rows, []
-    for number in np.unique(answers.labels):
+    rows, classes = answers.rows, np.unique(answers.labels)
+    total, influence = np.zeros(rows), np.empty(rows)
+    for number in classes:
         own, score = answers.labels == number, answers.probabilities[:, number]
-        count = int(own.sum())
-        if count < rows:
-            ranks, influence = rankdata(score), np.empty(rows)
-            for side, size in ((own, count), (~own, rows - count)):
-                placement = (ranks[side] - rankdata(score[side])) / (rows - size)
-                # The factor makes the variance of each side unbiased.
-                influence[side] = (placement - placement.mean()) * rows / max(1, size * (size - 1)) ** 0.5
-            influences.append(np.where(own, influence, -influence))
-    mean: Floats = np.mean(influences, axis=0)
-    return mean
+        ranks, count = rankdata(score), int(own.sum())
+        for side, size, sign in ((own, count, 1), (~own, rows - count, -1)):
+            placement = (ranks[side] - rankdata(score[side])) / (rows - size)
+            # The factor makes the variance of each side unbiased.
+            influence[side] = sign * (placement - placement.mean()) * rows / max(1, size * (size - 1)) ** 0.5
+        total += influence
+    return total / len(classes)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ratchet import settings
+from ratchet import files, settings
 from ratchet.errors import SettingsError, WorkspaceError
 from ratchet.settings.run_settings import RunSettings, overridden, restore
 from ratchet.workspace import Workspace
@@ -126,6 +126,17 @@ def test_an_edit_of_an_overridden_key_wins(workspace: Workspace) -> None:
     [message] = run(workspace, edit="training.epochs=9")
     assert workspace.params.read_text() == before.replace("epochs:   30   #", "epochs:   9   #")
     assert "epochs" not in message
+
+
+def test_a_note_with_a_removed_setting_restores_the_others(workspace: Workspace) -> None:
+    killed(workspace)
+    note = files.read_json(workspace.overrides)
+    files.write_json(workspace.overrides, {**note, "keys": [*note["keys"], "training.final_rate"]})
+    settings.override(workspace.params, {"seed": 7})
+    with workspace.hold("the next") as message:
+        assert message is not None
+    now = settings.load(workspace.params)
+    assert (now.training.epochs, now.seed) == (30, 7)
 
 
 def test_an_edit_after_the_kill_is_kept(workspace: Workspace) -> None:

@@ -99,6 +99,59 @@ def test_settings_are_added_to_files_of_any_form(tmp_path: Path, text: str) -> N
     assert params.seed == int("seed" in text)
 
 
+HEAD = "model:\n  code: m\ndata:\n  path: p\n  code: c\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "changes", "after"),
+    [
+        ("  drop:  # mine\n    - a\n    - b  # b\n\n  # end\n  folds: 0\n", ["data.drop=[c]"],
+         "  drop: [c]  # mine  # b\n\n  # end\n  folds: 0\n"),
+        ("  label_column:\n  - a\n  - b\n  fold: 0\n", ["data.label_column=price"],
+         "  label_column: price\n  fold: 0\n"),
+        ("  columns:\n    a: id\n\n# search\nsearch:\n  space:\n    training.epochs:\n      choice: [1]\n  trials: 2\n",
+         ["data.columns={}", "search.space={}"],
+         "  columns: {}\n\n# search\nsearch:\n  space: {}\n  trials: 2\n"),
+        ("training:\n  epochs:\n  # mine\n  batch_size: 3\n  patience:  # no\n",
+         ["training.epochs=3", "training.patience=1"],
+         "training:\n  epochs: 3\n  # mine\n  batch_size: 3\n  patience: 1  # no\n"),
+        ("  manifest: |\n    a\n    b\n\n  # end\n  fold: 0\n", ["data.manifest=x"],
+         "  manifest: x\n\n  # end\n  fold: 0\n"),
+    ],
+)  # fmt: skip
+def test_a_value_of_any_form_is_replaced(tmp_path: Path, before: str, changes: list[str], after: str) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text(HEAD + before)
+    settings.override(path, settings.parse_assignments(changes))
+    assert path.read_text() == HEAD + after
+
+
+def test_a_setting_is_added_above_the_comment_after_a_list(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text(f"{HEAD}  drop:\n    - a\n\n# of training\ntraining:\n  epochs: 3\n")
+    settings.override(path, {"data.folds": 4})
+    added = path.read_text().splitlines()[7]
+    assert added.startswith("  folds: 4  # ")
+    assert path.read_text() == f"{HEAD}  drop:\n    - a\n{added}\n\n# of training\ntraining:\n  epochs: 3\n"
+
+
+def test_a_change_that_would_change_another_setting_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text(f"{HEAD}  drop: &same [a]\n  formats: *same\n")
+    with pytest.raises(SettingsError, match=r"data\.formats cannot be replaced .* without anchors\. Fix: "):
+        settings.override(path, {"data.formats": ["png"]})
+
+
+@pytest.mark.parametrize("heading", ["budget:  # mine", "budget: null  # mine"])
+def test_a_section_may_lose_all_its_lines(tmp_path: Path, heading: str) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text(f"{heading}\n{HEAD}")
+    assert settings.load(path).budget == Params().budget
+    settings.override(path, {"budget.wall_hours": 3.0, "budget.gpu_hours": 2.0})
+    lines = [line.partition("#")[0].rstrip() for line in path.read_text().removesuffix(HEAD).splitlines()]
+    assert lines == ["budget:", "  wall_hours: 3.0", "  gpu_hours: 2.0"]
+
+
 def test_no_section_is_added_within_braces(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     path.write_text("{data: {path: x, code: y}, model: {code: z}}")

@@ -22,7 +22,7 @@ from ratchet.settings.model import AlertSettings, Params, Section
 
 __all__ = [
     "Edit", "changed", "dotted", "flatten", "load", "override", "parse_assignments", "plan", "read_text", "restored",
-    "template", "write_text",
+    "template",
 ]  # fmt: skip
 
 # A webhook address of these hosts is a secret: it gives the right to write (Slack, Discord, Microsoft, Google).
@@ -46,6 +46,7 @@ _SHIPPED = {  # settings of the shipped params.yaml, by section
     "alerts": "webhook",
 }
 _REQUIRED = ("data.path", "data.code", "model.code")  # paths in dvc.yaml, which DVC reads in params.yaml
+_SECTIONS = [name for name, field in Params.model_fields.items() if isinstance(field.default, Section)]
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ADDRESSES = ("public_url", "mlflow_public_url", "prefect_api")  # settings of the platform
 
@@ -91,7 +92,7 @@ class Edit:
     def write(self) -> None:
         """Write the file, if the change changes anything."""
         if self.after != self.before:
-            write_text(self.path, self.after)
+            files.write_text(self.path, self.after)
 
 
 def override(path: Path, changes: Mapping[str, object]) -> Params:
@@ -129,11 +130,6 @@ def read_text(path: Path) -> str:
     return path.read_bytes().decode("utf-8")
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace the file."""
-    files.write_bytes(path, text.encode("utf-8"))
-
-
 def restored(text: str, before: str, after: str, keys: Iterable[str]) -> tuple[str, dict[str, object]] | None:
     """Restore the values of `before` for those keys that still have their value of `after` in `text`.
 
@@ -147,7 +143,8 @@ def restored(text: str, before: str, after: str, keys: Iterable[str]) -> tuple[s
         return None
     if not isinstance(now, Mapping):
         return None
-    unedited = [key for key in keys if _value(now, key) == _value(new, key)]
+    known = settings_errors.dotted_keys(Params)  # the note may be of an earlier release
+    unedited = [key for key in keys if key in known and _value(now, key) == _value(new, key)]
     values = {key: _value(old, key) for key in unedited if _value(old, key) != _value(new, key)}
     if text == after:
         return before, values  # every byte as before
@@ -164,6 +161,25 @@ def _value(document: Mapping[str, Any], key: str) -> object:
 
 def _edited(text: str, changes: Mapping[str, object]) -> str:
     """Return the text with these values replaced, or added to their sections, and nothing else changed."""
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        after = _spliced(text, changes)
+        values = (dotted(files.parse_yaml(each)).items() for each in (text, after))
+        before, now = (
+            {key: value for key, value in each if key not in changes and value is not None} for each in values
+        )
+        if before == now:
+            return after
+    except YAMLError:
+        pass
+    raise SettingsError(
+        f"params.yaml: {', '.join(changes)} cannot be replaced in the form that the file has. Allowed: one setting per "
+        "line, without anchors. Fix: change it by hand"
+    )
+
+
+def _spliced(text: str, changes: Mapping[str, object]) -> str:
     line_end = "\r\n" if "\r\n" in text else "\n"
     text += "" if text.endswith("\n") else line_end
     root, order = _yaml().compose(text), list(settings_errors.dotted_keys(Params))
@@ -171,19 +187,27 @@ def _edited(text: str, changes: Mapping[str, object]) -> str:
     sections: dict[str, list[str]] = {}  # lines of new sections
     for key in sorted(changes, key=order.index):
         section, _, name = key.rpartition(".")
-        group, spelled = _child(root, section) if section else root, _spelled(changes[key])
-        if group is None:
+        heading, group = _child(root, section) if section else (root, root)
+        spelled, is_empty = _spelled(changes[key]), isinstance(getattr(group, "value", None), str)
+        label, node = (None, None) if group is None or is_empty else _child(group, name)
+        if group is None or (is_empty and root.flow_style):
             sections.setdefault(section, [_heading(section)]).append(f"  {_line(key, spelled)}")
-        elif node := _child(group, name):
-            start, end = node.start_mark.index, node.end_mark.index
-            edits[start, end] = " " * (text[start - 1] == ":") + spelled + "\n" * text[start:end].endswith("\n")
-        elif group.flow_style:
+        elif node:
+            colon, start, end = _colon(text, label), node.start_mark.index, _end(text, label, node)
+            if node.value != "" and "\n" not in text[colon:start]:
+                edits[start, end] = spelled
+            else:  # empty, or on the lines below
+                edits[min(end, len(text[:start].rstrip())), end] = ""
+                edits[colon, colon] = f" {spelled}"
+        elif not is_empty and group.flow_style:
             end = group.end_mark.index - 1
             separator = ", " if group.value or (end, end) in edits else ""
             edits[end, end] = f"{edits.get((end, end), '')}{separator}{name}: {spelled}"
         else:
             before = (each.rpartition(".") for each in order[: order.index(key)])
-            place, indent = _addition(text, group, [name for above, _, name in before if above == section])
+            if is_empty and group.value:  # null
+                edits[group.start_mark.index, group.end_mark.index] = ""
+            place, indent = _addition(text, heading, group, [name for above, _, name in before if above == section])
             edits[place, place] = f"{edits.get((place, place), '')}{indent}{_line(key, spelled)}{line_end}"
     if sections and root.flow_style:
         raise SettingsError(
@@ -195,19 +219,31 @@ def _edited(text: str, changes: Mapping[str, object]) -> str:
     return text + "".join(line_end.join(["", *lines, ""]) for lines in sections.values())
 
 
-def _child(node: Any, name: str) -> Any:
-    return next((child for key, child in node.value if key.value == name), None)
+def _child(node: Any, name: str) -> tuple[Any, Any]:
+    """Return the nodes of a key and its value."""
+    return next((pair for pair in node.value if pair[0].value == name), (None, None))
 
 
-def _addition(text: str, group: Any, earlier: list[str]) -> tuple[int, str]:
+def _colon(text: str, label: Any) -> int:
+    return text.index(":", label.end_mark.index) + 1
+
+
+def _end(text: str, label: Any, node: Any) -> int:
+    """Return where the last scalar of a value ends. A block of ruamel ends where the next key begins."""
+    while isinstance(node.value, list) and not node.flow_style:
+        label, node = node.value[-1] if isinstance(node.value[-1], tuple) else (None, node.value[-1])
+    if node.value == "" and label and node.start_mark.index == node.end_mark.index:
+        return _colon(text, label)
+    return len(text[: node.end_mark.index].rstrip())
+
+
+def _addition(text: str, heading: Any, group: Any, earlier: list[str]) -> tuple[int, str]:
     """Return where the line of a new setting belongs in its section, below those of `earlier`, and its indent."""
+    if isinstance(group.value, str):  # a section without a line
+        return text.index("\n", _colon(text, heading)) + 1, "  "
     first = group.value[0][0].start_mark
-    ends = [value.end_mark.index for name, value in group.value if name.value in earlier]
-    if not ends:
-        return first.index - first.column, " " * first.column
-    end = ends[-1]
-    end = len(text[:end].rstrip()) if text[:end].endswith("\n") else end  # a block ends where the next one begins
-    return text.index("\n", end) + 1, " " * first.column
+    ends = [_end(text, name, value) for name, value in group.value if name.value in earlier]
+    return text.index("\n", ends[-1]) + 1 if ends else first.index - first.column, " " * first.column
 
 
 def _spelled(value: object) -> str:
@@ -332,7 +368,8 @@ def _check(document: Mapping[str, Any], path: Path) -> Params:
     ]
     params = None
     try:
-        params = Params.model_validate(_plain(document))
+        present = {name: each for name, each in document.items() if each is not None or name not in _SECTIONS}
+        params = Params.model_validate(_plain(present))
     except ValidationError as error:
         faults += settings_errors.explain(Params, error.errors())
     if params is None or faults:
@@ -443,6 +480,6 @@ def _plain(node: Any) -> Any:
 
 
 def _misused(document: Mapping[str, Any]) -> set[str]:
-    """Return the sections that are not sections in the file."""
-    sections = (name for name, field in Params.model_fields.items() if isinstance(field.default, Section))
-    return {name for name in sections if not isinstance(document.get(name, {}), Mapping)}
+    """Return the sections that are not sections in the file. Null is a section of which all lines were deleted."""
+    values = {name: document[name] for name in _SECTIONS if document.get(name) is not None}
+    return {name for name, value in values.items() if not isinstance(value, Mapping)}

@@ -52,7 +52,7 @@ def overridden(
     edit = settings_file.plan(path, changes)
     note.parent.mkdir(exist_ok=True)
     as_read = note.with_name("settings-as-read.yaml")
-    settings_file.write_text(as_read, edit.after)
+    files.write_text(as_read, edit.after)
     try:
         with _replaced(edit, changes, note, say):
             yield RunSettings(edit.params, note)
@@ -105,7 +105,7 @@ def restore(path: Path, note: Path) -> str | None:
             return None  # invalid YAML: its reader reports it, and the note stays until it is valid
         text, restored = result
         if text != now:
-            settings_file.write_text(path, text)
+            files.write_text(path, text)
     note.unlink(missing_ok=True)
     if not restored:
         return None

@@ -104,16 +104,20 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("write", ["set_trial_user_attr", "set_trial_system_attr", "set_trial_state_values"])
+@pytest.mark.parametrize(
+    "write",
+    ["set_trial_intermediate_value", "set_trial_user_attr", "set_trial_system_attr", "set_trial_state_values"],
+)
 def test_worker_killed_as_it_records_an_end_changes_nothing(write: str, in_memory, monkeypatch) -> None:
-    """It is killed once at each change by which it records a verdict of the pruner, or the end of a trial."""
+    """It is killed once at each change by which it records an epoch, a verdict of the pruner, or the end of a trial."""
     params, study = new_study(trials=8, sampler="random", max_losses=99)
     undisturbed = finish(in_memory(study), params)
     store = in_memory(study)
     original, seen = getattr(store._storage, write), set()
 
     def killed(identity: int, what: Any, *values: Any) -> None:
-        is_end = write == "set_trial_system_attr" or what == "reason" or getattr(what, "name", "") in ENDS
+        is_point = write in ("set_trial_intermediate_value", "set_trial_system_attr")
+        is_end = is_point or what == "reason" or getattr(what, "name", "") in ENDS
         dies = is_end and (identity, what) not in seen
         seen.add((identity, what))
         if not (dies and write == "set_trial_state_values"):
@@ -282,6 +286,31 @@ def test_a_failed_trial_does_not_stop_the_others(in_memory) -> None:
     assert_sound(ended)
     assert (ended.trials[0].state, ended.trials[0].value) == ("failed", None)
     assert ended.winner not in (None, 0)
+
+
+@pytest.mark.parametrize(
+    ("end", "state"),
+    [
+        (lambda scheduler, progress: scheduler.finish(0, progress, (0.1,)), "complete"),
+        (lambda scheduler, progress: scheduler.fail(0, progress, "it does not fit"), "failed"),
+        (lambda scheduler, progress: scheduler.leave(0, progress), "waiting"),
+    ],
+    ids=["finish", "fail", "leave"],
+)
+def test_later_trials_do_not_prune_an_epoch_that_passed(end: Any, state: str, in_memory) -> None:
+    """Also if patience has ended the training before its last epoch."""
+    params, study = new_study(trials=7, pruner="median")
+    store = in_memory(study)
+    early, others = Worker(store, params, "early"), Worker(store, params, "others")
+    assert taken(early).number == 0
+    curve = tuple((epoch, 0.1) for epoch in (1, 2, 3, 4))
+    assert {early.scheduler.report(0, Progress(curve[:epoch])) for epoch in (1, 2, 3, 4)} == {"continue"}
+    acts = others.acts()
+    while next(acts) != "wait":
+        pass
+    end(early.scheduler, Progress(curve, steps=5))
+    trial = store.trial(0)
+    assert (trial.state, trial.curve, trial.steps) == (state, curve, 5)
 
 
 def test_without_a_good_trial_there_is_no_winner(in_memory) -> None:

@@ -95,7 +95,7 @@ class Scheduler:
         Raises:
             LeaseLost: another worker has it.
         """
-        if _is_pruned(self._advance(number, progress)):
+        if _is_pruned(self._advance(number, progress, again=True)):
             return "end"
         study = self.store.require()
         return "leave" if study.stop or study.state == "ended" or _spent(study) else "continue"
@@ -142,11 +142,12 @@ class Scheduler:
             raise LeaseLost
         return trial
 
-    def _advance(self, number: int, progress: Progress) -> Trial:
+    def _advance(self, number: int, progress: Progress, *, again: bool = False) -> Trial:
         """Record the progress of a trial of this worker and, as its reason, that its pruner ends it.
 
         The pruner judges each new epoch in turn: the storage may not have answered after some of them, and the trial
-        ends where it would have ended.
+        ends where it would have ended. Without a new one it judges the last `again`: the worker before may have been
+        killed before it recorded the verdict. At the end of a trial it does not, since by now others are better.
         """
         trial = self._own(number)
         curve = progress.curve or trial.curve
@@ -157,6 +158,8 @@ class Scheduler:
             new = tuple(point for point in content.pop("curve") if point not in trial.curve)
             self.store.note(number, curve=new, progress=content)
             trial = replace(trial, **content, curve=curve[:end])
+            if end == recorded and not again:
+                break
             is_bad, marks = judge(self.store.require(), trial, self._space)
             if is_bad:
                 reason = f"{_PRUNED} {trial.epochs}"

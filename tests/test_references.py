@@ -50,6 +50,16 @@ def test_a_missing_thing_is_named_before_a_run(workspace: Workspace, key: str) -
         require_references(changed, workspace)
 
 
+@pytest.mark.parametrize("key", ["data.code", "model.code"])
+def test_code_that_dvc_tracks_must_exist_for_every_kind(key: str) -> None:
+    root = Path(__file__).parents[1]
+    plan = settings.plan(root / "params.yaml", {key: "src/ratchet/training/custom_dataset.py"})
+    [fault] = broken_references(plan.params, Workspace(root))
+    usual = settings.flatten(Params())[key]
+    assert fault.startswith(f"{key}: src/ratchet/training/custom_dataset.py is not a file or folder in ")
+    assert fault.endswith(f". Fix: `ratchet set {key}={usual}`")
+
+
 def test_shipped_settings_name_nothing_that_is_missing(workspace: Workspace) -> None:
     assert list(broken_references(Params(), workspace)) == []
 

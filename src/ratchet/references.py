@@ -88,23 +88,25 @@ def _missing_weights(params: Params, workspace: Workspace) -> Iterator[str]:
 
 
 def _missing_code(params: Params, root: Path) -> Iterator[str]:
-    """Look for the file of each function or class of the user's own, and for the folder that holds its code."""
+    """Look for the modules of the user's own code, and for the files and folders of code that DVC tracks."""
     model, data = params.model, params.data
-    named = [("model.factory", model.factory, "model.code", model.code)]
-    named.append(("data.kind", data.kind if ":" in data.kind else "none", "data.code", data.code))
-    for key, name, code_key, code in named:
-        if name == "none":
-            continue
+    own_kind = data.kind if ":" in data.kind else "none"
+    pipeline = (root / "dvc.yaml").read_text(encoding="utf-8") if (root / "dvc.yaml").exists() else ""
+    for key, name, group, section in (
+        ("model.factory", model.factory, "model", model),
+        ("data.kind", own_kind, "data", data),
+    ):
         module = name.partition(":")[0].replace(".", "/")
-        if not (root / f"{module}.py").is_file() and not (root / module / "__init__.py").is_file():
+        if name != "none" and not any((root / f"{module}{end}").is_file() for end in (".py", "/__init__.py")):
             yield (
                 f"{key}: no module of {name}: there is neither {module}.py nor {module}/__init__.py in the project "
                 f"folder {root}"
             )
-        elif not (root / code).exists():
+        elif not (root / section.code).exists() and (name != "none" or f"${{{group}.code}}" in pipeline):
+            usual = f"`ratchet set {group}.code={type(section).model_fields['code'].default}`"
             yield (
-                f"{code_key}: {code} is not a file or folder in the project folder {root}. Fix: set it to the one that "
-                f"holds the module of {key}"
+                f"{group}.code: {section.code} is not a file or folder in the project folder {root}. Fix: "
+                f"{usual if name == 'none' else f'set it to the one that holds the module of {key}'}"
             )
 
 

@@ -86,10 +86,12 @@ class SampleReader(Generic[Result]):
                 self.close()
                 if self.samples.stop():
                     raise Interrupted from error  # the signal to this process may have ended the worker
+                ingests = self.samples.count is None
+                key, none = ("data.workers", 1) if ingests else ("training.workers", 0)
                 raise TrainingError(
-                    f"a worker process of training.workers ended ({error}), probably for lack of memory or shared "
-                    "memory (/dev/shm). Fix: run the same command, which continues. If it happens again, lower "
-                    "training.workers, or set it to 0 to debug the class"
+                    f"a worker process of {key} ended ({error}), probably for lack of memory or shared memory "
+                    f"(/dev/shm). Fix: run the same command{'' if ingests else ', which continues'}. If it happens "
+                    f"again, lower {key}, or set it to {none} to debug the class"
                 ) from error
             yield result
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,28 @@ def test_canary_explains_the_answers_that_it_gives(
         }
 
     serve(server, KeyStore(tmp_path / "keys.json"), users)
+
+
+def test_absent_captum_is_no_fault_of_a_version(
+    follow: Callable[..., AliasWatcher],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setitem(sys.modules, "captum.attr", None)  # importing it fails as if it were not installed
+    settings = ServingSettings(canary_share=1.0, deadline=600.0, poll=0.1)
+    canary = Canary(follow("model/2"), settings, tmp_path / "canary.json")
+    server = ModelServer(follow("model@champion"), settings, canary=canary)
+
+    async def explain(client: Client) -> None:
+        await until_in_loop(lambda: server.watcher.current and "explained" in vars(canary.watcher.current or object))
+        status, body = await client.send(client.request("/v1/explain", QUESTION, X_Canary_Key="user"))
+        assert (status, "need PyTorch and Captum" in body) == (501, True)
+        assert canary._trial
+        assert not any(canary._trial.outcomes.values()), "an explanation judges the canary"
+
+    serve(server, KeyStore(tmp_path / "keys.json"), explain)
+    assert "cannot be explained" not in caplog.text
 
 
 def test_each_version_is_ready_to_explain_without_a_request(

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from io import BytesIO
@@ -23,7 +24,7 @@ from ratchet.kinds.protocol import TooManyRows
 from ratchet.kinds.registry import kind_of
 from ratchet.serving.canary import Canary
 from ratchet.serving.formats.request_formats import ModelRequest
-from ratchet.serving.handler import ServedRequest
+from ratchet.serving.handler import Call, ServedRequest
 from ratchet.serving.http_request import Bodies, Refused
 from ratchet.serving.lifetime import Lifetime
 from ratchet.serving.recent import RecentAnswers
@@ -315,7 +316,14 @@ def test_slow_shadow_drops_requests_and_its_end_does_not_wait() -> None:
     shadow = Shadow(cast(Any, watcher), cast(Any, log))
     shadow.observe(answered())
     assert taken.wait(ENOUGH)
-    for _ in range(5000):
+
+    async def receive() -> Any: ...
+
+    connection = weakref.ref(receive)
+    shadow.observe(answered()._replace(call=Call("own", {}, {}, "", "", receive, 0.0)))
+    del receive
+    assert connection() is None, "a request that waits keeps its connection"
+    for _ in range(4999):
         shadow.observe(answered())
     assert shadow.dropped == 5000 - 1024
     shadow.close()

@@ -7,6 +7,7 @@
 
 import asyncio
 import base64
+import contextlib
 import importlib
 import io
 import logging
@@ -126,7 +127,8 @@ class ExplainEndpoint(Endpoint):
                 latest = loaded.identity.run_id
                 if loaded.spec.input.explanation in ("pixels", "words") and find_spec("torch"):
                     try:
-                        await self._worker.run(partial(_warm, loaded))
+                        with contextlib.suppress(ImportError, Refused):  # the answer to a request says so
+                            await self._worker.run(partial(_warm, loaded))
                     except Exception:  # of a user's model: the answer to a request for an explanation names it
                         _LOG.exception("%s cannot be explained", loaded.identity)
             del loaded  # an old version must not stay in memory

@@ -203,10 +203,12 @@ class Endpoint(ABC):
     Attributes:
         late: message for a request that is not answered within its deadline.
         asks_model: whether a request waits in the queue of the model.
+        judges_canary: whether a fault counts against the version that was to answer.
     """
 
     late: ClassVar[str] = "it was not answered within the deadline"
     asks_model: ClassVar[bool] = True
+    judges_canary: ClassVar[bool] = False
 
     def __init__(self, handler: RequestHandler, name: str) -> None:
         """Answer by `handler`. `name` is the label of the requests in metrics and in the log."""
@@ -249,7 +251,7 @@ class Endpoint(ABC):
         except Exception:  # of a library or of a user's code
             _LOG.exception("%s failed", scope["path"])
             response, is_fault = error_response(Refused(500, "the model server failed; its log has the cause")), True
-        if canary and loaded and is_fault:
+        if self.judges_canary and canary and loaded and is_fault:
             canary.failed(loaded, call.client)
         await response(scope, receive, send)
 
@@ -288,6 +290,8 @@ class Endpoint(ABC):
 
 class PredictEndpoint(Endpoint):
     """Answers requests in one format."""
+
+    judges_canary = True
 
     def __init__(self, handler: RequestHandler, name: str, format: RequestFormat) -> None:
         super().__init__(handler, name)

@@ -6,9 +6,11 @@ import os
 import threading
 import time
 from collections import deque
+from typing import NamedTuple
 
 import numpy as np
 
+from ratchet.kinds.protocol import Arrays
 from ratchet.kinds.registry import takes_equal
 from ratchet.serving.handler import ServedRequest
 from ratchet.serving.versions.alias_watcher import AliasWatcher
@@ -26,6 +28,21 @@ _CLOSE = 0.25  # seconds for which `close` waits for the request that is answere
 _NICE = 10  # of the thread, so that live requests come first
 
 
+class _Waiting(NamedTuple):
+    """A request that waits: only what the version and the log need, so neither its headers nor its connection."""
+
+    id: str
+    served: LoadedVersion
+    arrays: Arrays
+    rows: int
+    began: float
+
+    @property
+    def size(self) -> int:
+        """Bytes of the arrays and of the objects around them."""
+        return sum(array.nbytes for array in self.arrays) + _OVERHEAD
+
+
 class Shadow:
     """The version of serving.shadow, with a thread of its own.
 
@@ -40,7 +57,7 @@ class Shadow:
         """Start the thread."""
         self.watcher, self.dropped, self.failed, self.failure = watcher, 0, 0, ""
         self._log = log
-        self._waiting: deque[ServedRequest] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._bytes, self._changed, self._closed = 0, threading.Condition(), False
         self._thread = threading.Thread(target=self._work, name="shadow", daemon=True)
         self._thread.start()
@@ -64,14 +81,13 @@ class Shadow:
         answer, arrays = answered.answer, answered.request.arrays
         if answer.instead or not arrays or self.version is None or not is_sampled(answer.id, self._log.share):
             return
-        if answered.request.warnings:  # they may need more memory than the rows, and the log takes none
-            answered = answered._replace(request=answered.request._replace(warnings=()))
+        waiting = _Waiting(answer.id, answered.loaded, arrays, answered.request.rows, answered.began)
         with self._changed:
-            if len(self._waiting) >= _MOST or (self._bytes and self._bytes + _size(answered) > _MOST_BYTES):
+            if len(self._waiting) >= _MOST or (self._bytes and self._bytes + waiting.size > _MOST_BYTES):
                 self.dropped += 1
                 return
-            self._bytes += _size(answered)
-            self._waiting.append(answered)
+            self._bytes += waiting.size
+            self._waiting.append(waiting)
             self._changed.notify()
 
     def close(self) -> None:
@@ -87,9 +103,9 @@ class Shadow:
     def _work(self) -> None:
         with contextlib.suppress(OSError, AttributeError):  # not on this system
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-        while (answered := self._next()) is not None:
+        while (waiting := self._next()) is not None:
             try:
-                self._answer(answered)
+                self._answer(waiting)
                 self.failure = ""
             except Exception as error:  # of the version: the live answer was given before
                 failure = f"serving.shadow: {self.watcher.reference} failed: {error}"
@@ -97,31 +113,30 @@ class Shadow:
                     _LOG.error("%s", failure)
                 self.failed, self.failure = self.failed + 1, failure
 
-    def _next(self) -> ServedRequest | None:
+    def _next(self) -> _Waiting | None:
         """Wait for a request, and take it; None: the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed)
             if self._closed:
                 return None
-            answered = self._waiting.popleft()
-            self._bytes -= _size(answered)
-            return answered
+            waiting = self._waiting.popleft()
+            self._bytes -= waiting.size
+            return waiting
 
-    def _answer(self, answered: ServedRequest) -> None:
-        loaded, served = self.version, answered.loaded
+    def _answer(self, waiting: _Waiting) -> None:
+        loaded, served, arrays = self.version, waiting.served, waiting.arrays
         if loaded is None or loaded.identity.run_id == served.identity.run_id or not can_replace(served, loaded):
             return
-        arrays = answered.request.arrays
         began, identity = time.monotonic(), loaded.identity
-        predictions = np.full((answered.request.rows, loaded.spec.target.outputs), np.nan, np.float32)
+        predictions = np.full((waiting.rows, loaded.spec.target.outputs), np.nan, np.float32)
         try:
             if not takes_equal(served.spec.input, loaded.spec.input):
                 arrays = loaded.kind.adapt(arrays, served.spec.input, loaded.spec.input)
             predictions = loaded.predict(arrays)
         finally:
             logged = Logged(
-                answered.answer.id,
-                answered.began,
+                waiting.id,
+                waiting.began,
                 time.monotonic() - began,
                 SHADOW,
                 identity.model,
@@ -133,10 +148,3 @@ class Shadow:
                 target_id(loaded.spec.target),
             )
             self._log.add(logged.answer, lambda: logged)
-
-
-def _size(answered: ServedRequest) -> int:
-    """Return the bytes of a request that waits: arrays, predictions and the objects around them."""
-    predictions = answered.answer.predictions
-    rest = sum(map(len, predictions)) if isinstance(predictions, list) else predictions.nbytes
-    return sum(array.nbytes for array in answered.request.arrays) + rest + _OVERHEAD

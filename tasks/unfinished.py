@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ratchet import files
-from ratchet.settings.errors import spell
+from ratchet.settings.errors import dotted_keys, spell
+from ratchet.settings.model import Params
 from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
 from tasks.training_job import TrainingJob
@@ -33,8 +34,12 @@ class SettingDifference:
 
     @property
     def is_setting(self) -> bool:
-        """True if `ratchet set` can restore it."""
         return self.kind in ("settings", "data") and "/" not in self.name
+
+    @property
+    def is_removed(self) -> bool:
+        """True for a setting of an earlier release, which `ratchet set` cannot restore."""
+        return self.is_setting and self.name not in dotted_keys(Params)
 
 
 @dataclass(frozen=True)
@@ -53,15 +58,22 @@ class Unfinished:
         total = f" of {self.total:,}" if self.total else ""
         settings = [change for change in self.differences if change.is_setting]
         changed_files = [change for change in self.differences if not change.is_setting]
-        sentences = [f"{setting.name} was {spell(setting.before)}, is now {spell(setting.now)}" for setting in settings]
+        sentences = [
+            f"{each.name} was {spell(each.before)}, is {'removed' if each.is_removed else f'now {spell(each.now)}'}"
+            for each in settings
+        ]
         sentences += [f"{file.name} changed" for file in changed_files]
         hidden = len(sentences) - _DIFFERENCES_SHOWN
         more = f" and {hidden} more" if hidden > 0 else ""
         why = f"{'; '.join(sentences[:_DIFFERENCES_SHOWN])}{more}" if sentences else "its settings were not recorded"
-        assignments = " ".join(shlex.quote(f"{setting.name}={spell(setting.before)}") for setting in settings)
+        assignments = " ".join(
+            shlex.quote(f"{setting.name}={spell(setting.before)}") for setting in settings if not setting.is_removed
+        )
         steps = [f"`ratchet set {assignments}`"] if assignments else []
         steps += ["restore the files (`git diff` shows your changes)"] if changed_files else []
         steps = ["choose its revision"] if steps and self.is_checkout else steps
+        if any(setting.is_removed and setting.kind == "settings" for setting in settings):
+            steps = []  # this release cannot continue it
         fix = f" To continue that one: {', '.join(steps)}, and run again." if steps else ""
         return (
             f"this run starts at step 0. Another run is unfinished, at step {self.step:,}{total}, in {self.folder}. "
@@ -100,6 +112,7 @@ def _others(workspace: Workspace, job: TrainingJob) -> Iterator[Unfinished]:
 
 
 def _differences(recorded: dict[str, Any], current: dict[str, dict[str, Any]]) -> Iterator[SettingDifference]:
+    usual = json.loads(json.dumps(dotted_keys(Params)))  # of settings that an earlier release did not have
     for kind in current:
         before, now = recorded[kind], json.loads(json.dumps(current[kind]))  # tuples become lists
         if kind == "data" and before["data/packed"] == now["data/packed"]:
@@ -107,11 +120,12 @@ def _differences(recorded: dict[str, Any], current: dict[str, dict[str, Any]]) -
         same_pretrained = recorded["settings"]["model.pretrained"] == current["settings"]["model.pretrained"]
         if kind == "pretrained" and not same_pretrained:
             continue  # the setting is a difference already
-        changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+        values = {name: [part.get(name, usual.get(name)) for part in (before, now)] for name in {**before, **now}}
+        changed = [name for name, (old, new) in values.items() if old != new]
         if kind == "data" and len(changed) > 1:
             changed.remove("data/packed")  # the changed settings are the reason
         for name in changed:
-            yield SettingDifference(name, kind, before.get(name), now.get(name))
+            yield SettingDifference(name, kind, *values[name])
 
 
 def checkpoint_steps(folder: Path) -> list[int]:

@@ -81,6 +81,21 @@ def test_message_has_differing_settings_and_the_fix(workspace: Workspace) -> Non
     assert job(workspace, training__learning_rate=0.05, training__betas=[0.8, 0.9]).key == folder.name
 
 
+def test_no_removed_setting_is_suggested(workspace: Workspace) -> None:
+    """A training with one cannot be continued. A setting that was not recorded had its default."""
+    folder = interrupt(workspace, job(workspace, seed=5))
+    recorded = files.read_json(folder / "run.json")
+    del recorded["settings"]["training.epochs"]
+    files.write_json(folder / "run.json", recorded)
+    (message,) = unfinished(workspace, job(workspace, seed=0, training__epochs=7))
+    assert "`ratchet set seed=5 training.epochs=30`" in message
+    recorded["settings"]["training.final_rate"] = 0.1
+    files.write_json(folder / "run.json", recorded)
+    (message,) = unfinished(workspace, job(workspace))
+    assert "training.final_rate was 0.1, is removed; training.epochs was 30, is now 7. To delete" in message
+    assert "ratchet set" not in message
+
+
 def test_message_names_changed_files(workspace: Workspace) -> None:
     mine = job(workspace)
     folder = interrupt(workspace, mine)

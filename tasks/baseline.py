@@ -19,12 +19,15 @@ if TYPE_CHECKING:
     import torch
 
     from ratchet import training
+    from ratchet.training.custom_split import ArraysSplit
     from tasks.training_job import TrainingJob
 
 __all__ = ["Baseline", "validated"]
 
 _MOST_ROWS = 1_000_000  # that a baseline learns from
 _MOST_BYTES = 1 << 26  # of texts
+_MOST_UNPACKED_BYTES = 1 << 28  # of a user's samples that are read for it once more
+_PIECE = 64  # samples of a user's own kind that are read together
 
 
 @dataclass(frozen=True)
@@ -128,12 +131,16 @@ def _counted(job: "TrainingJob", train: "training.Split") -> NDArray[np.int64]:
 
 
 def _part(rows: NDArray[np.int64], train: "training.Split") -> NDArray[np.int64]:
-    """Return the rows, or evenly spaced ones of very many, or of very long texts."""
+    """Return the rows, or evenly spaced ones of very many, of very long texts or of large samples that are read."""
+    from ratchet.baselines import MOST_VALUES
+    from ratchet.training.custom_split import UnpackedSplit
     from ratchet.training.texts import TextSplit
 
     chosen = min(len(rows), _MOST_ROWS)
     if isinstance(train, TextSplit):
         chosen = min(chosen, max(1, len(rows) * _MOST_BYTES // max(1, train.bytes)))
+    if isinstance(train, UnpackedSplit) and train.input_spec.size <= MOST_VALUES:
+        chosen = min(chosen, max(1, _MOST_UNPACKED_BYTES // sum(part.nbytes for part in _empty(train, 1).values())))
     return rows[np.arange(chosen) * len(rows) // max(1, chosen)]
 
 
@@ -146,6 +153,7 @@ def _samples(
     blend has the network's tokenizer and scaling.
     """
     from ratchet import training
+    from ratchet.baselines import MOST_VALUES
     from ratchet.tokens.tokenizers import encode
     from ratchet.training.custom_split import ArraysSplit
     from ratchet.training.streams import StreamSplit
@@ -165,8 +173,23 @@ def _samples(
         case training.TableSplit():
             arrays = dict(zip(train.array_names, train.gather(rows), strict=True))
             return arrays, input_spec if job.variant == "blend" else job.spec.table.unscaled
-        case ArraysSplit():
-            arrays = dict(zip(train.input_spec.names, train.gather(rows), strict=True))
-            return arrays, input_spec if job.variant == "blend" else job.spec.arrays.unscaled
+        case ArraysSplit() if train.input_spec.size <= MOST_VALUES:
+            return _read(train, rows), input_spec if job.variant == "blend" else job.spec.arrays.unscaled
         case _:
             return {}, input_spec
+
+
+def _read(train: "ArraysSplit", rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a user's samples. Worker processes read those that are not packed."""
+    import torch
+
+    arrays, starts = _empty(train, len(rows)), range(0, len(rows), _PIECE)
+    pieces = [rows[start : start + _PIECE] for start in starts]
+    for start, (inputs, _) in zip(starts, train.feed(pieces, torch.device("cpu")), strict=True):
+        for array, values in zip(arrays.values(), inputs, strict=True):
+            array[start : start + len(values)] = values.numpy()
+    return arrays
+
+
+def _empty(train: "ArraysSplit", count: int) -> dict[str, NDArray[Any]]:
+    return {name: np.empty((count, *shape), dtype) for name, dtype, shape in train.input_spec.layout}

@@ -29,6 +29,8 @@ from ratchet.training import CheckpointStore, Finished, Split, Started, Stopped,
 from ratchet.training.augment import sample_bits
 from ratchet.training.custom_class import CustomClass
 from ratchet.training.sample_timeout import Interrupted
+from tasks.baseline import Baseline
+from tasks.training_job import TrainingJob
 from tests.training.conftest import make_plan
 
 CPU = torch.device("cpu")
@@ -285,6 +287,27 @@ def test_data_or_code_changed_since_ingest_is_refused(home: Home) -> None:
     assert home.readings() == []
 
 
+FILES = MODULE.replace(
+    "        with (HERE", "        noise = np.load(sorted((HERE / 'clips').glob('*.npy'))[place])\n        with (HERE"
+)
+
+
+@pytest.mark.parametrize(("plan", "workers"), [(None, 0), (None, 2), (PLAN, 0), (PLAN, 2)])
+def test_samples_that_moved_to_other_places_are_refused(home: Home, plan: Any, workers: int) -> None:
+    """One file is gone and another came, so each sample has its neighbour's place. A wrong label would be learned."""
+    (home.root / "clips").mkdir()
+    for number in range(54):
+        np.save(home.root / "clips" / f"{number:03}.npy", np.random.default_rng(number).random((8, 8), np.float32))
+    home.ingest(FILES)
+    together(home.open(workers=workers), 4, plan=plan)
+    (home.root / "clips" / "000.npy").rename(home.root / "clips" / "900.npy")
+    moved = (
+        r"sample clip \d+ of own:Noise has other arrays than the sample that ingest found.*`dvc repro --force ingest`"
+    )
+    with pytest.raises(TrainingError, match=moved):
+        together(home.open(workers=workers), 4, plan=plan)
+
+
 def test_a_worker_that_cannot_open_the_data_says_why(home: Home) -> None:
     home.ingest()
     alone = f'        if os.getpid() != {os.getpid()}:\n            raise OSError("locked by another process")\n'
@@ -340,7 +363,29 @@ def test_resumed_run_equals_uninterrupted_run_with_other_workers(home: Home) -> 
     home.readings()
     assert_same(list(fitted(home, "halved", workers=1))[-1], whole)
     train = [place for place, _ in home.readings() if place < 30]
-    assert len(train) == 30 + 30 - 2 * 8  # of the epoch in which it was stopped only the samples after it
+    # Compared with ingest all 30, then of the epoch in which it was stopped only the samples after it.
+    assert len(train) == 30 + 30 + 30 - 2 * 8
+
+
+def fitted_baseline(home: Home) -> Baseline:
+    manifest, plan = Manifest.read(home.packed), make_plan(seed=0)
+    spec = ModelSpec("mlp", manifest.input, manifest.target)
+    return Baseline.fit(TrainingJob(plan, spec, None, None, "network", {}, {}), home.open(workers=2))
+
+
+def test_workers_read_a_part_of_many_samples_for_the_baseline(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    home.ingest()
+    monkeypatch.setattr("tasks.baseline._MOST_UNPACKED_BYTES", 12 * 8 * 8 * 4)
+    assert fitted_baseline(home).name == "HistGradientBoosting of 12 training samples"
+    readings = home.readings()
+    assert len(readings) == 12
+    assert os.getpid() not in {process for _, process in readings}
+
+
+def test_no_sample_is_read_for_a_constant_baseline(home: Home) -> None:
+    """Trees would have too many values."""
+    assert fitted_baseline(home.ingest(MODULE.replace("rand(8, 8)", "rand(40, 40)"))).name == "majority class"
+    assert home.readings() == []
 
 
 READ = """

@@ -4,8 +4,8 @@ A baseline becomes the tensors of a network of `ratchet.training.models.baseline
 judged and served like every other model.
 """
 
-from ratchet.baselines.fitting import FittedBaseline, fit_baseline
+from ratchet.baselines.fitting import MOST_VALUES, FittedBaseline, fit_baseline
 
-__all__ = ["FittedBaseline", "fit_baseline"]
+__all__ = ["MOST_VALUES", "FittedBaseline", "fit_baseline"]
 
 NO_RESULT = {"evaluate": "it fits baselines; this stage reads the one of data/baseline"}

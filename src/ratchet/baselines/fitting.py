@@ -14,12 +14,12 @@ from ratchet.kinds.registry import kind_of
 from ratchet.problems import Target
 from ratchet.training.models.arrays import as_table, flattened
 
-__all__ = ["FittedBaseline", "fit_baseline"]
+__all__ = ["MOST_VALUES", "FittedBaseline", "fit_baseline"]
 
 Array = NDArray[np.generic]
 Arrays = Mapping[str, Array]
 
-_MOST_VALUES = 1000  # of a sample of a user's own kind that trees are fitted to
+MOST_VALUES = 1000  # of a sample of a user's own kind that trees are fitted to
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def fit_baseline(
     Args:
         arrays: of the packed training split. Table: numbers and codes. Text: text and starts, or ids (of the
             tokenizer of `spec`) and starts. Tokens: ids, (tokens,), of the whole stream. A user's own kind: its
-            arrays. Images: not read.
+            arrays, not read above `MOST_VALUES` values per sample. Images: not read.
         targets: of the packed training split, in their own units. Not read for the next token.
         spec: the input; a text's may be without tokenizer, and the vocabulary is learned then.
         target: what is predicted.
@@ -78,7 +78,7 @@ def _trees(arrays: Arrays, targets: Array, spec: Any, target: Target, seed: int)
 def _array_trees(arrays: Arrays, targets: Array, spec: Any, target: Target, seed: int) -> FittedBaseline | None:
     from ratchet.baselines.trees import fit_trees
 
-    if spec.size > _MOST_VALUES or not target.is_varied(targets):
+    if spec.size > MOST_VALUES or not target.is_varied(targets):
         return None
     tensors = (torch.from_numpy(np.asarray(arrays[name])) for name in spec.names)
     numbers, codes = flattened(*tensors).numpy(), np.zeros((len(targets), 0), np.int64)

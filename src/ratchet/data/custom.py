@@ -3,7 +3,6 @@
 Memory holds the arrays of all samples at once, or if they are not packed (`packed = False`), of some.
 """
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +28,7 @@ from ratchet.data.sources.table_file import check_single_values
 from ratchet.data.tables.targets import read_labels
 from ratchet.errors import DataError
 from ratchet.kinds import Array, ArraysInput
-from ratchet.training.custom_class import Arrays, BadSample, CustomClass, Layout, layout_of, shown_layout
+from ratchet.training.custom_class import Arrays, BadSample, CustomClass, Layout, digest_of, layout_of, shown_layout
 from ratchet.training.custom_samples import CustomSamples, Faulty, Piece, Sample
 from ratchet.training.sample_reader import SampleReader
 
@@ -134,7 +133,7 @@ class _Reading:
             if isinstance(sample, Faulty):
                 continue
             try:
-                same = _digest(self.custom.arrays(sample.value)) == _digest(sample.arrays)
+                same = digest_of(self.custom.arrays(sample.value)) == digest_of(sample.arrays)
             except BadSample:  # the first call has changed the value
                 same = False
             if not same:
@@ -231,7 +230,7 @@ def _with_arrays(samples: list[Sample | Faulty]) -> list[_Facts | Faulty]:
     return [
         sample
         if isinstance(sample, Faulty)
-        else _Facts(sample.id, sample.cells, layout_of(sample.arrays), _digest(sample.arrays), sample.arrays)
+        else _Facts(sample.id, sample.cells, layout_of(sample.arrays), digest_of(sample.arrays), sample.arrays)
         for sample in samples
     ]
 
@@ -253,14 +252,6 @@ def _column(name: str, cells: list[Any]) -> pl.Series:
             column = pl.Series(name, cells, dtype=dtype, strict=False)
             return column.fill_nan(None) if dtype == pl.Float64 else column
     return pl.Series(name, [None if cell is None else str(cell) for cell in cells], dtype=pl.String)
-
-
-def _digest(arrays: Arrays) -> str:
-    """Return the SHA-256 (hex) of arrays with their names, types and shapes."""
-    digest = hashlib.sha256(repr(layout_of(arrays)).encode())
-    for array in arrays.values():
-        digest.update(array.tobytes())
-    return digest.hexdigest()
 
 
 def _describe(reading: _Reading, rows: pl.Series) -> list[Array]:

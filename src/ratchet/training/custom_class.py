@@ -4,6 +4,7 @@ Ingest, training and the served model call the same `CustomClass.arrays`, so a r
 became.
 """
 
+import hashlib
 import inspect
 import re
 import traceback
@@ -27,6 +28,7 @@ __all__ = [
     "BadSample",
     "CustomClass",
     "Layout",
+    "digest_of",
     "layout_of",
     "line_of",
     "shown_layout",
@@ -192,6 +194,14 @@ def stacked(rows: Sequence[Arrays], layout: Layout) -> tuple[NDArray[Any], ...]:
 def layout_of(arrays: Arrays) -> Layout:
     """Return name, type and shape of each array, as `ArraysInput.layout`."""
     return tuple((name, str(array.dtype), array.shape) for name, array in arrays.items())
+
+
+def digest_of(arrays: Arrays) -> str:
+    """Return the SHA-256 (hex) of arrays with their names, types and shapes."""
+    digest = hashlib.sha256(repr(layout_of(arrays)).encode())
+    for array in arrays.values():
+        digest.update(array.tobytes())
+    return digest.hexdigest()
 
 
 def shown_layout(layout: Layout) -> str:

@@ -32,21 +32,26 @@ LEAST_OPENING = 10.0  # seconds that opening may take at least: it imports the u
 
 
 class Piece(NamedTuple):
-    """Samples to read together: their places, int64 (n,), and what their random states are seeded from."""
+    """Samples to read together: their places, int64 (n,), and what their random states are seeded from.
+
+    `contents`, uint8 (n, 32), are the SHA-256 of their arrays at ingest, if the seed and epoch are those of ingest.
+    """
 
     places: NDArray[np.int64]
     seed: int = 0
     epoch: int = 0
+    contents: NDArray[np.uint8] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample: its id, its other entries, its raw value and the arrays made of it."""
+    """One sample: its id, its other entries, its raw value, the arrays made of it, and their expected SHA-256 (hex)."""
 
     id: str
     cells: dict[str, Any]
     value: Any
     arrays: Arrays
+    expected: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +122,13 @@ class CustomSamples(Dataset[Any]):
         with _as_in_a_worker(), self._watched() as begin:
             seeds = sample_bits(piece.places.astype(np.uint64), seed=piece.seed, epoch=piece.epoch).tolist()
             samples = []
-            for place, seed in zip(piece.places.tolist(), seeds, strict=True):
+            expected = (
+                [None] * len(seeds) if piece.contents is None else [each.tobytes().hex() for each in piece.contents]
+            )
+            for place, seed, content in zip(piece.places.tolist(), seeds, expected, strict=True):
                 begin(place)
                 _seed(seed)
-                samples.append(self._read(opened, place))
+                samples.append(self._read(opened, place, content))
         return samples
 
     def timeout_message(self, place: int, where: str) -> str:
@@ -163,13 +171,13 @@ class CustomSamples(Dataset[Any]):
             )
         return opened
 
-    def _read(self, opened: Any, place: int) -> Sample | Faulty:
+    def _read(self, opened: Any, place: int, expected: str | None) -> Sample | Faulty:
         name = f"{place:08d}"
         try:
             value, cells = self.custom.sample(opened, place)
             own = cells.pop("id", None)
             name = name if own is None else str(own)
-            return Sample(name, cells, value, self.custom.arrays(value))
+            return Sample(name, cells, value, self.custom.arrays(value), expected)
         except BadSample as error:
             return Faulty(name, error.rule, str(error))
 

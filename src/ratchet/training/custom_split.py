@@ -15,7 +15,7 @@ from ratchet.errors import TrainingError
 from ratchet.kinds import ArraysInput
 from ratchet.training.augment import sample_bits
 from ratchet.training.batches import Batch, Inputs, Rows, ShardedArray, Split
-from ratchet.training.custom_class import CustomClass, Layout, layout_of, shown_layout, stacked
+from ratchet.training.custom_class import CustomClass, Layout, digest_of, layout_of, shown_layout, stacked
 from ratchet.training.custom_samples import CustomSamples, Faulty, Piece, Sample
 from ratchet.training.plan import Plan
 from ratchet.training.sample_reader import SampleReader
@@ -23,6 +23,9 @@ from ratchet.training.sample_reader import SampleReader
 __all__ = ["ArraysSplit", "UnpackedSplit"]
 
 CHOSEN_BY = {"kind": ("arrays",)}
+
+_CHANGED = "changed"  # rule of a sample that differs from that of ingest
+_COMPARED = 62  # training samples that are compared with ingest before the first step
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,9 @@ class ArraysSplit(Split):
 class UnpackedSplit(ArraysSplit):
     """A split whose samples were checked at ingest but not packed. Worker processes read them (`read_with`).
 
-    The only stored array has the place of each sample in the user's object.
+    The stored arrays are the place of each sample in the user's object, and the SHA-256 of its arrays at ingest.
+    Samples read with the random states of ingest are compared with it. Training reads with others, so before the
+    first batch it compares samples from all over the split.
     """
 
     reader: SampleReader["Inputs | Faulty"] = field(kw_only=True)
@@ -84,9 +89,12 @@ class UnpackedSplit(ArraysSplit):
         custom = CustomClass.of(input_spec)
         custom.check_digest(stored["code_digest"])
         samples = CustomSamples(custom, unpacked["path"], count=unpacked["samples"])
-        places, targets, keys = (np.load(packed / name / f"{part}.npy") for part in ("places", "targets", "keys"))
+        places, contents, targets, keys = (
+            np.load(packed / name / f"{part}.npy") for part in ("places", "contents", "targets", "keys")
+        )
         reader = SampleReader(samples, _Stack(input_spec.layout))
-        return cls(name, (ShardedArray([places]),), targets, keys, input_spec=input_spec, reader=reader)
+        stored_arrays = ShardedArray([places]), ShardedArray([contents])
+        return cls(name, stored_arrays, targets, keys, input_spec=input_spec, reader=reader)
 
     def read_with(self, *, workers: int, sample_timeout: float) -> None:
         self.reader.workers, self.reader.samples.timeout = workers, sample_timeout
@@ -103,9 +111,11 @@ class UnpackedSplit(ArraysSplit):
         """Yield a batch for each piece of rows, in order, prefetched by the workers. They stay for the next call.
 
         Raises:
-            TrainingError: a sample cannot be used, took too long, or a worker died.
+            TrainingError: a sample cannot be used or changed since ingest, took too long, or a worker died.
             Interrupted: the run was asked to stop while a sample was read; see `interrupt_on`.
         """
+        if plan is not None:
+            _ = self._compared
         read = self.reader.read(self._piece(rows, plan, epoch) for rows in pieces)
         for rows, inputs in zip(pieces, read, strict=True):
             yield self._finished(inputs, rows, device, plan, epoch)
@@ -117,8 +127,17 @@ class UnpackedSplit(ArraysSplit):
     def close(self) -> None:
         self.reader.close()
 
+    @cached_property
+    def _compared(self) -> int:
+        """Compare the first sample, the last and some between them with ingest. Return their number."""
+        rows = np.unique(np.linspace(0, len(self) - 1, _COMPARED).astype(np.int64))
+        for inputs in self.reader.read(self._piece(rows[place : place + 1], None, 0) for place in range(len(rows))):
+            self._checked(inputs)
+        return len(rows)
+
     def _piece(self, rows: Rows, plan: Plan | None, epoch: int) -> Piece:
-        return Piece(self.arrays[0].gather(rows), plan.seed if plan else 0, epoch)
+        places, contents = (array.gather(rows) for array in self.arrays)
+        return Piece(places, contents=contents) if plan is None else Piece(places, plan.seed, epoch)
 
     def _finished(
         self, inputs: "Inputs | Faulty", rows: Rows, device: torch.device, plan: Plan | None, epoch: int
@@ -128,6 +147,12 @@ class UnpackedSplit(ArraysSplit):
         return self.prepared(moved, rows, plan, epoch), targets
 
     def _checked(self, inputs: "Inputs | Faulty") -> Inputs:
+        if isinstance(inputs, Faulty) and inputs.rule == _CHANGED:
+            raise TrainingError(
+                f"data.kind: sample {inputs.id} of {self.input_spec.reader} {inputs.problem}. So its data changed, or "
+                "this machine computes other values. Fix: restore the data, or ingest them again: `dvc repro --force "
+                "ingest`"
+            )
         if isinstance(inputs, Faulty):
             raise TrainingError(
                 f"data.kind: sample {inputs.id} of {self.input_spec.reader} cannot be used ({inputs.rule}: "
@@ -152,5 +177,7 @@ class _Stack:
             if layout != self.layout:
                 problem = f"{shown_layout(layout)}, where all others have {shown_layout(self.layout)}"
                 return Faulty(sample.id, "other-shape", problem)
+            if sample.expected not in (None, digest_of(sample.arrays)):
+                return Faulty(sample.id, _CHANGED, "has other arrays than the sample that ingest found in its place")
             rows.append(sample.arrays)
         return tuple(torch.from_numpy(values) for values in stacked(rows, self.layout))

@@ -187,13 +187,13 @@ class Rebuild:
         value = self.recipe.record.dvc_inputs.get(path)
         place = self.workspace.root / path
         if value is None or Path(path).is_absolute() or "://" in path:
-            return  # read in place; each sample is checked against its recorded digest
+            return  # read in place; training compares samples with those that ingest read
         if place.exists() and hash_of(place) == value:
             return
         if store.place_of(value) is not None:
             store.fetch(value, place)
         elif (self.project.root / path).exists() and hash_of(self.project.root / path) == value:
-            shutil.copytree(self.project.root / path, place, dirs_exist_ok=True)
+            _copy(self.project.root / path, place)
         else:
             raise DataError(
                 f"{self.recipe.name}: its source data {path} is gone: DVC does not have {value}, and the folder "
@@ -208,8 +208,7 @@ class Rebuild:
         expected = (self.recipe.record.inputs or {}).get(part)
         source, place = self.project.pretrained / name, self.workspace.pretrained / name
         if _is(source, expected):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copytree(source, place) if source.is_dir() else shutil.copyfile(source, place)
+            _copy(source, place)
             return
         if (tracked := place.with_name(f"{place.name}.dvc")).exists():
             value = files.read_yaml(tracked)["outs"][0]["md5"]
@@ -219,6 +218,12 @@ class Rebuild:
                 f"{self.recipe.name}: its {part}, data/pretrained/{name}, is gone: neither the project nor DVC has it "
                 f"with SHA-256 {expected}"
             )
+
+
+def _copy(source: Path, place: Path) -> None:
+    """Copy a file or folder."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(source, place, dirs_exist_ok=True) if source.is_dir() else shutil.copyfile(source, place)
 
 
 def _is(path: Path, digest: str | None) -> bool:

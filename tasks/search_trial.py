@@ -173,8 +173,7 @@ class TrialTraining:
             store = training.CheckpointStore(self.folder / "checkpoints", keep_last=1, keep_best=1)
             store.before_write = run.journal.sync
             splits = [
-                stack.enter_context(contextlib.closing(training.open_split(packed, name, job.spec.input)))
-                for name in ("train", "validation")
+                stack.enter_context(contextlib.closing(_open(job, packed, name))) for name in ("train", "validation")
             ]
             inputs = training.TrainingInputs(
                 splits[0], splits[1], job.spec, job.plan, pretrained=job.pretrained, teacher=job.teacher,
@@ -313,10 +312,17 @@ def constant_answer(job: TrainingJob, packed: Path, weights: Mapping[str, Any]) 
     with torch.random.fork_rng(devices=[]):  # building draws initial weights that are discarded
         model = training.build(job.spec)
     model.load_state_dict(weights)
-    with contextlib.closing(training.open_split(packed, "validation", job.spec.input)) as split:
+    with contextlib.closing(_open(job, packed, "validation")) as split:
         outputs, targets = training.answers(model, split)
     common = answers_to(target, outputs, targets).common
     return common.text if common is not None and common.to_nearly_all else ""
+
+
+def _open(job: TrainingJob, packed: Path, split: str) -> "training.Split":
+    from ratchet import training
+
+    workers, timeout = job.plan.workers, job.plan.sample_timeout
+    return training.open_split(packed, split, job.spec.input, workers=workers, sample_timeout=timeout)
 
 
 def _copies(folder: Path) -> int:

@@ -25,11 +25,12 @@ from ratchet.data.manifest import Manifest
 from ratchet.errors import RatchetError, TrainingError
 from ratchet.kinds import ModelSpec
 from ratchet.settings.model import DataSettings
-from ratchet.training import CheckpointStore, Finished, Split, Started, Stopped, TrainingInputs, fit, open_split
+from ratchet.training import CheckpointStore, Finished, Split, Started, Stopped, TrainingInputs, build, fit, open_split
 from ratchet.training.augment import sample_bits
 from ratchet.training.custom_class import CustomClass
 from ratchet.training.sample_timeout import Interrupted
 from tasks.baseline import Baseline
+from tasks.search_trial import constant_answer
 from tasks.training_job import TrainingJob
 from tests.training.conftest import make_plan
 
@@ -367,6 +368,26 @@ def test_resumed_run_equals_uninterrupted_run_with_other_workers(home: Home) -> 
     assert len(train) == 30 + 30 + 30 - 2 * 8
 
 
+def test_a_packed_set_behind_a_link_finds_its_project(home: Home, tmp_path: Path) -> None:
+    """The links of `ratchet verify-resume`, and of a user whose data folder is on another disk."""
+    (tmp_path / "disk" / "deep" / "data").mkdir(parents=True)
+    (home.root / "data").symlink_to(tmp_path / "disk" / "deep" / "data")
+    link = tmp_path / "state" / "verify" / "killed" / "packed"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(home.ingest().packed)
+    for packed in (home.packed, link):
+        assert open_split(packed, "train").input_spec.root == str(home.root)
+        together(open_split(packed, "train"), 30)
+
+
+def test_workers_read_the_samples_of_a_trial(home: Home) -> None:
+    manifest = Manifest.read(home.ingest().packed)
+    spec = ModelSpec("mlp", manifest.input, manifest.target)
+    job = TrainingJob(make_plan(workers=2), spec, None, None, "network", {}, {})
+    constant_answer(job, home.packed, build(spec).state_dict())
+    assert os.getpid() not in {process for _, process in home.readings()}
+
+
 def fitted_baseline(home: Home) -> Baseline:
     manifest, plan = Manifest.read(home.packed), make_plan(seed=0)
     spec = ModelSpec("mlp", manifest.input, manifest.target)
@@ -490,7 +511,7 @@ def test_a_request_to_stop_is_answered_while_a_sample_hangs(home: Home, workers:
     (home.root / "hangs").unlink()
     stopped = list(fitted(home, "run", workers=workers, stop=(home.root / "hangs").exists))[-1]
     assert isinstance(stopped, Stopped)
-    assert stopped.kept is None
+    assert stopped.saved_step is None
     (home.root / "go").touch()
     resumed = list(fitted(home, "run", workers=workers))
     assert [event.step for event in resumed if isinstance(event, Started)] == [stopped.step]

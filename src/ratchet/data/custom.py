@@ -220,7 +220,7 @@ class _Reading:
             return {name: pack.write_shards_of(folder, name, self.stacked(name, rows)) for name in names}
         digests = np.frombuffer(bytes.fromhex("".join(contents)), np.uint8).reshape(-1, 32)
         return UnpackedRows(
-            os.path.relpath(task.root.absolute(), task.packed.absolute()), settings.path, len(self.samples.open()),
+            os.path.relpath(task.root.resolve(), task.packed.resolve()), settings.path, len(self.samples.open()),
             pack.write_array(folder, "places", rows.to_numpy().astype(np.int64)),
             pack.write_array(folder, "contents", digests),
         )  # fmt: skip

@@ -84,7 +84,7 @@ class UnpackedSplit(ArraysSplit):
             TrainingError: the user's code changed since ingest.
         """
         unpacked, stored = manifest["splits"][name]["own"], manifest["input"]
-        root = os.path.normpath(packed.absolute() / unpacked["root"])
+        root = os.path.normpath(packed.resolve() / unpacked["root"])
         input_spec = replace(input_spec, reader=stored["reader"], code=stored["code"], root=root)
         custom = CustomClass.of(input_spec)
         custom.check_digest(stored["code_digest"])

@@ -1,0 +1,24 @@
+"""A rebuild's copy of the data that a user's own kind reads."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from commands.rebuild import Rebuild, Recipe
+from ratchet.workspace import Workspace
+from tasks.dvc_store import DvcStore, hash_of
+from tests.registry.conftest import RECORD
+
+
+def test_a_source_that_is_a_file_or_a_folder_is_copied(tmp_path: Path) -> None:
+    """DVC has neither any more, and the project has both unchanged."""
+    project, again = tmp_path / "project", tmp_path / "again"
+    (project / "raw" / "clips").mkdir(parents=True)
+    again.mkdir()
+    sources = {"raw/hour.csv": "raw/hour.csv", "raw/clips": "raw/clips/1.wav"}
+    for file in sources.values():
+        (project / file).write_text(file)
+    record = replace(RECORD, dvc_inputs={path: hash_of(project / path) for path in sources})
+    recipe = Recipe("m/1", record, tmp_path, tmp_path / "params.yaml", None, "")
+    for path, file in sources.items():
+        Rebuild(recipe, Workspace(project), Workspace(again))._fetch_source(path, DvcStore({}, {}))
+        assert (again / file).read_text() == file

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.problems import Numbers
-
 if TYPE_CHECKING:
     from ratchet.kinds import ModelSpec
     from ratchet.training.models import Model
@@ -40,11 +38,7 @@ def word_contributions(model: "Model", spec: "ModelSpec", text: str, output: int
     split = words_of(text)[: min(spec.text.longest or _MOST, _MOST)]
     shortened = [" ".join(split[:at] + split[at + 1 :]) for at in range(len(split))]
     outputs = _outputs(model, spec, [" ".join(split), *shortened])
-    if spec.target.classes:
-        others = np.delete(outputs, output, axis=1).mean(axis=1) if outputs.shape[1] > 1 else 0.0
-        values = outputs[:, output] - others
-    else:
-        values = outputs[:, output] * (spec.target.std[output] if isinstance(spec.target, Numbers) else 1.0)
+    values = spec.target.support(outputs, output)
     return list(zip(split, (values[0] - values[1:]).tolist(), strict=True))
 
 

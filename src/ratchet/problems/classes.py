@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.problems.protocol import ELEMENTWISE, Choice, Target
+from ratchet.problems.protocol import ELEMENTWISE, Choice, Floats, Target
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +37,12 @@ class Classes(Target):
     @property
     def classes(self) -> tuple[str, ...]:
         return self.names
+
+    def support(self, outputs: Floats, output: int) -> Floats:
+        """Return the logit of a class minus the mean of the others, float (n,)."""
+        others = np.delete(outputs, output, axis=1)
+        difference: Floats = outputs[:, output] - (others.mean(axis=1) if others.size else 0.0)
+        return difference
 
     def sums(self, ignored: int, device: "torch.device") -> "_Sums":
         return _Sums(self.outputs, ignored, device)

@@ -73,6 +73,10 @@ class Numbers(Target):
         difference = np.maximum(np.abs(first.astype(np.float64) - second) - rounding, 0.0) / np.array(self.std)
         return float(difference.max())
 
+    def support(self, outputs: Floats, output: int) -> Floats:
+        """Return the predicted number, without the mean: float (n,)."""
+        return outputs[:, output] * self.std[output]
+
     def scaled(self, targets: NDArray[np.generic]) -> NDArray[np.float64]:
         """Return targets as a model learns them, (n, numbers): in units of the outputs, far ones limited."""
         numbers = targets.astype(np.float64)

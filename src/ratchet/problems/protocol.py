@@ -111,6 +111,10 @@ class Target(ABC):
         """Return the largest difference of two models' predictions, (n, outputs)."""
         return float(np.abs(first.astype(np.float64) - second).max())
 
+    def support(self, outputs: Floats, output: int) -> Floats:
+        """Return how much outputs speak for answer `output`, float (n,): here, its logit."""
+        return outputs[:, output]
+
     # Training
 
     def scaled(self, targets: NDArray[np.generic]) -> NDArray[np.float64]:

@@ -91,6 +91,7 @@ class Baseline:
         sizes = sum(tensor.numel() for tensor in self.model.state_dict().values())
         yield training.Started(
             device="cpu",
+            processes=1,
             device_name=f"baseline {self.name}",
             precision="fp32",
             parameters=sizes,

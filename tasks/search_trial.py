@@ -48,8 +48,9 @@ def key_of(params: Params, workspace: Workspace, values: Mapping[str, Any], seed
 
 
 def _chosen(params: Params, values: Mapping[str, Any], seed: int | None) -> Params:
-    quick = {"training.keep_last": 1, "training.keep_best": 1, "training.doctor": "never", "training.profile": 0}
-    chosen = apply(params, {**values, **quick})
+    quick = {"training.keep_last": 1, "training.keep_best": 1, "training.doctor": "never"}
+    alone = {"training.profile": 0, "training.processes": 1}  # several workers train at the same time
+    chosen = apply(params, {**values, **quick, **alone})
     return chosen if seed is None else chosen.model_copy(update={"seed": seed})
 
 
@@ -179,9 +180,7 @@ class TrialTraining:
                 splits[0], splits[1], job.spec, job.plan, pretrained=job.pretrained, teacher=job.teacher,
                 identity=job.identity,
             )  # fmt: skip
-            objectives = self._follow(
-                run, training.fit_in_processes(inputs, packed=packed, store=store, stop=self._must_stop), job
-            )
+            objectives = self._follow(run, training.fit(inputs, store=store, stop=self._must_stop), job)
             if objectives is not None or self.reason != "lost":  # else the run is that of another worker
                 run.status("KILLED" if objectives is None and self.reason == "leave" else "FINISHED")
         return objectives

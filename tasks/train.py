@@ -230,7 +230,7 @@ class _Recorder:
 
     def _start(self, event: "training.Started") -> None:
         self.total, self.machine = event.total_steps, MachineUse(event.device)
-        self.budget.meter.use(event.device)
+        self.budget.meter.use(event.device, processes=event.processes)
         self.progress.say(f"{event.device_name}; {event.precision}; {event.parameters:,} parameters")
         if event.resumed_from:
             name = event.resumed_from.name

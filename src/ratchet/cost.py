@@ -84,16 +84,21 @@ class CostMeter:
         self.attempt = uuid.uuid4().hex[:12]
         self._began, self._cpu = time.monotonic(), _cpu_seconds()
         self._gpu_began: float | None = None
+        self._gpus = 1
         self._energy: list[_Energy] = [_ProcessorEnergy(powercap)]
         self._last_due = -float("inf")
         self.spent()  # starts the counters
 
-    def use(self, device: str) -> None:
-        """Count this device from now on; `device` is PyTorch's name (cpu, cuda, cuda:1, mps)."""
+    def use(self, device: str, *, processes: int = 1) -> None:
+        """Count this device from now on; `device` is PyTorch's name (cpu, cuda, cuda:1, mps).
+
+        Each of several processes has a GPU of its own, of which this is the first.
+        """
         if device.startswith(("cuda", "mps")):
-            self._gpu_began = time.monotonic()
+            self._gpu_began, self._gpus = time.monotonic(), processes
         if device.startswith("cuda"):
-            self._energy.append(_GpuEnergy(device))
+            devices = [device] if processes == 1 else [f"cuda:{number}" for number in range(processes)]
+            self._energy += map(_GpuEnergy, devices)
             self.spent()
 
     def spent(self) -> TrainingCost:
@@ -103,7 +108,7 @@ class CostMeter:
         return TrainingCost(
             wall=now - self._began,
             cpu=max(0.0, _cpu_seconds() - self._cpu),
-            gpu=now - self._gpu_began if self._gpu_began is not None else 0.0,
+            gpu=self._gpus * (now - self._gpu_began) if self._gpu_began is not None else 0.0,
             energy={name: value for name, value in joules.items() if value is not None},
         )
 

@@ -53,6 +53,10 @@ class Net(nn.Module):
         self.fault = os.environ.get("FAULT", "")
         if self.fault == "weights" and distributed.is_initialized() and distributed.get_rank():
             raise ValueError("no such weights")
+        self.register_buffer("mask", torch.tril(torch.ones(3, 3)).bool())
+        self.register_buffer("turns", torch.linspace(0.1, 0.9, 7), persistent=False)
+        self.register_buffer("least", torch.tensor(torch.finfo(torch.float32).min))
+        self.register_buffer("mean", torch.zeros(()))
         self.features = nn.Sequential(
             nn.Conv2d(channels, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2)
         )
@@ -63,10 +67,17 @@ class Net(nn.Module):
     def forward(self, images):
         if self.training and self.fault == "death" and distributed.get_rank():
             os.abort()
+        if self.training and self.fault == "sample" and distributed.get_rank():
+            raise ValueError("a sample of this piece is odd")
         if self.training and self.fault == "memory" and self._is_last() and len(images) > 8:
             raise torch.OutOfMemoryError("out of memory")
         if self.training:
             self.rows += len(images)
+            self.mean = 0.9 * self.mean + 0.1 * images.float().mean().detach()
+            self.mask[0, 1] = not self.mask[0, 1]
+            print("a line that nobody reads " * 100)
+        assert torch.equal(self.turns, torch.linspace(0.1, 0.9, 7, device=images.device))
+        assert self.least > -torch.inf
         flat = self.features(images).flatten(1)
         answers = self.head(flat)
         return answers + self.seldom(flat) if not self.training or images.sum() % 2 < 1 else answers
@@ -218,16 +229,27 @@ def test_processes_that_are_lost_again_and_again_end_it(bench: Bench, monkeypatc
         list(bench.events(bench.plan(processes=2), "lost"))
 
 
-def test_an_error_of_another_process_is_that_of_the_training(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAULT", "weights")
-    with pytest.raises(TrainingError, match=r"model.factory: splitnet:Net raised ValueError: no such weights"):
-        list(bench.events(bench.plan(processes=2), "refused"))
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [("weights", r"^model.factory: .*no such weights"), ("sample", r"is odd.*in process 2 of 2")],
+)
+def test_error_of_another_process_ends_the_training(fault: str, text: str, bench: Bench, monkeypatch) -> None:
+    monkeypatch.setenv("FAULT", fault)
+    events = bench.events(bench.plan(processes=2), "refused")
+    with pytest.raises(TrainingError, match=text):
+        assert not [event for event in events if isinstance(event, Trouble)]
 
 
 def test_processes_that_cannot_share_the_pieces_are_refused(bench: Bench) -> None:
     with pytest.raises(TrainingError, match=r"training.processes: found 2.*1 of training.pieces.*training.pieces=2"):
         list(bench.events(bench.plan(processes=2, pieces=1), "refused"))
     assert len({bench.run("repaired", processes=2, pieces=2)[0].step}) == 1
+
+
+def test_a_model_with_complex_numbers_is_refused(bench: Bench) -> None:
+    (bench.root / "splitnet.py").write_text(NET.replace("torch.zeros(()))", "torch.zeros((), dtype=torch.complex64))"))
+    with pytest.raises(TrainingError, match=r"training.pieces: .*complex.*training.pieces=1"):
+        list(bench.events(bench.plan(), "complex"))
 
 
 def test_a_batch_norm_gets_two_samples_in_each_piece(bench: Bench) -> None:

@@ -264,7 +264,7 @@ class TrainingSettings(Section):
     )
     gradient_checkpointing: bool = setting(False, "compute activations twice to save memory")
     deterministic: bool = setting(True, "refuse operations whose results differ from run to run")
-    processes: Literal["auto"] | Positive = setting(
+    processes: Literal["auto"] | PowerOfTwo = setting(
         1, "processes of the training, which share the pieces of a step; auto: one for each GPU or core", decides=False
     )
     workers: Count = setting(

@@ -29,8 +29,8 @@ _NO_MEMORY = ("can't allocate memory", "not enough memory", "std::bad_alloc", "o
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # mallopt's names, from glibc's malloc.h
 
 
-def choose_device(wanted: str, *, rank: int = 0) -> torch.device:
-    """Return the device `wanted`. `auto` is CUDA, or MPS, or the CPU. Each rank of a training has a GPU of its own.
+def choose_device(wanted: str, *, rank: int = 0, ranks: int = 1) -> torch.device:
+    """Return the device `wanted`. `auto` is CUDA, or MPS, or the CPU. Each of several ranks has a GPU of its own.
 
     Raises:
         TrainingError: this machine has no such device.
@@ -38,7 +38,7 @@ def choose_device(wanted: str, *, rank: int = 0) -> torch.device:
     present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if wanted == "auto":
         wanted = next(kind for kind in ("cuda", "mps", "cpu") if present[kind])
-    device = torch.device("cuda", rank) if rank and wanted == "cuda" else torch.device(wanted)
+    device = torch.device("cuda", rank) if ranks > 1 and wanted == "cuda" else torch.device(wanted)
     if not present.get(device.type, False) or (device.index or 0) >= max(1, torch.cuda.device_count()):
         here = ", ".join(kind for kind, is_here in present.items() if is_here)
         raise TrainingError(f"training.device: {wanted} is not on this machine, which has {here}. Fix: set it to auto")

@@ -12,7 +12,8 @@ __all__ = ["Checkpointed", "Epoch", "Event", "Finished", "Notice", "Points", "St
 class Started:
     """Training begins or continues. `step` of `total_steps` are done."""
 
-    device: str  # as PyTorch names it
+    device: str  # as PyTorch names it, of the first process
+    processes: int
     device_name: str  # its name and memory
     precision: str
     parameters: int

@@ -16,7 +16,6 @@ from ratchet.training.determinism import require_deterministic
 from ratchet.training.device import (
     arithmetic,
     choose_device,
-    cores,
     describe,
     keep_freed_memory,
     ran_out_of_memory,
@@ -30,11 +29,11 @@ from ratchet.training.memory import checkpointed
 from ratchet.training.optim import build_optimizer
 from ratchet.training.precision import choose_precision
 from ratchet.training.profiler import StepProfiler
-from ratchet.training.ranks import Ranks
+from ratchet.training.ranks import LostRank, Ranks
 from ratchet.training.sample_timeout import Interrupted, never
 from ratchet.training.schedule import learning_rate, plateau_falls
 from ratchet.training.state import EpochSums, TrainingState
-from ratchet.training.step import Stepper, compiled, micro_batches, needs_two_samples, pieces_of
+from ratchet.training.step import AgreedMemoryError, Stepper, compiled, micro_batches, needs_two_samples, pieces_of
 from ratchet.training.step_metrics import MetricBuffer, require_finite, timed
 from ratchet.training.teacher import Teacher
 from ratchet.training.transfer import freeze, without_pretrained
@@ -94,10 +93,10 @@ def fit(
 
 @contextmanager
 def _threads(pieces: int) -> Iterator[None]:
-    """Use as many threads as a process for each piece can have, and as before at the end."""
+    """Use as many of this process's threads as one for each piece could have, and as before at the end."""
     before = torch.get_num_threads()
     if pieces > 1:
-        torch.set_num_threads(max(1, cores() // pieces))
+        torch.set_num_threads(max(1, before // pieces))
     try:
         yield
     finally:
@@ -122,7 +121,7 @@ class _Training:
         self.store, self.stop, self.examine, self.ranks = store, stop, examine, ranks or Ranks()
 
         # Where and how it runs
-        self.device = choose_device(self.plan.device, rank=self.ranks.rank)
+        self.device = choose_device(self.plan.device, rank=self.ranks.rank, ranks=self.ranks.count)
         keep_freed_memory(self.device)
         self.precision = choose_precision(self.plan.precision, self.device, channels_last=self.plan.channels_last)
         target = inputs.spec.target
@@ -214,6 +213,7 @@ class _Training:
     def _started(self, resumed: Path | None) -> Started:
         return Started(
             device=str(self.device),
+            processes=self.ranks.count,
             device_name=describe(self.device),
             precision=self.precision.name,
             parameters=sum(parameter.numel() for parameter in self.state.model.parameters()),
@@ -246,7 +246,6 @@ class _Training:
         step = int(self.ranks.from_first([step], self.device)[0])
         if not self.ranks.is_first and step >= 0:
             newest = self.store.at(step)
-        self.ranks.from_first([step], self.device)  # no checkpoint is removed before all have read it
         return newest
 
     def _other_arithmetic(self) -> Iterator[Event]:
@@ -360,6 +359,8 @@ class _Training:
             self.stepper.undo()
             raise
         except Exception as error:  # any other error is raised again
+            if self.ranks.count > 1 and ran_out_of_memory(error) and not isinstance(error, AgreedMemoryError):
+                raise LostRank("its memory ran out where the others do not see it") from error
             if needs_two_samples(error):
                 return self._require_pairs(rows, error)
             if not ran_out_of_memory(error):

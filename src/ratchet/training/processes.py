@@ -1,4 +1,4 @@
-"""The other processes of a training: `python -m ratchet.training.processes` is one of them.
+"""The other processes of a training: `main` is what each of them runs.
 
 Rank 0 is the process that the user started. It starts the others, which write nothing and end with it: the kernel kills
 them when it is killed (Linux), and the end of their standard input ends them, too.
@@ -13,6 +13,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,7 +38,7 @@ NO_RESULT = "it starts processes; what they compute is decided elsewhere"
 _MOST_LOSSES = 3
 _END_SECONDS = 10.0  # that another process may take to end after the training
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl.h
-_REFUSAL = "refused: "  # begin of the message of a process that cannot train
+_ERROR = "error of a process: "  # begin of the message of one that cannot train
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class _Job:
     packed: Path
     checkpoints: Path
     count: int
+    threads: int
     meeting: str
 
 
@@ -65,13 +68,13 @@ def fit_in_processes(inputs: TrainingInputs, *, packed: Path, store: CheckpointS
     if count > 1:
         yield Notice(f"{count} processes share the {plan.pieces} pieces of each step")
     while count > 1:
-        others = _Others(_Job(inputs, packed, store.folder, count, ""))
+        others = _Others(_Job(inputs, packed, store.folder, count, torch.get_num_threads(), ""))
         try:
             with others as ranks:
                 yield from fit(inputs, store=store, ranks=ranks, **more)
             return
         except LostRank as lost:
-            others.raise_refusal()
+            others.raise_error()
             losses += 1
             if losses > _MOST_LOSSES:
                 raise TrainingError(f"{others.describe(lost)}, {losses} times. Fix: fewer training.processes") from lost
@@ -90,19 +93,19 @@ def count_processes(processes: int | str, *, pieces: int, device: str) -> int:
         TrainingError: the pieces cannot be shared equally, or there are too few GPUs.
     """
     chosen = choose_device(device)
-    places = {"cuda": torch.cuda.device_count(), "cpu": cores()}.get(chosen.type, 1)
+    places = {"cuda": torch.cuda.device_count(), "cpu": cores()}.get(chosen.type, 1) if chosen.index is None else 1
     if processes == "auto":
         return 1 << (min(places, pieces).bit_length() - 1)
     count = int(processes)
     if pieces % count:
         raise TrainingError(
             f"training.processes: found {count}, which cannot share the {pieces} of training.pieces equally. Fix: "
-            f"`ratchet set training.pieces={1 << (count - 1).bit_length()}`, which decides the weights, or "
+            f"`ratchet set training.pieces={count}`, which decides the weights, or "
             "`ratchet set training.processes=auto`"
         )
     if count > places and chosen.type != "cpu":
         raise TrainingError(
-            f"training.processes: found {count}, and each of them needs a GPU of its own; this machine has {places}. "
+            f"training.processes: found {count}, and each of them needs a GPU of its own; training.device {device} has {places}. "
             "Fix: `ratchet set training.processes=auto`"
         )
     return count
@@ -131,7 +134,7 @@ class _Others:
                 if not process.stdout.readline():
                     raise LostRank("it ended before the first step")
             ranks = Ranks(0, job.count)
-            ranks.join(meeting, choose_device(job.inputs.plan.device))
+            ranks.join(meeting, choose_device(job.inputs.plan.device, ranks=job.count))
         except BaseException:
             self._end()
             raise
@@ -140,7 +143,7 @@ class _Others:
     def _start(self, rank: int, sent: bytes) -> subprocess.Popen[bytes]:
         with self._log(rank).open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", __spec__.name, str(rank), str(os.getpid())],
+                [sys.executable, "-c", f"from {__name__} import main; main({rank}, {os.getpid()})"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -160,9 +163,10 @@ class _Others:
     def _end(self) -> None:
         if distributed.is_initialized():
             distributed.destroy_process_group()
+        deadline = time.monotonic() + _END_SECONDS
         for rank, process in enumerate(self.processes, 1):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_END_SECONDS)
+                process.wait(max(0.0, deadline - time.monotonic()))
             if process.poll() is None:
                 process.kill()
             elif process.returncode < 0:
@@ -176,44 +180,50 @@ class _Others:
             self.errors.append(self._log(rank).read_text(encoding="utf-8", errors="replace").strip())
         self._folder.cleanup()
 
-    def raise_refusal(self) -> None:
-        """Raise the error by which a process has ended, if it could not train."""
+    def raise_error(self) -> None:
+        """Raise the error by which a process has ended: it would come again."""
         for text in self.errors:
-            _, is_refusal, message = text.rpartition(_REFUSAL)
-            if is_refusal:
+            _, is_error, message = text.rpartition(_ERROR)
+            if is_error:
                 raise TrainingError(message)
 
     def describe(self, lost: LostRank) -> str:
         """Describe how a process has ended."""
-        last = [text.splitlines()[-1] for text in self.errors if text]
-        return f"a process of the training was lost ({(*self.signals, *last, str(lost))[0]})"
+        return f"a process of the training was lost ({(*self.signals, str(lost))[0]})"
 
 
-def main(rank: int, parent: int) -> int:
-    """Train as another rank. Return the exit code."""
+def main(rank: int, parent: int) -> None:
+    """Train as another rank. The exit code is 0 at the end of the training."""
     _end_with(parent)
     for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 stops all of them, after the same step
         signal.signal(number, signal.SIG_IGN)
     job: _Job = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_input, daemon=True).start()
-    inputs, plan, ranks = job.inputs, job.inputs.plan, Ranks(rank, job.count)
     try:
-        train, validation = (
-            open_split(job.packed, name, inputs.spec.input, workers=plan.workers, sample_timeout=plan.sample_timeout)
-            for name in ("train", "validation")
-        )
-        print("ready", flush=True)
-        ranks.join(job.meeting, choose_device(plan.device, rank=rank))
-        inputs = replace(inputs, train=train, validation=validation)
-        for _ in fit(inputs, store=OthersCheckpoints(job.checkpoints), ranks=ranks):
-            pass
+        _train(rank, job)
     except LostRank:
-        return 1  # another one has the reason
+        sys.exit(1)  # another one has the reason
     except RatchetError as error:
-        print(f"{_REFUSAL}{error}", file=sys.stderr)
-        return 1
+        sys.exit(f"{_ERROR}{error}")
+    except Exception as error:
+        sys.exit(f"{_ERROR}{error!r} in process {rank + 1} of {job.count}\n{traceback.format_exc()}")
+
+
+def _train(rank: int, job: _Job) -> None:
+    inputs, plan, ranks = job.inputs, job.inputs.plan, Ranks(rank, job.count)
+    torch.set_num_threads(job.threads)
+    train, validation = (
+        open_split(job.packed, name, inputs.spec.input, workers=plan.workers, sample_timeout=plan.sample_timeout)
+        for name in ("train", "validation")
+    )
+    print("ready", flush=True)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads more from the pipe, which would fill
+    ranks.join(job.meeting, choose_device(plan.device, rank=rank, ranks=job.count))
+    for _ in fit(
+        replace(inputs, train=train, validation=validation), store=OthersCheckpoints(job.checkpoints), ranks=ranks
+    ):
+        pass
     distributed.destroy_process_group()
-    return 0
 
 
 def _end_with(parent: int) -> None:
@@ -228,7 +238,3 @@ def _end_with_input() -> None:
     while os.read(sys.stdin.fileno(), 1):  # not by Python's reader, which a thread may not hold when Python ends
         pass
     os._exit(1)
-
-
-if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

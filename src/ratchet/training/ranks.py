@@ -76,6 +76,8 @@ class Ranks:
         """Connect the processes of one machine. `meeting` is a file by which they find each other."""
         store = distributed.FileStore(meeting, self.count)  # type: ignore[attr-defined]  # PyTorch has no stubs of it
         has_gpu = device.type == "cuda"
+        if has_gpu:
+            torch.cuda.set_device(device)
         with _on_loopback():
             self._call(
                 lambda: distributed.init_process_group(

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ratchet.errors import TrainingError
 from ratchet.training.batches import Batch, Rows, Split
 from ratchet.training.device import ran_out_of_memory, seed_step
 from ratchet.training.losses import Objective
@@ -19,11 +20,15 @@ from ratchet.training.ranks import PieceSum, Ranks
 from ratchet.training.state import TrainingState
 from ratchet.training.teacher import Teacher
 
-__all__ = ["StepMetrics", "Stepper", "compiled", "micro_batches", "needs_two_samples", "pieces_of"]
+__all__ = ["AgreedMemoryError", "StepMetrics", "Stepper", "compiled", "micro_batches", "needs_two_samples", "pieces_of"]
 
 _MOST_SHAPES = 256  # of batches that are compiled
 
 _ONE_VALUE = "Expected more than 1 value per channel when training"  # PyTorch's error
+
+
+class AgreedMemoryError(MemoryError):
+    """Memory ran out in one of the processes, and all of them know it."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +71,7 @@ class Stepper:
         self.objective, self.precision, self.network = objective, precision, network
         self.teacher, self.ranks = teacher, ranks or Ranks()
         self.device = state.device
-        self._buffers = list(state.model.network.buffers())  # those of the scaling around the network never change
-        self._before = [buffer.clone() for buffer in self._buffers]
+        self._before: dict[str, torch.Tensor] = {}  # the buffers before the step
         self._stepped = 0  # parameters the optimizer had a state for before the step
 
     def step(self, rows: Rows, feed: Iterator[Batch], *, rate: float, smallest: int = 1) -> StepMetrics:
@@ -79,8 +83,7 @@ class Stepper:
         restores the state. With one process nothing here waits for the device.
         """
         state, plan = self.state, self.plan
-        if self._buffers:
-            torch._foreach_copy_(self._before, self._buffers)
+        self._keep_buffers()
         self._stepped = len(state.optimizer.state)
         weight = self.objective.weight(self.train.host_targets(rows)) or 1.0
         pieces = pieces_of(rows, plan.pieces, smallest=smallest)
@@ -133,29 +136,42 @@ class Stepper:
 
         Every rank takes part in the sum, also one whose memory ran out: then all raise that error.
         """
-        count = sum(len(rows) > 0 for rows in pieces)
-        vectors = _Vectors(self.state, self._buffers, self._before)
-        sums, fault = PieceSum(), None  # fault: of this rank
+        count, state = sum(len(rows) > 0 for rows in pieces), self.state
+        vectors = _Vectors(state, self._before, stop=self.ranks.stop)
+        sums, has_fault = PieceSum(), False
+        state.optimizer.zero_grad(set_to_none=True)  # also of a rank that has no samples in this step,
+        state.scaler.scale(torch.zeros((), device=self.device))  # whose loss scale begins here
         for piece in self.ranks.pieces(len(pieces)):
             try:
-                if fault is not None or not len(pieces[piece]):
-                    sums.add(vectors.empty(stop=self.ranks.stop))
+                if has_fault or not len(pieces[piece]):
+                    sums.add(vectors.empty())
                     continue
-                if self._buffers:
-                    torch._foreach_copy_(self._buffers, self._before)
+                self._restore_buffers()
                 facts = self._gradients(pieces[piece], feed, weight=weight, smallest=smallest, piece=piece)
-                sums.add(vectors.of_piece(*facts, is_last=piece == count - 1, stop=self.ranks.stop))
+                sums.add(vectors.of_piece(*facts, is_last=piece == count - 1))
             except Exception as error:
                 if self.ranks.count == 1 or not (ran_out_of_memory(error) or needs_two_samples(error)):
                     raise
-                fault = error
-                sums.add(vectors.empty(stop=self.ranks.stop, fault=error))
+                has_fault = True
+                sums.add(vectors.empty(fault=error))
         summed = self.ranks.add(sums.total)
         if self.ranks.count > 1:
-            self.ranks.is_stopping, theirs = vectors.agreed(summed)
-            if theirs is not None:
-                raise fault or theirs
+            self.ranks.is_stopping = vectors.agree(summed)
         return vectors.put(summed, count)
+
+    def _keep_buffers(self) -> None:
+        """Copy the buffers, which may be other tensors than at the step before: user code assigns them."""
+        buffers = dict(self.state.model.network.named_buffers())
+        if {name: each.shape for name, each in buffers.items()} != {
+            name: each.shape for name, each in self._before.items()
+        }:
+            self._before = {name: buffer.clone() for name, buffer in buffers.items()}
+        elif buffers:
+            torch._foreach_copy_(list(self._before.values()), list(buffers.values()))
+
+    def _restore_buffers(self) -> None:
+        if self._before:
+            torch._foreach_copy_(list(self.state.model.network.buffers()), list(self._before.values()))
 
     def _step_metrics(self, rate: float, loss: torch.Tensor, norm: torch.Tensor) -> StepMetrics:
         state, scaled = self.state, self.state.scaler.is_enabled()
@@ -172,43 +188,48 @@ class Stepper:
         optimizer.zero_grad(set_to_none=True)
         for parameter in list(optimizer.state)[self._stepped :]:
             del optimizer.state[parameter]
-        if self._buffers:
-            torch._foreach_copy_(self._buffers, self._before)
+        self._restore_buffers()
 
 
 class _Vectors:
     """Vectors of the pieces of a step, which are added up.
 
-    A vector has the gradients, the buffers after the piece, which of the gradients exist, the loss, the number of right
-    answers, and three flags by which the ranks agree: stop after this step, memory ran out, a batch norm got only one
-    value.
+    A vector has the gradients, the changes of the buffers by the piece, which of the gradients exist, the loss, the
+    number of right answers, and three flags by which the ranks agree: stop after this step, memory ran out, a batch
+    norm got only one value. Of buffers with integers or truth values only the changes by the last piece count.
+
+    Raises:
+        TrainingError: the model has complex numbers.
     """
 
-    def __init__(self, state: TrainingState, buffers: list[torch.Tensor], before: list[torch.Tensor]) -> None:
-        self.buffers, self.before, self.device = buffers, before, state.device
+    def __init__(self, state: TrainingState, before: dict[str, torch.Tensor], *, stop: bool) -> None:
+        self.network, self.before, self.stop, self.device = state.model.network, before, stop, state.device
         self.parameters = [parameter for parameter in state.model.parameters() if parameter.requires_grad]
-        dtypes = (torch.float32, *(parameter.dtype for parameter in self.parameters))
-        self.dtype = functools.reduce(torch.promote_types, dtypes)
-        sizes = [tensor.numel() for tensor in (*self.parameters, *buffers)]
-        self.sizes = [*sizes, len(self.parameters), 1, 1, 3]
+        tensors = [*self.parameters, *before.values()]
+        if any(tensor.is_complex() for tensor in tensors):
+            raise TrainingError(
+                "training.pieces: a step of a model with complex numbers cannot be cut into pieces. Fix: `ratchet set "
+                "training.pieces=1 training.processes=1`"
+            )
+        floats = (tensor.dtype for tensor in tensors if tensor.is_floating_point())
+        self.dtype = functools.reduce(torch.promote_types, floats, torch.float32)
+        self.sizes = [*(tensor.numel() for tensor in tensors), len(self.parameters), 1, 1, 3]
 
-    def empty(self, *, stop: bool, fault: Exception | None = None) -> torch.Tensor:
+    def empty(self, *, fault: Exception | None = None) -> torch.Tensor:
         """Return the vector of a piece without samples, or of one that could not be computed."""
         vector = torch.zeros(sum(self.sizes), dtype=self.dtype, device=self.device)
-        vector[-3:] = self._flags(stop, fault)
+        vector[-3:] = self._flags(fault)
         return vector
 
-    def of_piece(self, total: torch.Tensor, correct: torch.Tensor, *, is_last: bool, stop: bool) -> torch.Tensor:
-        """Return the vector of a piece. Of buffers that hold integers only the changes by the last piece count."""
+    def of_piece(self, total: torch.Tensor, correct: torch.Tensor, *, is_last: bool) -> torch.Tensor:
+        """Return the vector of a piece."""
         gradients = [
             torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in self.parameters
         ]
         present = torch.tensor([parameter.grad is not None for parameter in self.parameters], device=self.device)
-        buffers = [
-            after if after.is_floating_point() else (after - before) * is_last
-            for after, before in zip(self.buffers, self.before, strict=True)
-        ]
-        parts = (*gradients, *buffers, present, total, correct, self._flags(stop))
+        pairs = zip(self.network.buffers(), self.before.values(), strict=True)
+        changes = [_change(after, before) * (is_last or after.is_floating_point()) for after, before in pairs]
+        parts = (*gradients, *changes, present, total, correct, self._flags())
         return torch.cat([part.detach().reshape(-1).to(self.dtype) for part in parts])
 
     def put(self, summed: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -216,21 +237,39 @@ class _Vectors:
         *values, present, total, correct, _ = summed.split_with_sizes(self.sizes)
         for parameter, value, pieces in zip(self.parameters, values, present.tolist(), strict=False):
             parameter.grad = torch.empty_like(parameter).copy_(value.view(parameter.shape)) if pieces else None
-        for buffer, before, value in zip(self.buffers, self.before, values[len(self.parameters) :], strict=True):
-            shaped = value.view(buffer.shape)
-            buffer.copy_(shaped / count if buffer.is_floating_point() else before + shaped.to(buffer.dtype))
+        changes = values[len(self.parameters) :]
+        for buffer, before, change in zip(self.network.buffers(), self.before.values(), changes, strict=True):
+            change = change.view(buffer.shape)
+            if buffer.is_floating_point():
+                buffer.copy_(before + (change / count).to(buffer.dtype))
+            else:
+                buffer.copy_(before + change.round().to(torch.int64))
         return total[0].to(torch.float32), correct[0].to(torch.int64)
 
-    def agreed(self, summed: torch.Tensor) -> tuple[bool, Exception | None]:
-        """Return whether all ranks stop after this step, and the error of one of them."""
+    def agree(self, summed: torch.Tensor) -> bool:
+        """Return whether all ranks stop after this step.
+
+        Raises:
+            MemoryError, ValueError: the same in all ranks, for the error of one of them.
+        """
         stop, memory, values = summed[-3:].tolist()
         if memory:
-            return bool(stop), MemoryError("out of memory in another process of the training")
-        return bool(stop), ValueError(_ONE_VALUE) if values else None
+            raise AgreedMemoryError("out of memory in a process of the training")
+        if values:
+            raise ValueError(_ONE_VALUE)
+        return bool(stop)
 
-    def _flags(self, stop: bool, fault: Exception | None = None) -> torch.Tensor:
-        flags = stop, fault is not None and ran_out_of_memory(fault), fault is not None and needs_two_samples(fault)
+    def _flags(self, fault: Exception | None = None) -> torch.Tensor:
+        memory = fault is not None and ran_out_of_memory(fault)
+        flags = self.stop, memory, fault is not None and not memory
         return torch.tensor(flags, dtype=self.dtype, device=self.device)
+
+
+def _change(after: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    """Return by how much a buffer has changed: 0 where it has not, also where it is infinite."""
+    if not after.is_floating_point():
+        return after.to(torch.int64) - before.to(torch.int64)
+    return torch.where(after == before, torch.zeros_like(after), after - before)
 
 
 def compiled(model: nn.Module, plan: Plan, device: torch.device) -> tuple[nn.Module, str]:

@@ -75,7 +75,7 @@ class Net(nn.Module):
             self.rows += len(images)
             self.mean = 0.9 * self.mean + 0.1 * images.float().mean().detach()
             self.mask[0, 1] = not self.mask[0, 1]
-            print("a line that nobody reads " * 100)
+            print("a line without a reader " * 100)
         assert torch.equal(self.turns, torch.linspace(0.1, 0.9, 7, device=images.device))
         assert self.least > -torch.inf
         flat = self.features(images).flatten(1)

@@ -105,8 +105,8 @@ def count_processes(processes: int | str, *, pieces: int, device: str) -> int:
         )
     if count > places and chosen.type != "cpu":
         raise TrainingError(
-            f"training.processes: found {count}, and each of them needs a GPU of its own; training.device {device} has {places}. "
-            "Fix: `ratchet set training.processes=auto`"
+            f"training.processes: found {count}, and each of them needs a GPU of its own; training.device {device} has "
+            f"{places}. Fix: `ratchet set training.processes=auto`"
         )
     return count
 
@@ -217,7 +217,7 @@ def _train(rank: int, job: _Job) -> None:
         for name in ("train", "validation")
     )
     print("ready", flush=True)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads more from the pipe, which would fill
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # rank 0 reads no more of the pipe, which would fill
     ranks.join(job.meeting, choose_device(plan.device, rank=rank, ranks=job.count))
     for _ in fit(
         replace(inputs, train=train, validation=validation), store=OthersCheckpoints(job.checkpoints), ranks=ranks

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from ratchet.data.sources import csv_records, table_file
 from ratchet.data.sources.table_file import TableFile, read_table, stream_csv
 from ratchet.errors import DataError
-from ratchet.kinds import Column, TableInput
+from ratchet.kinds import Column, TableInput, TextInput
 from ratchet.serving.batch.input_files import Storages
 from ratchet.serving.batch.row_reader import RowReader
 
@@ -58,6 +58,8 @@ FORMS: dict[str, Callable[[list[list[str]]], bytes]] = {
     "mixed-ends": lambda rows: written(rows).replace("pos\n", "pos\r\n").encode(),
     "bom": lambda rows: written(rows).encode("utf-8-sig"),
     "utf-16": lambda rows: written(rows).encode("utf-16"),
+    "utf-16-be-cr": lambda rows: written(rows).replace("\n", "\r").encode("utf-16-be"),
+    "utf-32": lambda rows: written(rows).replace("\n", "\r\n").encode("utf-32"),
     "semicolons": lambda rows: written(rows, ";").encode(),
     "tabs": lambda rows: written(rows, "\t").encode(),
     "no-last-end": lambda rows: written(rows).rstrip("\n").encode(),
@@ -98,6 +100,20 @@ def test_valid_files_give_every_row_on_both_paths(form: str) -> None:
         content = FORMS[form](rows)
         assert whole(content) == rows
         assert streamed(content) == rows
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-le", "utf-32"])
+def test_every_encoding_is_read_in_parts(encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_file, "_STREAMED", 65)  # which splits characters
+    content = written(table_of(random.Random(3))).encode(encoding)
+    assert len(parts(content)) > 10
+    path, values = tmp_path / "rows.jsonl", [f"{row} é 𝄞" for row in range(60)]
+    path.write_bytes("".join(f'{{"text": "{value}"}}\n' for value in values).encode(encoding))
+    reader = RowReader(Storages("FILE"), TextInput("hashed", buckets=512, longest=64), column=None)
+    read = [batch.values for batch in reader.batches(reader.files([str(path)]))]
+    assert [row["text"] for part in read for row in part] == values
+    with pytest.raises(DataError, match=rf"line 61 is not {encoding[:6].upper()}"):
+        streamed(written(table_of(random.Random(3))[:1] + [["1", "a", "pos"]] * 60)[:-1].encode(encoding) + b"\xd8")
 
 
 def faults(draw: random.Random, text: str) -> str:

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import BinaryIO
 
@@ -20,7 +21,7 @@ from ratchet.errors import DataError
 
 __all__ = [
     "BYTE_ORDER_MARKS", "EXACT", "MISSING", "SEPARATORS", "TableFile", "check_single_values", "column_names",
-    "read_table", "require_column", "stream_csv", "text_blocks",
+    "encoding_of", "read_table", "require_column", "stream_csv", "text_blocks",
 ]  # fmt: skip
 
 MISSING = (
@@ -229,8 +230,6 @@ def stream_csv(file: BinaryIO, *, where: str, needed: Sequence[str], is_header: 
 def text_blocks(file: BinaryIO, *, where: str) -> Iterator[bytes]:
     r"""Yield a text file from its start, as `_utf8` returns it, in blocks that end in "\n".
 
-    A file in UTF-16 or UTF-32 is one block.
-
     Raises:
         DataError: it is no text, it is not in its encoding, or a line is too long.
     """
@@ -238,12 +237,10 @@ def text_blocks(file: BinaryIO, *, where: str) -> Iterator[bytes]:
     head = file.read(HEADER_BYTES)
     require_text(head, where=where)
     mark, encoding = encoding_of(head)
-    file.seek(len(mark) if encoding == "utf-8" else 0)
-    if encoding != "utf-8":
-        yield _utf8(file.read(), where)
-        return
+    file.seek(len(mark))
+    blocks: Iterator[bytes] = iter(partial(file.read, _STREAMED), b"")
     rest, line = b"", 1
-    while block := file.read(_STREAMED):
+    for block in blocks if encoding == "utf-8" else _recoded(blocks, encoding, where):
         content = rest + block
         end = max(content.rfind(b"\n"), content.rfind(b"\r", 0, -1)) + 1
         if len(content) - end > _LONGEST_LINE:
@@ -258,6 +255,18 @@ def text_blocks(file: BinaryIO, *, where: str) -> Iterator[bytes]:
         rest = content[end:]
     if rest:
         yield _utf8(rest, where, line)
+
+
+def _recoded(blocks: Iterable[bytes], encoding: str, where: str) -> Iterator[bytes]:
+    """Yield blocks of a file in UTF-16 or UTF-32 in UTF-8."""
+    decoder, line = codecs.getincrementaldecoder(encoding)(), 1
+    for block in chain(blocks, [b""]):
+        try:
+            text = decoder.decode(block, final=not block).encode()
+        except UnicodeDecodeError as error:
+            raise _undecodable(error, encoding, where, line) from None
+        line += text.count(b"\n")
+        yield text
 
 
 def require_text(content: bytes, *, where: str) -> None:
@@ -305,19 +314,22 @@ def _utf8(content: bytes, where: str, first: int = 1) -> bytes:
             content = content.decode(encoding).encode()
         elif not content.isascii():
             content.decode(encoding)
-    except UnicodeError as error:
-        start = error.start if isinstance(error, UnicodeDecodeError) else 0
-        line = content[:start].count(b"\n") + first
-        raise DataError(
-            f"{where} is not a readable table: line {line} is not {encoding.upper()} "
-            f"(byte 0x{content[start]:02x}). Fix: save it as UTF-8 CSV"
-        ) from None
+    except UnicodeDecodeError as error:
+        raise _undecodable(error, encoding, where, first) from None
     if b"\r" in content:
         content = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     content = content[len(b"sep=;") :] if first == 1 and re.match(rb"sep=.\n", content) else content
     if content.isascii():
         return content
     return content.replace(b"\n" + codecs.BOM_UTF8, b"\n")  # of a file that was appended to another one
+
+
+def _undecodable(error: UnicodeDecodeError, encoding: str, where: str, first: int) -> DataError:
+    line, byte = error.object[: error.start].count(b"\n") + first, error.object[error.start]
+    return DataError(
+        f"{where} is not a readable table: line {line} is not {encoding.upper()} (byte 0x{byte:02x}). "
+        "Fix: save it as UTF-8 CSV"
+    )
 
 
 def encoding_of(content: bytes) -> tuple[bytes, str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeVar
 
-from ratchet.data.sources.table_file import column_names, stream_csv, text_blocks
+from ratchet.data.sources.table_file import column_names, encoding_of, stream_csv, text_blocks
 from ratchet.data.sources.typed_files import damaged_parquet, json_object
 from ratchet.data.system_files import Ignored
 from ratchet.errors import DataError, first_line
@@ -170,7 +170,8 @@ class RowReader:
         try:
             with self._storages.opened(file) as opened:
                 head = opened.read(1 << 16)
-                start = head.decode("utf-8-sig", errors="replace").replace("\0", "").lstrip()[:1]
+                mark, encoding = encoding_of(head)
+                start = head.removeprefix(mark).decode(encoding, errors="replace").lstrip()[:1]
                 read = {"{": self._json_lines, "[": self._json}.get(start, self._csv)
                 for values, faults, position in (self._parquet if head[:4] == b"PAR1" else read)(file, opened):
                     rows = list(range(first, first + len(faults)))

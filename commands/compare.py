@@ -29,8 +29,10 @@ __all__ = ["compare", "print_comparison"]
 
 T = TypeVar("T")
 
+_COMPLETED, _PARAMS = "provenance/settings.json", "provenance/params.yaml"
 _READ = {
-    "provenance/params.yaml": " among its artifacts: its settings are unknown",
+    _COMPLETED: "",  # versions of earlier releases have none
+    _PARAMS: " among its artifacts: its settings are unknown",
     "provenance/uncommitted.patch": "",  # missing if nothing was uncommitted
     "report/predictions.parquet": ": it was not evaluated, or its artifacts are gone",
 }
@@ -102,11 +104,11 @@ def _side(
         elif file is None and why:
             missing.append(f"{name} has no {path}{why}.")
         paths.append(file)
-    params, patch, predictions = paths
+    completed, params, patch, predictions = paths
     return Side(
         name,
         run,
-        _read(_settings, params, f"{name}: provenance/params.yaml", doubts),
+        _read(_settings, completed or params, f"{name}: {_COMPLETED if completed else _PARAMS}", doubts),
         patch.read_bytes() if patch else b"",
         _read(read_predictions, predictions, f"{name}: report/predictions.parquet", doubts),
     )
@@ -125,12 +127,13 @@ def _settings(path: Path) -> Mapping[str, Any]:
     from ruamel.yaml.error import YAMLError
 
     try:
-        content = files.read_yaml(path)
-    except (YAMLError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: is not YAML") from error
+        content = files.read_json(path) if path.suffix == ".json" else files.read_yaml(path)
+    except (YAMLError, ValueError) as error:  # also JSON's and Unicode's
+        raise DataError(f"{path}: is not text with settings") from error
     if not isinstance(content, dict):
         raise DataError(f"{path}: has no settings")
-    return settings.flatten(Params()) | settings.dotted(content)  # the file has not all of them
+    values = {key: value for key, value in settings.dotted(content).items() if value is not None}
+    return settings.dotted(Params().model_dump(mode="json")) | values  # of settings that the file lacks
 
 
 def _find(archive: Archive, reference: str) -> tuple[str, ArchivedRun]:

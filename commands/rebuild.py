@@ -180,7 +180,7 @@ class Rebuild:
     def _read_settings(self) -> dict[str, Any]:
         """Read params.yaml without validation: another version of ratchet may have other keys."""
         content: dict[str, Any] = files.read_yaml(self.workspace.params)
-        return content
+        return {name: value for name, value in content.items() if value is not None}  # a section may have no line
 
     def _fetch_source(self, path: str, store: DvcStore) -> None:
         """Fetch what the user's own kind reads: from DVC, or from the project if it is unchanged there."""

@@ -224,9 +224,13 @@ class _Candidate:
         if registry.provenance_of(self.run_id) is None:
             patch, lock = self.run.journal.folder / "uncommitted.patch", workspace.root / "dvc.lock"
             with tempfile.TemporaryDirectory() as folder:
-                seen = Path(folder, TRAINING_SAMPLES)
+                names = (TRAINING_SAMPLES, "params.yaml", "settings.json")
+                seen, params, completed = (Path(folder, name) for name in names)
+                as_read = workspace.settings_as_read  # the file may have been edited since
+                shutil.copyfile(as_read if as_read.exists() else workspace.params, params)
+                files.write_json(completed, self.params.model_dump(mode="json"))
                 write_samples(seen, split_samples(workspace.packed, "train", "validation"))
-                wanted = [workspace.reports / "provenance.json", patch, workspace.params, seen]
+                wanted = [workspace.reports / "provenance.json", patch, params, completed, seen]
                 wanted += [lock] if lock.exists() else []
                 registry.log_files(self.run_id, dict.fromkeys(wanted, "provenance"))
         self.run.tags(record_tags(self.record))

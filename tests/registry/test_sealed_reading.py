@@ -161,6 +161,23 @@ def test_compare_says_which_files_are_damaged(tmp_path: Path) -> None:
     assert comparison.answers is None
 
 
+def test_compare_reads_settings_with_defaults_of_their_time(tmp_path: Path) -> None:
+    """A default may be another one now. A setting that is newer than a run has its default there."""
+    (tmp_path / "params.yaml").write_bytes((Path(__file__).parents[2] / "params.yaml").read_bytes())
+    subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "--quiet"], cwd=tmp_path, check=True)
+    workspace = Workspace(tmp_path)
+    registry, runs = AliasSync(workspace, Params(), "x").registry, []
+    for number, completed in enumerate([{"training": {"ema_decay": 0.5, "betas": [0.9, 0.999]}}, {}]):
+        run = Run(workspace, Params(), f"training-{number}")
+        runs.append(run.send())
+        run.journal.close()
+        stored = tmp_path / "settings.json"
+        stored.write_text(json.dumps(completed))
+        registry.log_files(runs[-1], {workspace.params: "provenance", stored: "provenance"})
+    changes = compare(workspace, *runs).settings or []
+    assert [(change.name, change.before, change.after) for change in changes] == [("training.ema_decay", 0.5, 0.0)]
+
+
 def test_every_printed_name_can_be_traced(tmp_path: Path, record: Provenance) -> None:
     """Weights, settings, commit, flow run, run, its short id and name, a sample, and the SHA-256 of a sample."""
     root = tmp_path / "project"

@@ -5,6 +5,7 @@ the stage is recorded.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from ratchet import files, settings
 from ratchet.registry.mlflow_store import connect
 
 pytestmark = pytest.mark.system
+STORED = ("params.yaml", "settings.json")
 NET = """
 import pathlib, subprocess, sys
 from torch import nn
@@ -57,6 +59,8 @@ def test_run_works_on_the_settings_that_it_has_read(edited: tuple[Any, str]) -> 
     client = connect(project.workspace, now.tracking)
     [run] = client.search_runs([client.get_experiment_by_name(now.tracking.experiment).experiment_id])
     assert (run.data.params["training.epochs"], run.info.status) == ("2", "FINISHED")
+    stored = [client.download_artifacts(run.info.run_id, f"provenance/{name}") for name in STORED]
+    assert [files.read_yaml(Path(path))["training"]["epochs"] for path in stored] == [2, 2]
     assert "goes on with the settings that it has read" in message
     assert "ratchet train (process " in message
     assert not project.workspace.settings_as_read.exists()

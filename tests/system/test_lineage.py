@@ -115,7 +115,14 @@ def test_record_is_complete_and_equal_everywhere(lineage: Lineage) -> None:
                 expected,
             )
         stored = {file.path for file in lineage.client.list_artifacts(expected["mlflow_run"], "provenance")}
-        names = ("dvc.lock", "params.yaml", "provenance.json", "training_rows.parquet", "uncommitted.patch")
+        names = (
+            "dvc.lock",
+            "params.yaml",
+            "provenance.json",
+            "settings.json",
+            "training_rows.parquet",
+            "uncommitted.patch",
+        )
         assert stored == {f"provenance/{name}" for name in names}
 
 

@@ -317,7 +317,7 @@ def test_a_worker_that_cannot_open_the_data_says_why(home: Home) -> None:
         together(home.open(workers=1), 4)
 
 
-def test_a_worker_that_dies_in_ingest_names_the_setting_of_ingest(home: Home) -> None:
+def test_a_worker_that_dies_in_ingest_names_its_setting(home: Home) -> None:
     with pytest.raises(TrainingError, match=r"of data.workers ended .* lower data.workers, or set it to 1 to debug"):
         home.ingest(changed(f"os.getpid() == {os.getpid()} or os._exit(3)"), workers=2)
 

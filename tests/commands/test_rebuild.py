@@ -9,7 +9,7 @@ from tasks.dvc_store import DvcStore, hash_of
 from tests.registry.conftest import RECORD
 
 
-def test_a_source_that_is_a_file_or_a_folder_is_copied(tmp_path: Path) -> None:
+def test_a_source_file_or_folder_is_copied(tmp_path: Path) -> None:
     """DVC has neither any more, and the project has both unchanged."""
     project, again = tmp_path / "project", tmp_path / "again"
     (project / "raw" / "clips").mkdir(parents=True)

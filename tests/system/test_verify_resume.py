@@ -68,10 +68,10 @@ def test_inexact_resume_gets_no_certificate(trained, new_project, use_small_net)
     settings.override(project.workspace.params, SETTINGS)
     subprocess.run(["cp", "-r", trained.workspace.packed, project.workspace.packed], check=True)
     device = project.root / "src" / "ratchet" / "training" / "device.py"
-    correct = "np.random.SeedSequence([seed, step])"
+    correct = "np.random.SeedSequence(entropy)"
     text = device.read_text()
     assert text.count(correct) == 1
-    device.write_text(text.replace(correct, "np.random.SeedSequence([seed, step, os.getpid()])"))
+    device.write_text(text.replace(correct, "np.random.SeedSequence([*entropy, os.getpid()])"))
 
     done = project.run("ratchet", "verify-resume", "--steps=8", "--kills=1")
     assert done.returncode == 1, done.stdout

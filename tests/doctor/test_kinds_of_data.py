@@ -86,7 +86,7 @@ def text_split(name: str, rows: int, first: int, target: Target) -> TextSplit:
 def stream_split(name: str, rows: int, first: int, _target: Target) -> StreamSplit:
     text = "\n".join(written(rows, first)[0])
     split = StreamSplit.of(name, encode(text, STREAM), STREAM.context)
-    return replace(split, text=np.frombuffer(text.encode(), np.uint8), described=STREAM)
+    return replace(split, text=np.frombuffer(text.encode(), np.uint8), input_spec=STREAM)
 
 
 def image_split(name: str, rows: int, first: int, target: Target) -> ImageSplit:

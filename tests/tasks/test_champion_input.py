@@ -54,4 +54,4 @@ def test_answers_are_matched_by_class_name() -> None:
     """Classes that the data no longer has are skipped."""
     logits = np.array([[9.0, 1.0, 5.0], [0.0, 3.0, 9.0], [9.0, 2.0, 1.0]], np.float32)
     known, classes = ("owl", "dog", "cat"), ("cat", "dog", "bee")
-    assert right_answers(logits, np.array([0, 1, 1]), classes=classes, known=known).tolist() == [1.0, 0.0, 1.0]
+    assert right_answers(logits, np.array([0, 1, 1]), classes=classes, theirs=known).tolist() == [1.0, 0.0, 1.0]

@@ -19,6 +19,7 @@ OTHERS: dict[str, Any] = {
     "keep_best": 3,
     "log_every": 7,
     "profile": 2,
+    "processes": 2,
 }
 PLANS = {
     "adamw": {},

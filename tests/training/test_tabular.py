@@ -28,7 +28,7 @@ COLUMNS = {
     "numbers": (AGE, GAIN),
     "categories": (PET, TOWN),
     "one-hot": (PET,),
-    "embedded": (TOWN),
+    "embedded": (TOWN,),
 }
 TARGETS = (Classes(("a", "b", "c")), Labels(("x", "y")), Numbers(("price", "size"), (5.0, 1.0), (2.0, 1.0)))
 

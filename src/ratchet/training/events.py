@@ -72,9 +72,9 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Stopped:
-    """Training stopped after `step`, as asked. The same command continues there, or at step `kept`.
+    """Training stopped after `step`, as asked. The same command continues there, or at step `saved_step`.
 
-    `kept` is None if the checkpoint of `step` is on disk. Otherwise it is the step of the newest one on disk, or 0.
+    `saved_step` is None if the checkpoint of `step` is on disk. Otherwise it is that of the newest one on disk, or 0.
     """
 
     step: int

@@ -86,9 +86,10 @@ class _Sums:
     def add(self, outputs: "Tensor", targets: "Tensor") -> None:
         import torch
 
+        # Without an index of truth values and without bincount, which make the process wait for a GPU.
         counted = targets != self.ignored
-        pairs = (targets * self.classes + outputs.argmax(1))[counted]
-        self.table += torch.bincount(pairs, minlength=self.classes**2)
+        pairs = torch.where(counted, targets * self.classes + outputs.argmax(1), 0)
+        self.table.index_add_(0, pairs, counted.to(torch.int64))
 
     def metrics(self, loss: float) -> dict[str, float]:
         confusion = self.table.view(self.classes, self.classes).cpu().numpy()  # (actual, predicted)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ratchet.training.device import moved
 from ratchet.training.plan import Plan
 
 __all__ = ["augment", "epoch_order", "resized", "sample_bits"]
@@ -57,8 +58,7 @@ def augment(images: torch.Tensor, keys: Keys, plan: Plan, *, epoch: int) -> torc
         decides, turn = bits, 0
         if plan.flip == "alternating":
             decides, turn = sample_bits(keys, seed=plan.seed, epoch=0), epoch % 2
-        mirrored = np.flatnonzero(decides & np.uint64(1) ^ np.uint64(turn))
-        images = _replaced(images, mirrored, _taken(images, mirrored).flip(2))
+        images = _mirrored(images, decides & np.uint64(1) != np.uint64(turn))
     if plan.cutout:
         images = _blanked(images, bits, side=plan.cutout)
     return images
@@ -97,14 +97,26 @@ def _shifted(images: torch.Tensor, bits: Keys, *, padding: int, fill: str) -> to
         (count, 2 * padding + 1, 2 * padding + 1, height, width * channels),
         (padded.stride(0), strip, channels, strip, 1),
     )
-    return _taken(windows, np.arange(count), down, across).view(images.shape)
+    if images.device.type == "cpu":  # NumPy copies whole blocks, where PyTorch copies single bytes
+        return torch.from_numpy(windows.numpy()[np.arange(count), down, across]).view(images.shape)
+    each = torch.arange(count, device=images.device)
+    return windows[each, moved(down, images.device), moved(across, images.device)].view(images.shape)
+
+
+def _mirrored(images: torch.Tensor, chosen: NDArray[np.bool_]) -> torch.Tensor:
+    """Return a copy of the images in which the chosen ones, (n,), are mirrored."""
+    if images.device.type == "cpu":
+        copy = images.clone()
+        copy.numpy()[chosen] = images.numpy()[chosen, :, ::-1]
+        return copy
+    return torch.where(moved(chosen, images.device)[:, None, None, None], images.flip(2), images)
 
 
 def _blanked(images: torch.Tensor, bits: Keys, *, side: int) -> torch.Tensor:
     """Set a square of `side` pixels to 0. Its centre is anywhere, so part of it may be outside the image."""
     _, height, width, _ = images.shape
     drawn = (_centre(bits, place, span) for place, span in ((40, height), (52, width)))
-    down, across = (torch.from_numpy(centres).to(images.device) for centres in drawn)
+    down, across = (moved(centres, images.device) for centres in drawn)
     rows = torch.arange(height, device=images.device) - down[:, None] + side // 2
     columns = torch.arange(width, device=images.device) - across[:, None] + side // 2
     inside = ((rows >= 0) & (rows < side))[:, :, None] & ((columns >= 0) & (columns < side))[:, None, :]
@@ -126,23 +138,6 @@ def _centre(bits: Keys, place: int, span: int) -> NDArray[np.int64]:
 def _drawn(bits: Keys, place: int, span: int) -> NDArray[np.int64]:
     """Return a number in range(span) for each image, int64 (n,), from 16 of its bits."""
     return ((bits >> np.uint64(place) & np.uint64(0xFFFF)) % np.uint64(span)).astype(np.int64)
-
-
-def _taken(source: torch.Tensor, *index: NDArray[np.int64]) -> torch.Tensor:
-    """Return a copy of source[index]. On a CPU NumPy copies whole blocks, where PyTorch copies single bytes."""
-    if source.device.type == "cpu":
-        return torch.from_numpy(source.numpy()[index])
-    return source[tuple(torch.from_numpy(axis).to(source.device) for axis in index)]
-
-
-def _replaced(images: torch.Tensor, rows: NDArray[np.int64], others: torch.Tensor) -> torch.Tensor:
-    """Return a copy of the images in which `others` replace those of `rows`."""
-    copy = images.clone()
-    if copy.device.type == "cpu":
-        copy.numpy()[rows] = others.numpy()
-    else:
-        copy[torch.from_numpy(rows).to(copy.device)] = others
-    return copy
 
 
 def _reflected(side: int, padding: int) -> Iterator[tuple[int, int]]:

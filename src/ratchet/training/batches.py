@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ratchet.errors import TrainingError
 from ratchet.training.augment import augment, resized
+from ratchet.training.device import moved
 from ratchet.training.plan import Plan
 
 __all__ = [
@@ -159,11 +160,11 @@ class Split:
         """Return the inputs and the targets of `rows` on `device`; the inputs are augmented if `plan` is given."""
         resident = self._on(device)
         if resident is not None:
-            index = torch.from_numpy(rows).to(device, non_blocking=True)
+            index = moved(rows, device)
             inputs = tuple(stored[index] for stored in resident)
         else:
-            inputs = tuple(_moved(array, device) for array in self.gather(rows))
-        targets = _moved(self.host_targets(rows), device)
+            inputs = tuple(moved(array, device) for array in self.gather(rows))
+        targets = moved(self.host_targets(rows), device)
         return self.prepared(inputs, rows, plan, epoch), targets
 
     def prepared(self, inputs: Inputs, rows: Rows, plan: Plan | None, epoch: int) -> Inputs:
@@ -248,13 +249,6 @@ class TableSplit(Split):
     """Rows of a table: numbers float32 (rows, columns) with NaN where missing, and codes int64 (rows, columns)."""
 
     array_names = ("numbers", "codes")
-
-
-def _moved(array: NDArray[Any], device: torch.device) -> torch.Tensor:
-    tensor = torch.from_numpy(array)
-    if device.type == "cuda":
-        tensor = tensor.pin_memory()  # only a copy from pinned memory does not stop the device
-    return tensor.to(device, non_blocking=True)
 
 
 def ahead(items: Iterator[Item], *, depth: int = 2) -> Generator[Item]:

@@ -30,10 +30,11 @@ class Snapshot:
     """A copy of the training state, so that training can continue while it is written."""
 
     step: int
-    tensors: dict[str, torch.Tensor]  # on the CPU
+    tensors: dict[str, torch.Tensor]  # on the CPU; from a GPU they may be complete only after `copied`
     state: dict[str, Any]  # plain data
     # At the end of an epoch; larger is better; decides which ones `keep_best` keeps
     score: tuple[float, ...] | None = None
+    copied: torch.cuda.Event | None = None
 
 
 @dataclass
@@ -143,6 +144,8 @@ class OthersCheckpoints(CheckpointStore):
 
 def encode(snapshot: Snapshot) -> bytes:
     """Return the bytes of the checkpoint file."""
+    if snapshot.copied is not None:
+        snapshot.copied.synchronize()
     tensors = {name: tensor.contiguous() for name, tensor in snapshot.tensors.items()}
     # The order of the keys is part of the content.
     state = json.dumps({"step": snapshot.step, "score": snapshot.score, **snapshot.state})

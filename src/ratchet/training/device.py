@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ratchet.errors import TrainingError
 
@@ -20,6 +21,7 @@ __all__ = [
     "cores",
     "describe",
     "keep_freed_memory",
+    "moved",
     "ran_out_of_memory",
     "reproducible",
     "seed_step",
@@ -68,6 +70,14 @@ def arithmetic(device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "PyTorch": torch.__version__,
     }
+
+
+def moved(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Return the array as a tensor on the device, which a CPU shares. Nothing waits for the copy to a GPU."""
+    tensor = torch.from_numpy(array)
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)  # from other memory it waits for all queued steps
 
 
 def keep_freed_memory(device: torch.device) -> None:

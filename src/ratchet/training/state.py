@@ -88,19 +88,21 @@ class TrainingState:
     def keep_best(self, value: float) -> None:
         self.best_value, self.best_epoch = value, self.epoch + 1
         self.best_weights = _copied(self.validated.state_dict())
+        if (copied := _event(self.device)) is not None:
+            copied.synchronize()
 
     def snapshot(self, identity: dict[str, str], *, score: tuple[float, ...] | None) -> Snapshot:
         tensors = {
             **_named("model", self.model.state_dict()),
             **_named("averaged", {} if self.averaged is None else self.averaged.state_dict()),
             **_named("optimizer", optimizer_state(self.model, self.optimizer)),
-            **_named("best", self.best_weights),
             **_named("sums", vars(self.sums)),
         }
         plain: dict[str, Any] = {name: copy.deepcopy(getattr(self, name)) for name in _PLAIN}
         rounding = arithmetic(self.device)
         state = {"identity": identity, "arithmetic": rounding, "scaler": self.scaler.state_dict(), **plain}
-        return Snapshot(step=self.step, tensors=_copied(tensors), state=state, score=score)
+        copies = _copied(tensors) | _named("best", self.best_weights)  # replaced by better ones, never changed
+        return Snapshot(step=self.step, tensors=copies, state=state, score=score, copied=_event(self.device))
 
     def restore(self, snapshot: Snapshot) -> None:
         """Restore the state of `snapshot`. Randomness needs no state: it follows from the seed and the position."""
@@ -130,5 +132,16 @@ def _copied(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     A thread that makes one parallel operation gets OpenMP threads of its own, which stay. With more threads than cores
     OpenMP lets them sleep instead of spin, and every training step takes a sixth longer.
     """
-    layout = torch.contiguous_format
-    return {name: tensor.detach().to("cpu", copy=True, memory_format=layout) for name, tensor in tensors.items()}
+    return {
+        name: tensor.detach().to("cpu", copy=True, non_blocking=tensor.is_cuda, memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
+
+
+def _event(device: torch.device) -> torch.cuda.Event | None:
+    """Return the event after the copies that a GPU makes while the process prepares the next steps; None elsewhere."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event

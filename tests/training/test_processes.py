@@ -71,6 +71,12 @@ class Net(nn.Module):
             raise ValueError("a sample of this piece is odd")
         if self.training and self.fault == "memory" and self._is_last() and len(images) > 8:
             raise torch.OutOfMemoryError("out of memory")
+        if not self.training and self.fault == "validation":
+            if self._is_last() and len(images) > 64:
+                raise torch.OutOfMemoryError("out of memory")
+            if len(images) > 1 and distributed.is_initialized() and distributed.get_rank():
+                with open(os.environ["SEEN"], "a") as seen:
+                    seen.write(f"{len(images)}\\n")
         if self.training:
             self.rows += len(images)
             self.mean = 0.9 * self.mean + 0.1 * images.float().mean().detach()
@@ -221,6 +227,17 @@ def test_all_processes_halve_a_batch_without_memory(bench: Bench, monkeypatch: p
         [trouble] = [event for event in events if isinstance(event, Trouble)]
         assert trouble.kind == "out of memory"
         assert_same(end, halved)
+
+
+def test_processes_share_validation_also_without_memory(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAULT", "validation")
+    monkeypatch.setenv("SEEN", str(bench.root / "seen"))
+    end, _ = bench.run("single")
+    assert_same(bench.run("several", processes=2)[0], end)
+    rows = len(open_split(bench.packed, "validation", bench.spec.input))
+    share = sum(min(64, rows - start) for start in range(64, rows, 128))  # every other batch
+    seen = (bench.root / "seen").read_text().split()
+    assert sum(map(int, seen)) == share * len(end.history) > 0
 
 
 def test_processes_that_are_lost_again_and_again_end_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,17 @@
 """Validation metrics of numbers, labels and tokens against scikit-learn's, on the same answers."""
 
+import json
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from sklearn.metrics import accuracy_score, f1_score, mean_absolute_error, r2_score, root_mean_squared_error
-from torch import nn
+from torch import distributed, nn
 from torch.nn.functional import cross_entropy
 
 from ratchet.problems import Labels, NextToken, Numbers, Target
@@ -14,6 +19,7 @@ from ratchet.training import Split, TableSplit
 from ratchet.training.batches import ShardedArray
 from ratchet.training.losses import Objective
 from ratchet.training.precision import Precision
+from ratchet.training.ranks import Ranks
 from ratchet.training.validation import larger_is_better, validate
 from tests.training.conftest import make_plan
 
@@ -28,13 +34,16 @@ class Reads(nn.Module):
         return numbers
 
 
-def metrics(answers: np.ndarray, targets: np.ndarray, target: Target, *, batch_size: int = 8) -> dict[str, float]:
+def metrics(
+    answers: np.ndarray, targets: np.ndarray, target: Target, *, batch_size: int = 8, ranks: Ranks | None = None
+) -> dict[str, float]:
     arrays = ShardedArray([answers.astype(np.float32)]), ShardedArray([np.zeros((len(answers), 0), np.int64)])
     split = TableSplit("validation", arrays, targets, np.arange(len(answers), dtype=np.uint64))
     objective = Objective.measuring(make_plan(target=target), target, CPU)
     result = validate(
-        Reads(), split, objective=objective, precision=Precision("fp32", False, ""), device=CPU, batch_size=batch_size
-    )
+        Reads(), split, objective=objective, precision=Precision("fp32", False, ""), device=CPU,
+        batch_size=batch_size, ranks=ranks,
+    )  # fmt: skip
     return {name.removeprefix("validation/"): value for name, value in result.items()}
 
 
@@ -62,6 +71,30 @@ def test_a_constant_target_has_no_explained_variance() -> None:
     result = metrics(np.ones((5, 1)), np.full((5, 1), 2.0, np.float32), target)
     assert (result["r2"], result["mae"], result["rmse"]) == (0.0, 1.0, 1.0)
     assert all(math.isfinite(value) for value in result.values())
+
+
+def metrics_of_numbers(ranks: Ranks) -> list[dict[str, float]]:
+    """Return metrics of batches of which each rank has three, of which one rank has one more, and of one batch."""
+    generator = np.random.default_rng(4)
+    targets, answers = (generator.normal(size=(ROWS, 2)).astype(np.float32) for _ in range(2))
+    target = Numbers(("a", "b"), (0.1, 0.2), (3.0, 0.7))
+    return [metrics(answers, targets, target, batch_size=size, ranks=ranks) for size in (7, 5, 1000)]
+
+
+def test_two_ranks_compute_the_bits_of_one(tmp_path: Path) -> None:
+    meeting, first = str(tmp_path / "meeting"), Ranks(0, 2)
+    code = (
+        f"from {__name__} import *; r = Ranks(1, 2); r.join({meeting!r}, CPU); print(json.dumps(metrics_of_numbers(r)))"
+    )
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", code], env=os.environ | paths, stdout=subprocess.PIPE) as other:
+        try:
+            first.join(meeting, CPU)
+            shared = metrics_of_numbers(first)
+        finally:
+            distributed.destroy_process_group()
+        assert json.loads(other.communicate()[0]) == shared
+    assert metrics_of_numbers(Ranks()) == shared
 
 
 @pytest.mark.parametrize("batch_size", [7, 1000])

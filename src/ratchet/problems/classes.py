@@ -81,7 +81,7 @@ class _Sums:
         import torch
 
         self.classes, self.ignored = classes, ignored
-        self.table = torch.zeros(classes**2, dtype=torch.int64, device=device)
+        self.values = torch.zeros(classes**2, dtype=torch.int64, device=device)
 
     def add(self, outputs: "Tensor", targets: "Tensor") -> None:
         import torch
@@ -89,10 +89,10 @@ class _Sums:
         # Without an index of truth values and without bincount, which make the process wait for a GPU.
         counted = targets != self.ignored
         pairs = torch.where(counted, targets * self.classes + outputs.argmax(1), 0)
-        self.table.index_add_(0, pairs, counted.to(torch.int64))
+        self.values.index_add_(0, pairs, counted.to(torch.int64))
 
     def metrics(self, loss: float) -> dict[str, float]:
-        confusion = self.table.view(self.classes, self.classes).cpu().numpy()  # (actual, predicted)
+        confusion = self.values.view(self.classes, self.classes).cpu().numpy()  # (actual, predicted)
         total, correct = confusion.sum(), confusion.diagonal()
         actual, predicted = confusion.sum(1), confusion.sum(0)
         present, known = actual > 0, actual + predicted > 0

@@ -110,17 +110,18 @@ class _Sums:
     def __init__(self, device: "torch.device") -> None:
         import torch
 
-        self.rows = self.cells = 0
-        self.counts = torch.zeros(3, dtype=torch.int64, device=device)  # right, true and answered, true or answered
+        # Right; true and answered; true or answered; samples; cells
+        self.values = torch.zeros(5, dtype=torch.int64, device=device)
 
     def add(self, outputs: "Tensor", targets: "Tensor") -> None:
         import torch
 
         answered, true = outputs > 0, targets > 0.5
-        self.counts += torch.stack([(answered == true).sum(), (answered & true).sum(), answered.sum() + true.sum()])
-        self.rows, self.cells = self.rows + len(targets), self.cells + targets.numel()
+        right = (answered == true).sum()
+        sizes = (torch.full_like(right, size) for size in (len(targets), targets.numel()))
+        self.values += torch.stack([right, (answered & true).sum(), answered.sum() + true.sum(), *sizes])
 
     def metrics(self, loss: float) -> dict[str, float]:
-        right, both, either = self.counts.tolist()
-        accuracy, f1 = right / max(self.cells, 1), 2 * both / either if either else 1.0
-        return {"loss": loss / max(self.rows, 1), "accuracy": accuracy, "f1": f1}
+        right, both, either, rows, cells = self.values.tolist()
+        accuracy, f1 = right / max(cells, 1), 2 * both / either if either else 1.0
+        return {"loss": loss / max(rows, 1), "accuracy": accuracy, "f1": f1}

@@ -45,7 +45,7 @@ class NextToken(Target):
         return outputs.flatten(0, 1), targets.flatten()
 
     def sums(self, ignored: int, device: "torch.device") -> "_Sums":
-        return _Sums(ignored)
+        return _Sums(ignored, device)
 
     @classmethod
     def choose(cls, *, classes: Choice, labels: Choice, numbers: Choice) -> Choice:
@@ -61,12 +61,14 @@ class NextToken(Target):
 class _Sums:
     """Perplexity, e to the loss."""
 
-    def __init__(self, ignored: int) -> None:
-        self.ignored, self.count = ignored, 0
+    def __init__(self, ignored: int, device: "torch.device") -> None:
+        import torch
+
+        self.ignored, self.values = ignored, torch.zeros(1, dtype=torch.int64, device=device)
 
     def add(self, outputs: "Tensor", targets: "Tensor") -> None:
-        self.count += int((targets != self.ignored).sum())
+        self.values += (targets != self.ignored).sum()
 
     def metrics(self, loss: float) -> dict[str, float]:
-        mean = loss / max(self.count, 1)
+        mean = loss / max(int(self.values), 1)
         return {"loss": mean, "perplexity": math.exp(min(mean, 700.0))}

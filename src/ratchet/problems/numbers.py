@@ -146,10 +146,10 @@ class _Sums:
     def __init__(self, mean: "Tensor", std: "Tensor") -> None:
         import torch
 
-        self.mean, self.std, self.rows = mean, std, 0
+        self.mean, self.std = mean, std
         self.precise = torch.float32 if std.device.type == "mps" else torch.float64  # far targets have huge squares
-        # Sums of |error|, error^2, target and target^2.
-        self.sums = torch.zeros(4, len(std), device=std.device, dtype=self.precise)
+        # Sums of |error|, error^2, target, target^2 and 1
+        self.values = torch.zeros(5, len(std), device=std.device, dtype=self.precise)
 
     def add(self, outputs: "Tensor", targets: "Tensor") -> None:
         """Add the errors in units of the standard deviation, where their squares neither overflow nor vanish."""
@@ -157,15 +157,17 @@ class _Sums:
 
         scaled = (targets.to(self.precise) - self.mean) / self.std
         errors = outputs.to(self.precise) - scaled
-        self.sums += torch.stack([errors.abs(), errors.square(), scaled, scaled.square()]).sum(1)
-        self.rows += len(targets)
+        sums = torch.stack([errors.abs(), errors.square(), scaled, scaled.square()]).sum(1)
+        self.values += torch.cat([sums, torch.full_like(sums[:1], len(targets))])
 
     def metrics(self, loss: float) -> dict[str, float]:
-        absolute, squared, mean, square = self.sums.cpu().double().numpy() / max(self.rows, 1)
+        *sums, counts = self.values.cpu().double().numpy()
+        rows = max(int(counts[0]), 1)
+        absolute, squared, mean, square = (each / rows for each in sums)
         std, variance = self.std.cpu().numpy().astype(np.float64), square - mean**2
         explained = 1.0 - np.divide(squared, variance, out=np.full_like(squared, np.inf), where=variance > 0)
         return {
-            "loss": loss / max(self.rows, 1),
+            "loss": loss / rows,
             "mae": float(np.mean(absolute * std)),
             "rmse": float(np.mean(np.sqrt(squared) * std)),
             "r2": float(np.mean(np.where(np.isfinite(explained), explained, 0.0))),

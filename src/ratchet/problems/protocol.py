@@ -32,6 +32,8 @@ LEAST_PROBABILITY = 1e-30
 class Sums(Protocol):
     """Running sums on the device over a split, and the metrics that follow from them."""
 
+    values: "Tensor"  # 0 at first; whole numbers in one dimension, or numbers that are rounded
+
     def add(self, outputs: "Tensor", targets: "Tensor") -> None: ...
 
     def metrics(self, loss: float) -> dict[str, float]:

@@ -29,11 +29,11 @@ from ratchet.training.memory import checkpointed
 from ratchet.training.optim import build_optimizer
 from ratchet.training.precision import choose_precision
 from ratchet.training.profiler import StepProfiler
-from ratchet.training.ranks import LostRank, Ranks
+from ratchet.training.ranks import AgreedMemoryError, LostRank, Ranks
 from ratchet.training.sample_timeout import Interrupted, never
 from ratchet.training.schedule import learning_rate, plateau_falls
 from ratchet.training.state import EpochSums, TrainingState
-from ratchet.training.step import AgreedMemoryError, Stepper, compiled, micro_batches, needs_two_samples, pieces_of
+from ratchet.training.step import Stepper, compiled, micro_batches, needs_two_samples, pieces_of
 from ratchet.training.step_metrics import MetricBuffer, require_finite, timed
 from ratchet.training.teacher import Teacher
 from ratchet.training.transfer import freeze, without_pretrained
@@ -509,16 +509,15 @@ class _Training:
         batch_size = max(1, 2 * self.plan.batch_size // self.state.accumulation)
         while True:
             try:
-                metrics = validate(
+                return validate(
                     self.state.validated,
                     self.inputs.validation,
                     objective=Objective.measuring(self.plan, self.inputs.spec.target, self.device),
                     precision=self.precision,
                     device=self.device,
                     batch_size=batch_size,
+                    ranks=self.ranks,
                 )
-                values = self.ranks.from_first(list(metrics.values()), self.device)  # another may have less memory
-                return dict(zip(metrics, values, strict=True))
             except Exception as error:  # any other error is raised again
                 if not ran_out_of_memory(error) or batch_size == 1:
                     raise

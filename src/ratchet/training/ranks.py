@@ -19,13 +19,17 @@ import torch
 from torch import distributed
 from torch.nn import functional
 
-__all__ = ["LostRank", "PieceSum", "Ranks"]
+__all__ = ["AgreedMemoryError", "LostRank", "PieceSum", "Ranks"]
 
 _LONGEST_WAIT = timedelta(minutes=30)  # for another rank: it may read a checkpoint, or be examined by the doctor
 
 
 class LostRank(Exception):
     """Another process of the training has ended or does not answer."""
+
+
+class AgreedMemoryError(MemoryError):
+    """Memory ran out in one of the processes, and all of them know it."""
 
 
 class PieceSum:
@@ -112,6 +116,23 @@ class Ranks:
             parts = [left + right for left, right in zip(parts[::2], parts[1::2], strict=True)]
         distributed.all_gather_into_tensor(mine, parts[0])
         return mine[: len(vector)]
+
+    def in_turn(self, items: torch.Tensor) -> torch.Tensor:
+        """Return the items (n, ...) of all ranks in turn: the first of each rank, then the second, and so on."""
+        if self.count == 1:
+            return items
+        gathered = items.new_empty((self.count * len(items), *items.shape[1:]))
+        self._call(lambda: distributed.all_gather_into_tensor(gathered, items))
+        return gathered.view(self.count, *items.shape).transpose(0, 1).flatten(0, 1)
+
+    def agree_on_memory(self, device: torch.device, *, has_enough: bool) -> None:
+        """Say on every rank whether it had enough memory.
+
+        Raises:
+            AgreedMemoryError: one of them had not.
+        """
+        if self.count > 1 and self.add(torch.tensor([not has_enough], dtype=torch.int64, device=device)):
+            raise AgreedMemoryError("out of memory in a process of the training")
 
     def from_first(self, values: Sequence[float], device: torch.device) -> list[float]:
         """Return the values that rank 0 has; every rank has as many."""

@@ -16,19 +16,15 @@ from ratchet.training.losses import Objective
 from ratchet.training.optim import clip_gradients, move_average, set_rate
 from ratchet.training.plan import Plan
 from ratchet.training.precision import Precision
-from ratchet.training.ranks import PieceSum, Ranks
+from ratchet.training.ranks import AgreedMemoryError, PieceSum, Ranks
 from ratchet.training.state import TrainingState
 from ratchet.training.teacher import Teacher
 
-__all__ = ["AgreedMemoryError", "StepMetrics", "Stepper", "compiled", "micro_batches", "needs_two_samples", "pieces_of"]
+__all__ = ["StepMetrics", "Stepper", "compiled", "micro_batches", "needs_two_samples", "pieces_of"]
 
 _MOST_SHAPES = 256  # of batches that are compiled
 
 _ONE_VALUE = "Expected more than 1 value per channel when training"  # PyTorch's error
-
-
-class AgreedMemoryError(MemoryError):
-    """Memory ran out in one of the processes, and all of them know it."""
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,11 @@ import torch
 from torch import nn
 
 from ratchet.training.batches import Split
+from ratchet.training.device import ran_out_of_memory
 from ratchet.training.losses import Objective
 from ratchet.training.plan import Plan
 from ratchet.training.precision import Precision
+from ratchet.training.ranks import Ranks
 from ratchet.training.state import TrainingState
 
 __all__ = ["epoch_score", "larger_is_better", "overfitting_notice", "update_best", "validate"]
@@ -17,21 +19,50 @@ _SMALLER_IS_BETTER = ("loss", "mae", "rmse", "perplexity")
 
 
 def validate(
-    model: nn.Module, split: Split, *, objective: Objective, precision: Precision, device: torch.device, batch_size: int
+    model: nn.Module,
+    split: Split,
+    *,
+    objective: Objective,
+    precision: Precision,
+    device: torch.device,
+    batch_size: int,
+    ranks: Ranks | None = None,
 ) -> dict[str, float]:
     """Compute the loss and the problem's metrics over the whole split. The model is left in eval mode.
 
-    `Target.sums` of each problem says which they are.
+    `Target.sums` of each problem says which they are. Each of N ranks computes every N-th batch. What is rounded is
+    added in the order of the batches, so the number of ranks changes no bit.
+
+    Raises:
+        MemoryError: memory ran out on one of several ranks; every rank raises it.
     """
+    ranks = ranks or Ranks()
     model.eval()
-    loss = torch.zeros((), device=device)
-    sums = objective.target.sums(objective.ignored, device)
+    batches, sums = list(split.in_order(batch_size)), objective.target.sums(objective.ignored, device)
+    is_rounded, share = sums.values.is_floating_point(), -(-len(batches) // ranks.count)
+    losses = torch.zeros(share, device=device)
+    parts = sums.values.new_zeros((share * is_rounded, *sums.values.shape))
+    has_memory = True
     with torch.inference_mode():
-        for inputs, targets in split.feed(list(split.in_order(batch_size)), device):
-            with precision.autocast(device):
-                outputs = model(*inputs)
-            loss += objective(outputs, targets)
-            sums.add(outputs, targets)
+        try:
+            for place, (inputs, targets) in enumerate(split.feed(batches[ranks.rank :: ranks.count], device)):
+                with precision.autocast(device):
+                    outputs = model(*inputs)
+                losses[place] = objective(outputs, targets)
+                part = objective.target.sums(objective.ignored, device) if is_rounded else sums
+                part.add(outputs, targets)
+                if is_rounded:
+                    parts[place] = part.values
+        except Exception as error:  # any other error is raised again
+            if ranks.count == 1 or not ran_out_of_memory(error):
+                raise
+            has_memory = False
+        ranks.agree_on_memory(device, has_enough=has_memory)
+        loss = sum(ranks.in_turn(losses), torch.zeros((), device=device))
+        if is_rounded:
+            sums.values = sum(ranks.in_turn(parts), sums.values)
+        else:
+            sums.values = ranks.add(sums.values)
     metrics = sums.metrics(loss.item())
     return {f"validation/{name}": value for name, value in metrics.items()}
 

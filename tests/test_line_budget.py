@@ -28,7 +28,7 @@ LIMITS = {
     "tasks": 4_800,
     "tokens": 400,
     "traffic": 1_000,
-    "training": 8_200,
+    "training": 8_300,
 }
 
 

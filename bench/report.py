@@ -1,7 +1,6 @@
 """Results of the benchmarks: rows of one table, and a description of the machine."""
 
 import argparse
-import contextlib
 import importlib.metadata
 import json
 import os
@@ -43,16 +42,14 @@ def machine() -> str:
     """Return processor, threads, load, device and versions as text."""
     import torch
 
+    from ratchet.hardware import processor
     from ratchet.training.device import choose_device, describe
 
-    name = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
-        listed = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next((line.split(":")[1].strip() for line in listed if line.startswith("model name")), name)
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     versions = ", ".join(f"{package} {importlib.metadata.version(package)}" for package in _PACKAGES)
     return (
-        f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, load {load} before the start; "
+        f"{processor() or platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, "
+        f"load {load} before the start; "
         f"trains on {describe(choose_device('auto'))}; Python {platform.python_version()}, {versions}"
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ratchet import files, settings
 from ratchet.errors import StudyError, StudyUnavailable, TrackingUnavailable
+from ratchet.hardware import cores
 from ratchet.registry.runs import Run, end_trials
 from ratchet.scale import ShardCall, map_here
 from ratchet.search.finalists import winner
@@ -112,13 +113,12 @@ def _show(study: Study, progress: StageProgress) -> None:
 
 def shards_of(params: Params, name: str) -> list[ShardCall]:
     """Return the worker processes of this machine: one for each GPU, or for each group of cores."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    gpus = _gpus(params)
-    count = params.search.workers or gpus or len(cores)
-    groups: list[Sequence[int]] = [cores[place::count] for place in range(count)]
+    own_cores, gpus = cores(), _gpus(params)
+    count = params.search.workers or gpus or len(own_cores)
+    groups: list[Sequence[int]] = [own_cores[place::count] for place in range(count)]
     shards = []
     for place, group in enumerate(groups):
-        own = list(group) if len(cores) >= count else []
+        own = list(group) if len(own_cores) >= count else []
         threads = max(1, len(own))
         environment = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         if gpus:

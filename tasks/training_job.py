@@ -97,11 +97,10 @@ def make_plan(settings: TrainingSettings, target: Target, *, seed: int, kind: st
 
 
 def deciding(plan: "training.Plan") -> dict[str, Any]:
-    """Return the settings that decide the weights, by name. A whole step is as before it could have pieces."""
+    """Return the settings that decide the weights, by name. Later ones are left out where they change nothing."""
+    usual = {"pieces": 1, "threads": "auto"}
     decides = {name: value for name, value in asdict(plan).items() if name not in NEUTRAL}
-    if plan.pieces == 1:
-        del decides["pieces"]
-    return decides
+    return {name: value for name, value in decides.items() if name not in usual or value != usual[name]}
 
 
 def _deciding(spec: "ModelSpec") -> dict[str, Any]:

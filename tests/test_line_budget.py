@@ -17,7 +17,7 @@ LIMITS = {
     "kinds": 2_400,
     "problems": 1_000,
     "provenance": 1_100,
-    "ratchet": 1_700,
+    "ratchet": 1_725,
     "registry": 4_900,
     "reports": 2_600,
     "scale": 300,

@@ -71,6 +71,8 @@ class Net(nn.Module):
             raise ValueError("a sample of this piece is odd")
         if self.training and self.fault == "memory" and self._is_last() and len(images) > 8:
             raise torch.OutOfMemoryError("out of memory")
+        if self.training and self.fault == "threads":
+            assert torch.get_num_threads() == 2, torch.get_num_threads()
         if not self.training and self.fault == "validation":
             if self._is_last() and len(images) > 64:
                 raise torch.OutOfMemoryError("out of memory")
@@ -217,6 +219,25 @@ def test_all_processes_stop_after_the_same_step(bench: Bench) -> None:
     assert stopped == Stopped(10)
     end, _ = bench.run("stopped")
     assert_same(end, bench.run("undisturbed")[0])
+
+
+@pytest.mark.parametrize(("own", "threads"), [(8, "auto"), (3, 2)])
+def test_threads_of_a_piece_stay_in_any_process(
+    own: int, threads: int | str, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first attempt has as many threads as the four pieces need, the second one fewer, in two processes."""
+    monkeypatch.setenv("FAULT", "threads")
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(own)
+        calls = iter(range(100))
+        *_, stopped = bench.events(bench.plan(threads=threads), "resumed", stop=lambda: next(calls) == 9)
+        assert stopped == Stopped(9)
+        torch.set_num_threads(1)
+        bench.run("resumed", processes=2, threads=threads)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_all_processes_halve_a_batch_without_memory(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from ratchet import files, git, urls
 from ratchet.data.versions import dvc_hashes, dvc_inputs
 from ratchet.errors import WorkspaceError
+from ratchet.hardware import processor
 from ratchet.provenance.git_patch import UncommittedChanges, uncommitted_changes
 from ratchet.registry.provenance_record import ContinuedCode, Hardware, Provenance
 from ratchet.settings.model import Params
@@ -153,7 +154,7 @@ def _hardware() -> Hardware:
     return Hardware(
         machine=platform.machine(),
         system=f"{platform.system()} {platform.release()}",
-        processor=_processor(),
+        processor=processor(),
         instructions=torch.backends.cpu.get_cpu_capability(),
         threads=torch.get_num_threads(),
         cuda=torch.version.cuda if has_gpu else None,
@@ -161,15 +162,6 @@ def _hardware() -> Hardware:
         gpus=tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())),
         driver=_driver(),
     )
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 def _driver() -> str | None:

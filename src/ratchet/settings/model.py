@@ -267,6 +267,9 @@ class TrainingSettings(Section):
     processes: Literal["auto"] | PowerOfTwo = setting(
         1, "processes of the training, which share the pieces of a step; auto: one for each GPU or core", decides=False
     )
+    threads: Literal["auto"] | Positive = setting(
+        "auto", "threads of a piece, which decide the weights; auto: its share"
+    )
     workers: Count = setting(
         0, "processes that read samples of an own kind that is not packed; 0: the training process", decides=False
     )

@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 
 from ratchet.errors import TrainingError
+from ratchet.hardware import processor
 
 __all__ = [
     "arithmetic",
     "choose_device",
-    "cores",
     "describe",
     "keep_freed_memory",
     "moved",
@@ -47,11 +47,6 @@ def choose_device(wanted: str, *, rank: int = 0, ranks: int = 1) -> torch.device
     return device
 
 
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def describe(device: torch.device) -> str:
     """Return the name and memory of the device, for people."""
     if device.type == "cuda":
@@ -66,9 +61,12 @@ def arithmetic(device: torch.device) -> dict[str, Any]:
     """Return what decides how sums are rounded, beside data, settings and code."""
     return {
         "threads": torch.get_num_threads(),
+        "processor": processor(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "cuDNN": torch.backends.cudnn.version() if device.type == "cuda" else None,  # type: ignore[no-untyped-call]
         "PyTorch": torch.__version__,
+        "NumPy": np.__version__,
     }
 
 

@@ -27,6 +27,7 @@ from ratchet.training.inputs import TrainingInputs, initial_model
 from ratchet.training.losses import Objective, class_weights
 from ratchet.training.memory import checkpointed
 from ratchet.training.optim import build_optimizer
+from ratchet.training.plan import Plan
 from ratchet.training.precision import choose_precision
 from ratchet.training.profiler import StepProfiler
 from ratchet.training.ranks import AgreedMemoryError, LostRank, Ranks
@@ -75,7 +76,7 @@ def fit(
     """
     plan, splits, ranks = inputs.plan, (inputs.train, inputs.validation), ranks or Ranks()
     with (
-        _threads(plan.pieces), reproducible(plan.seed, deterministic=plan.deterministic), store,
+        _threads(plan), reproducible(plan.seed, deterministic=plan.deterministic), store,
         closing(splits[0]), closing(splits[1]),
     ):  # fmt: skip
         for split in splits:
@@ -92,11 +93,12 @@ def fit(
 
 
 @contextmanager
-def _threads(pieces: int) -> Iterator[None]:
-    """Use as many of this process's threads as one for each piece could have, and as before at the end."""
+def _threads(plan: Plan) -> Iterator[None]:
+    """Use the threads that a piece has by the plan, and as many as before at the end."""
     before = torch.get_num_threads()
-    if pieces > 1:
-        torch.set_num_threads(max(1, before // pieces))
+    threads = max(1, before // plan.pieces) if plan.threads == "auto" else int(plan.threads)
+    if threads != before:
+        torch.set_num_threads(threads)
     try:
         yield
     finally:
@@ -251,7 +253,7 @@ class _Training:
     def _other_arithmetic(self) -> Iterator[Event]:
         """Keep the number of threads of the training's begin, and report what cannot be kept.
 
-        Sums are rounded otherwise with another number of threads, instruction set, device or PyTorch.
+        Sums are rounded otherwise with another number of threads, processor, device or library.
         """
         if not self.plan.deterministic:
             return

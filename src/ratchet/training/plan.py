@@ -73,6 +73,7 @@ class Plan:
     rollback_factor: float = 0.5  # of the learning rate, at each return to a checkpoint
 
     processes: int | str
+    threads: int | str
     workers: int
     sample_timeout: float
     overfit_gap: float

@@ -24,8 +24,9 @@ import torch
 from torch import distributed
 
 from ratchet.errors import RatchetError, TrainingError
+from ratchet.hardware import cores
 from ratchet.training.checkpoint import CheckpointStore, OthersCheckpoints
-from ratchet.training.device import choose_device, cores
+from ratchet.training.device import choose_device
 from ratchet.training.events import Event, Notice, Trouble
 from ratchet.training.inputs import TrainingInputs, open_split
 from ratchet.training.loop import fit
@@ -93,7 +94,7 @@ def count_processes(processes: int | str, *, pieces: int, device: str) -> int:
         TrainingError: the pieces cannot be shared equally, or there are too few GPUs.
     """
     chosen = choose_device(device)
-    places = {"cuda": torch.cuda.device_count(), "cpu": cores()}.get(chosen.type, 1) if chosen.index is None else 1
+    places = {"cuda": torch.cuda.device_count(), "cpu": len(cores())}.get(chosen.type, 1) if chosen.index is None else 1
     if processes == "auto":
         return 1 << (min(places, pieces).bit_length() - 1)
     count = int(processes)

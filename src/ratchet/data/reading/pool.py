@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from ratchet.errors import DataError
+from ratchet.hardware import cores
 
 __all__ = ["in_order", "in_order_by_processes", "threads"]
 
@@ -27,9 +28,7 @@ _AHEAD = 2  # chunks in progress per worker: keeps workers busy and memory bound
 
 def threads(workers: int) -> int:
     """Return the number of workers for `data.workers`: 0 means one per core that this process may use."""
-    if workers:
-        return workers
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return workers or len(cores())
 
 
 def in_order(work: Callable[[Chunk], Result], chunks: Iterable[Chunk], *, workers: int) -> Iterator[Result]:

@@ -12,7 +12,7 @@ LIMITS = {
     "doctor": 1_300,
     "evaluation": 3_500,
     "exports": 800,
-    "flows": 3_200,
+    "flows": 3_220,
     "gate": 1_600,
     "kinds": 2_400,
     "problems": 1_000,

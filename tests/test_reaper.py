@@ -59,10 +59,3 @@ def test_an_ended_session_tears_down_and_leaves_nothing(number: signal.Signals, 
 def test_a_killed_session_leaves_nothing(tmp_path: Path) -> None:
     started, _ = end_inner_session("test_small", signal.SIGKILL, tmp_path)
     until_gone(started)
-
-
-@pytest.mark.slow
-def test_a_killed_session_leaves_no_server(tmp_path: Path) -> None:
-    started, _ = end_inner_session("test_servers", signal.SIGKILL, tmp_path)
-    assert len(started) == 6  # the command, the supervisor, four services
-    until_gone(started)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import fork_server
 import pytest
 import torch
 from waiting import until
@@ -110,11 +111,11 @@ class Project:
 
     def run(self, *arguments: str, code: int = 0) -> str:
         """Run a command that ends with `code`; return what it prints."""
-        with self.start(*arguments) as process:
-            output, errors = process.communicate()
-        assert process.returncode == code, output + errors
-        assert "Traceback" not in errors
-        return errors + output
+        command, root = ["ratchet", *arguments], self.workspace.root
+        done = fork_server.shared().run(command, cwd=root, environment=self.environment)
+        assert done.returncode == code, done.stdout
+        assert "Traceback" not in done.stdout
+        return done.stdout
 
     @property
     def files(self) -> list[str]:

@@ -26,6 +26,7 @@ def main() -> None:
     from prefect.server.api.server import create_app
     from prefect.settings import get_current_settings
 
+    from flows.server.database import make_database
     from ratchet.request_filter import RequestFilter
 
     if not options.private:
@@ -34,6 +35,8 @@ def main() -> None:
         for name in (_PRESSURE, _STALE, _SERVING):
             threading.Thread(target=_watch, args=(options.api, name), name=name, daemon=True).start()
     settings = get_current_settings().server
+    if settings.database.connection_url:
+        make_database(settings.database.connection_url.get_secret_value())
     uvicorn.run(
         RequestFilter(create_app(final=True), origins=options.origins),
         host=options.host,

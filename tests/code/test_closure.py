@@ -124,7 +124,7 @@ def test_imports_of_ours_are_absolute() -> None:
 
 
 CALLED = """
-import atexit, inspect, json, os, sys, threading
+import atexit, inspect, json, os, runpy, sys, threading
 
 called, root = set(), os.getcwd()
 
@@ -148,10 +148,10 @@ def write():
         json.dump(sorted(os.path.relpath(name, root) for name in called), file)
 
 
-if os.environ.get("DVC_STAGE"):
-    atexit.register(write)
-    sys.setprofile(note)
-    threading.setprofile(note)
+atexit.register(write)
+sys.setprofile(note)
+threading.setprofile(note)
+runpy.run_module(f"tasks.{sys.argv[1]}", run_name="__main__", alter_sys=True)
 """
 
 
@@ -181,13 +181,12 @@ def test_every_function_that_a_stage_calls_is_counted(
 ) -> None:
     """But those of modules that are marked as unable to change a result."""
     project = new_project(source.__name__ if source else "images")
-    (project.root / "sitecustomize.py").write_text(CALLED)
     short = "training.max_steps=4", "training.epochs=1", "gate.minimum_metric=none", "gate.constant=report"
     project.good("ratchet", "set", *short, *(source(project.root) if source else ()))
     project.good(*project.stage("code"))
     by_stage = json.loads(project.workspace.code.read_text())["files"]
     for stage in STAGES:
-        project.good(*project.stage(stage), DVC_STAGE=stage)
+        project.good(sys.executable, "-c", CALLED, stage, DVC_STAGE=stage)
         called: set[str] = set()
         for path in project.root.glob("called-*.json"):
             called |= set(json.loads(path.read_text()))

@@ -7,17 +7,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from ports import reserved_port
 from waiting import until
 
 from ratchet.servers.record import ServerRecord, start_supervisor
 from ratchet.servers.supervisor import Launch, Service
 from ratchet.workspace import Workspace
 
-HOST = "127.0.0.1"
 SLEEP = [sys.executable, "-c", "import signal; signal.pause()"]
 PLACE = Path(os.environ["STAYS_AT"])
 
@@ -46,17 +43,3 @@ def test_small(torn_down: None) -> None:
     alone = subprocess.Popen(SLEEP, start_new_session=True)
     child = subprocess.Popen(SLEEP)
     say([part.pid, command, alone.pid, child.pid])
-
-
-def test_servers(project: Any, torn_down: None) -> None:
-    """All that `ratchet up` starts, while it starts."""
-    names = ("platform.prefect_port", "platform.mlflow_port", "serving.port")
-    project.good("ratchet", "set", *(f"{name}={reserved_port(HOST)}" for name in names))
-    up = subprocess.Popen(["ratchet", "up"], cwd=project.root, env=project.environment)
-
-    def started() -> list[int]:
-        record = ServerRecord.read(project.workspace)
-        commands = [part.pid for part in record.services.values() if part.pid]
-        return [up.pid, record.pid, *commands] if len(commands) == 4 else []
-
-    say(until(started, process=up))

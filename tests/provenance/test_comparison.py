@@ -154,23 +154,3 @@ def test_the_page_shows_everything_and_escapes_text(differing: Comparison) -> No
         "-25.00 points",
     ):
         assert text in page, text
-
-
-def test_page_of_runs_without_records_says_what_is_missing(differing: Comparison) -> None:
-    unknown = replace(
-        differing, code=CodeChange((None, None), (), {}), settings=None, data=(None, "d2"), samples=None,
-        environment=(), metrics=(), answers=None, doubts=("one/1: was changed",),
-    )  # fmt: skip
-    page = comparison_page(unknown)
-    for text in (
-        "Not comparable",
-        "one/1: was changed",
-        "unknown for both",
-        "nothing uncommitted differs",
-        "unknown -&gt; d2",
-        "the same, or not recorded for both",
-        "this is missing",
-    ):
-        assert text in page, text
-    for heading in ("Settings", "Test metrics", "Test samples"):
-        assert f"<h2>{heading}" not in page

@@ -12,7 +12,6 @@ from measured import measure_classes as measure
 from ratchet.cost import TrainingCost
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.metrics import NamedMetric
-from ratchet.evaluation.robustness import Robustness
 from ratchet.gate.case import Unused
 from ratchet.gate.rules import MetricResult
 from ratchet.gate.verdict import Verdict
@@ -89,17 +88,6 @@ def test_text_from_data_never_becomes_markup(content: CardContent, purpose: str)
     assert not re.search(r"(src|href)=|url\(|@import", page)
 
 
-def test_card_says_why_a_metric_has_no_interval(content: CardContent) -> None:
-    rows = [2, 298]
-    labels = np.repeat(np.arange(len(rows)), rows)
-    logits = np.random.default_rng(0).normal(size=(len(labels), len(rows))).astype(np.float32)
-    few = EvaluationSettings(resamples=100)
-    metrics = measure(logits, labels, classes=[str(number) for number in range(len(rows))], settings=few)
-    text = " ".join(visible(render_html(replace(content, metrics=metrics))))
-    assert text.count("Too few samples of class 0 (2) for an interval of F1 and ROC-AUC.") == 1
-    assert f"ROC-AUC {metrics.roc_auc:.4f} no interval" in text
-
-
 def test_card_has_what_a_decision_needs(content: CardContent) -> None:
     text = " ".join(visible(render_html(content)))
     low, value, high = (
@@ -137,24 +125,6 @@ def test_card_holds_no_password(content: CardContent) -> None:
     assert "s3://me:***@host/images" in html.unescape(render_html(content))
 
 
-def test_accuracy_with_corruption_is_listed(content: CardContent) -> None:
-    shares = tuple(Interval(low, low + 0.05, low + 0.1) for low in (0.9, 0.7, 0.5, 0.3, 0.1))
-    robustness = Robustness(120, Interval(0.9, 0.95, 0.98), {"blur": shares})
-    text = " ".join(visible(render_html(replace(content, metrics=replace(content.metrics, robustness=robustness)))))
-    assert "corruption mean accuracy lowest strength highest strength blur 55.0 % 95.0 % 15.0 %" in text
-    assert "measured on 120 test samples at five strengths" in text
-    assert "corruption" not in " ".join(visible(render_html(content)))
-
-
-def test_unknown_facts_are_named(content: CardContent) -> None:
-    bare = replace(content, cost=None, settings={}, checksums={}, quarantined={}, lineage={})
-    text = " ".join(visible(render_html(bare)))
-    assert "cost unknown: it was not trained here" in text
-    assert "Every setting has its default value." in text
-    assert "quarantined none" in text
-    assert "SHA-256" not in text
-
-
 def test_description_is_opening_and_most_serious_warning(content: CardContent) -> None:
     given = replace(content, purpose="Sorting insects by the light trap.")
     opening = description(given).split("\n\n")
@@ -164,8 +134,3 @@ def test_description_is_opening_and_most_serious_warning(content: CardContent) -
     )
     assert opening[-1] == "The complete card is in the artifacts of the run: `card/card.html`."
     assert "probabilities" in opening[-2] or "test rows" in opening[-2]
-
-
-def test_same_content_gives_the_same_card(content: CardContent) -> None:
-    assert render_html(content) == render_html(content)
-    assert render_markdown(content) == render_markdown(content)

@@ -112,15 +112,6 @@ def test_winner_is_shown_with_interval_and_expected_regression() -> None:
     assert f"learning_rate 0.002 {best.trial.values['training.learning_rate']}" in text
 
 
-def test_every_trial_is_a_row_and_has_ended() -> None:
-    study = STUDIES["ended"]()
-    text = Reader(search_page(study)).text
-    for trial in study.trials:
-        state = "complete" if trial.state == "complete" else "ended early"
-        name = trial.number if trial.seed_of is None else f"{trial.seed_of}, seed {trial.seed}"
-        assert f" {name} {state} {trial.epochs} {100 * (trial.value or 0):.2f} %" in text
-
-
 def test_failed_trials_have_their_reason_as_plain_text() -> None:
     study = STUDIES["failures"]()
     text = Reader(search_page(study)).text
@@ -143,14 +134,6 @@ def test_present_settings_outside_the_space_are_on_the_page() -> None:
     assert {*importance(study)} == {*space}
     copied = frozen(study.trials[0], dimensions(study))
     assert (copied.params, copied.user_attrs["values"]["training.optimizer"]) == ({}, "adamw")
-
-
-def test_search_without_any_result_has_no_winner() -> None:
-    text = Reader(search_page(STUDIES["all failed"]())).text
-    assert "No winner" in text
-    assert "3 trials failed. Reason: <script>" in text
-    assert "Finalists" not in text
-    assert "No result yet" in Reader(search_page(empty())).text
 
 
 def test_hostile_values_of_settings_are_escaped() -> None:

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from simulated_search import CannotTrain
 
-from ratchet.reports.search_text import short_names, summary, trial_table
+from ratchet.reports.search_text import summary, trial_table
 from ratchet.search.records import Study, Trial
 
-from .made_study import SPACE, Values, accuracy_and_size, made_study
+from .made_study import Values, made_study
 
 NASTY = "[bold]out of memory[/] \x1b[31m\n" + "x" * 400
 
@@ -37,28 +37,8 @@ def test_summary_has_winner_and_regression(ended: Study) -> None:
         assert part in text
 
 
-def test_summary_says_that_nothing_changed(ended: Study) -> None:
-    first = replace(ended.trials[0], state="complete", objectives=(0.99,))
-    assert "The settings before the search are the best ones." in summary(replace(ended, trials=(first,)))
-
-
-def test_summary_of_several_objectives_names_the_front() -> None:
-    study = made_study(
-        trials=6, objectives=accuracy_and_size, names=("validation/accuracy", "parameters"), epochs=2
-    )  # fmt: skip
-    assert any(line.startswith("Pareto front: trials ") for line in summary(study))
-
-
 def test_table_has_a_row_for_each_trial(ended: Study) -> None:
     header, rows = trial_table(replace(ended, trials=(*ended.trials, Trial(99, "key", {}))))
     assert {len(row) for row in rows} == {len(header)}
     assert len(rows) == len(ended.trials) + 1
     assert any(row[:2] == [f"{ended.winner}, seed 2", "complete"] for row in rows)
-
-
-def test_names_are_short_unless_ambiguous() -> None:
-    assert short_names(SPACE)["training.learning_rate"] == "learning_rate"
-    assert short_names(["training.factory", "model.factory"]) == {
-        "training.factory": "training.factory",
-        "model.factory": "model.factory",
-    }

@@ -4,9 +4,7 @@ import json
 import os
 import shutil
 import sqlite3
-import struct
 import subprocess
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
@@ -14,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pytest
 from PIL import Image
 
@@ -67,16 +64,6 @@ def use_pictures(project: Any) -> Path:
     return project.root / "images"
 
 
-def png_header(width: int, height: int) -> bytes:
-    """A PNG that claims a size and holds nothing."""
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
-
-
 def task_states(project: Any) -> tuple[str, dict[str, str]]:
     """State types of the newest flow run and of its tasks, as the Prefect server wrote them down."""
     database = sqlite3.connect(project.root / ".ratchet" / "prefect" / "prefect.db")
@@ -119,19 +106,6 @@ def test_every_command_refuses_a_bad_file_with_all_faults(fresh: Any) -> None:
             assert text in output
 
 
-def test_outside_a_project_the_way_in_is_told(tmp_path: Path, shared_project: Any) -> None:
-    done = subprocess.run(
-        ["ratchet", "train"],
-        cwd=tmp_path,
-        env=shared_project.environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"ratchet: no params.yaml in {tmp_path.resolve()} or above it: run this inside")
-
-
 def test_a_missing_folder_is_named_by_the_flow_too(fresh: Any) -> None:
     folder = use_pictures(fresh)
     with nothing_written(fresh):
@@ -155,37 +129,6 @@ def test_an_unreachable_source_is_one_sentence_in_the_flow(fresh: Any) -> None:
     (sentence,) = [line for line in message.splitlines() if line.startswith("ratchet: data.path")]
     assert f"{address} does not answer" in sentence
     assert len(message.splitlines()) < 8
-
-
-def test_the_run_stops_when_every_image_is_bad(fresh: Any) -> None:
-    folder = use_pictures(fresh)
-    for name in ("cat", "dog"):
-        (folder / name).mkdir(parents=True)
-        for number in range(5):
-            (folder / name / f"{number}.png").write_bytes(b"" if number else b"no image")
-    with nothing_written(fresh, but=("data/quarantine.parquet",)):
-        message = fresh.refused(*fresh.stage("ingest"))
-    assert "10 of 10 samples are bad" in message
-    assert "empty-file 8" in message
-    assert str(fresh.workspace.quarantine) in message
-    assert pl.read_parquet(fresh.workspace.quarantine)["source"].n_unique() == 10
-
-
-def test_a_project_that_cannot_be_written_is_told(
-    open_folder: Path, unprivileged: tuple[str, ...], shared_project: Any
-) -> None:
-    project = shared_project.clone(open_folder / "project")
-    for path in [project.root, *(path for path in project.root.rglob("*") if path.is_dir())]:
-        path.chmod(0o555)
-    try:
-        for command in (project.stage("ingest"), ("ratchet", "set", "training.epochs=3")):
-            message = project.refused(*unprivileged, *command, PYTHONDONTWRITEBYTECODE="1")
-            assert (
-                "cannot be read or written (Permission denied): make it readable and writable for this user" in message
-            )
-    finally:
-        for path in [project.root, *(path for path in project.root.rglob("*") if path.is_dir())]:
-            path.chmod(0o755)
 
 
 @pytest.fixture

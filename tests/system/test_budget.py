@@ -16,9 +16,9 @@ from ratchet.registry.runs import total_cost
 
 pytestmark = pytest.mark.slow
 
-STEPS = 12 * 20  # the digits' training rows in batches of 64 make 20 an epoch
+STEPS = 6 * 20  # the digits' training rows in batches of 64 make 20 an epoch
 SETTINGS = {
-    "training.epochs": 12,
+    "training.epochs": 6,
     "training.batch_size": 64,
     "training.flip": "random",
     "training.checkpoint_steps": 3,

@@ -1,4 +1,4 @@
-"""A training killed thirty times, wherever a kill may strike: the real stage, real data, a real MLflow database.
+"""A training killed some twenty times, wherever a kill may strike: the real stage, real data, a real MLflow database.
 
 The truth is an undisturbed run of the same command in a project of its own. A kill is SIGKILL, at a moment of chance
 or right before a change of the file system; the files on disk show where it was killed.
@@ -158,9 +158,7 @@ def on_fire(project: Any, log: Path) -> Iterator[Fire]:
             zygote.kill()
 
 
-def test_a_training_killed_thirty_times_ends_the_same(
-    new_project, use_small_net, tmp_path, assert_same_training
-) -> None:
+def test_a_training_killed_anywhere_ends_the_same(new_project, use_small_net, tmp_path, assert_same_training) -> None:
     undisturbed, killed = new_project("undisturbed"), new_project("killed")
     log, chance = tmp_path / "log", random.Random(100)
     for project in (undisturbed, killed):
@@ -171,7 +169,7 @@ def test_a_training_killed_thirty_times_ends_the_same(
     undisturbed.good(*undisturbed.stage("train"), OMP_NUM_THREADS="1")
     with on_fire(killed, log) as fire:
         # Before some of the first changes of the disk; then while MLflow's tables are made, which takes a while.
-        for after in range(1, 16, 2):
+        for after in range(1, 16, 5):
             assert fire.train(near=str(killed.root), after=after) == -signal.SIGKILL, log.read_text()
         for _ in range(2):
             delay = later(chance.uniform(0.0, 0.5), fire.is_making_tables)
@@ -179,7 +177,7 @@ def test_a_training_killed_thirty_times_ends_the_same(
         assert fire.train((fire.mlruns / "mlflow.db").exists) == -signal.SIGKILL, log.read_text()
 
         # On the way: at any moment, in a checkpoint's write, in a sync.
-        kinds = ["any", "write", "sync", "sent"] * 3
+        kinds = ["any", "write", "sync", "sent"] * 2
         chance.shuffle(kinds)
         while kinds or not fire.struck["in a sync"]:
             kind = kinds.pop() if kinds else "sync"
@@ -204,7 +202,7 @@ def test_a_training_killed_thirty_times_ends_the_same(
             code = fire.train(near=str(killed.root / "data" / ".draft-model"), after=after)
             assert code == -signal.SIGKILL or (code == 0 and after > 1), log.read_text()  # 0: past the last change
             assert after == 1 or fire.is_handing_over()
-            after += 6
+            after += 12
         print(f"{fire.struck.total()} kills: {dict(fire.struck)}, {time.monotonic() - fire.started:.0f} s")
     for place in PLACES:
         assert fire.struck[place], fire.struck

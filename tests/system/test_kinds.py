@@ -1,7 +1,7 @@
 """Each kind of data through the whole pipeline: `dvc repro`, a kill in the training, the registered model.
 
-The data are real: penguins, parts of rt-polarity, of tinyshakespeare and of bike-sharing, from the folder
-RATCHET_DATASETS. The class and the settings of the own kind are those of docs/your-own-kind.md.
+The data are real: parts of tinyshakespeare and of bike-sharing, from the folder RATCHET_DATASETS. The class and the
+settings of the own kind are those of docs/your-own-kind.md. test_goldens.py has the stages of all kinds.
 """
 
 import os
@@ -27,21 +27,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "your-own-kind.md"
 HOURS = 1000  # of bike-sharing
 
 
-def penguins(folder: Path) -> tuple[str, ...]:
-    lines = (DATASETS / "tabular" / "penguins.csv").read_text(encoding="utf-8").splitlines()
-    (folder / "penguins.csv").write_text("\n".join(lines))
-    return "data.kind=table", "data.path=data/raw/penguins.csv", "data.label_column=species", "training.epochs=6"
-
-
-def reviews(folder: Path) -> tuple[str, ...]:
-    place = folder / "reviews"
-    place.mkdir()
-    for file in sorted((DATASETS / "text" / "rt-polarity").iterdir()):
-        lines = file.read_text(encoding="utf-8").splitlines()[:200]
-        (place / file.name).write_text("\n".join(lines), encoding="utf-8")
-    return "data.kind=text", "data.path=data/raw/reviews", "training.epochs=3"
-
-
 def plays(folder: Path) -> tuple[str, ...]:
     text = (DATASETS / "tinyshakespeare.txt").read_text(encoding="utf-8")[:40_000]
     (folder / "plays.txt").write_text(text, encoding="utf-8")
@@ -63,15 +48,13 @@ def rentals(folder: Path) -> tuple[str, ...]:
     )
 
 
-SOURCES: dict[str, Callable[[Path], tuple[str, ...]]] = {
-    "table": penguins, "text": reviews, "tokens": plays, "own": rentals,
-}  # fmt: skip
+SOURCES: dict[str, Callable[[Path], tuple[str, ...]]] = {"tokens": plays, "own": rentals}
 
 
 @pytest.fixture(params=list(SOURCES))
 def kind(request: pytest.FixtureRequest) -> str:
     if not DATASETS.is_dir():
-        pytest.skip("RATCHET_DATASETS names no folder with penguins, rt-polarity and tinyshakespeare")
+        pytest.skip("RATCHET_DATASETS names no folder with bike-sharing and tinyshakespeare")
     name: str = request.param
     return name
 
@@ -119,7 +102,7 @@ def test_each_kind_becomes_a_registered_model(kind: str, project: Any) -> None:
         own_kind_is_served(project, project.root.with_name("elsewhere"))
 
 
-MODELS = {"table": "penguins", "text": "reviews", "tokens": "plays", "own": "bikewindows"}
+MODELS = {"tokens": "plays", "own": "bikewindows"}
 
 SERVE = """
 import importlib.util, os, sys

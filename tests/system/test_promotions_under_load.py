@@ -1,7 +1,7 @@
 """Promotions, rollbacks, broken versions and kills of the model server while clients ask all the time.
 
 The truth of each answer is the version's own: loaded from the registry by the test, and by MLflow's loader.
-RATCHET_PROMOTIONS sets another number of promotions than 12.
+RATCHET_PROMOTIONS sets another number of promotions than 8.
 """
 
 import json
@@ -33,7 +33,7 @@ from tests.serving.test_model_server import ANIMALS, HOST, INFER, SPECS, Served
 
 pytestmark = pytest.mark.slow
 
-PROMOTIONS = int(os.environ.get("RATCHET_PROMOTIONS", "12"))
+PROMOTIONS = int(os.environ.get("RATCHET_PROMOTIONS", "8"))
 BROKEN, KILLS, GOOD, CLIENTS = max(5, PROMOTIONS // 8), PROMOTIONS // 6, 2, 3  # each damage once at least
 PIXELS = np.random.default_rng(0).integers(0, 256, (64, 8, 8, 3), dtype=np.uint8)
 

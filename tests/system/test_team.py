@@ -176,15 +176,3 @@ def test_no_secret_is_written_anywhere(team: Team, run: dict[str, Any]) -> None:
     leaks = [str(path) for path in written if any(secret in path.read_bytes() for secret in secrets)]
     assert leaks == []
     assert not any(secret in content for secret in secrets for content in team.contents())
-
-
-def test_a_password_in_an_address_is_refused(team: Team) -> None:
-    for key, address in (
-        ("tracking.uri", "postgresql://me:hunter2@db/mlflow"),
-        ("registry.ledger", "postgresql://me:hunter2@db/ledger"),
-        ("platform.prefect_database", "postgresql://me:hunter2@db/prefect"),
-    ):
-        output = team.project.refused("ratchet", "set", f"{key}={address}")
-        assert "hunter2" not in output
-        assert f"{key}: found postgresql://me:***@db/" in output
-        assert "PGPASSWORD" in output

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from commands.app import echo
 from ratchet import files, settings
+from ratchet.data.reading.input_files import InputFile
 from ratchet.errors import DataError
 from ratchet.registry.models import ModelRegistry
 from ratchet.serving.batch.answer_files import FORMATS, AnswerFile, TextAnswers, open_answers
-from ratchet.serving.batch.input_files import InputFile
-from ratchet.serving.batch.row_reader import RowReader
+from ratchet.serving.batch.row_reader import RowRange, RowReader
 from ratchet.serving.process import configured
 from ratchet.serving.scoring import score
 from ratchet.serving.versions.loaded import Identity
@@ -52,7 +52,7 @@ def predict(
         if not listing:
             return False  # every path is named above
         with _answers(out, loaded.identity) as answers:
-            for batch in reader.batches(listing, on_fault=note_fault):
+            for batch in reader.batches(list(map(RowRange, listing)), on_fault=note_fault):
                 frame = score(loaded, batch)
                 answers.write(frame)
                 rows, refused = rows + frame.height, refused + int(frame["refused"].count())
@@ -85,7 +85,7 @@ def predict_shards(workspace: Workspace, request: Request) -> bool:
         RatchetError: as `tasks.score.score`.
     """
     params = settings.load(workspace.params)
-    with Terminal("predict", unit="MiB") as progress:
+    with Terminal("predict", unit="rows") as progress:
         scored = score_shards(params, workspace, request, progress=progress)
     echo(scored.summary, err=True)
     return scored.refused < scored.rows

@@ -93,7 +93,7 @@ def score_task(params: Params, workspace: Workspace, request: Request) -> "State
     attempts = (flow_run.get_run_count(), task_run.get_run_count())
     request = replace(request, again=request.again and max(attempts) == 1)  # a retry continues what the first began
     try:
-        with disk_errors(workspace.root), PrefectProgress("score", unit="MiB") as progress:
+        with disk_errors(workspace.root), PrefectProgress("score", unit="rows") as progress:
             scored = score(params, workspace, request, progress=progress)
             progress.say(scored.summary)
         return Completed(message=scored.summary, data=scored)

@@ -1,31 +1,38 @@
 """score: the answers of a registered version for files, as shards in a folder. No stage of DVC."""
 
+import functools
+import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from ratchet import scale, settings
+from ratchet.data.reading.input_files import Storages
 from ratchet.data.reading.storage import is_url
 from ratchet.errors import DataError
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.versions import Version
+from ratchet.scale.result_folder import ResultFolder
 from ratchet.serving.batch import job as jobs
-from ratchet.serving.batch.input_files import Storages
 from ratchet.serving.batch.job import Job, Scored
-from ratchet.serving.batch.output import Output
 from ratchet.serving.batch.row_reader import RowReader
 from ratchet.serving.process import configured
 from ratchet.serving.versions.alias_watcher import load
-from ratchet.serving.versions.loaded import LoadedVersion
+from ratchet.serving.versions.loaded import Identity, LoadedVersion
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 from tasks.progress import StageProgress
 
-__all__ = ["SHARD_ROWS", "Request", "Scored", "absolute", "loaded_version", "new_reader", "score"]
+__all__ = ["SHARD_ROWS", "Request", "Scored", "absolute", "loaded_version", "new_reader", "score", "score_shard"]
 
 SHARD_ROWS = 100_000
 """Rows of a shard, unless the request has another number."""
+_COPY = "ratchet-predict-"  # beginning of the names of folders with the copy of a version
 
 
 @dataclass(frozen=True)
@@ -57,33 +64,98 @@ def score(params: Params, workspace: Workspace, request: Request, *, progress: S
         WorkspaceBusy: another process scores into the folder.
         RegistryError: there is no such version, or its files are damaged.
         StorageUnavailable, TrackingUnavailable: a storage or MLflow does not answer.
+        PlatformError: the engine of scale.engine cannot work.
     """
     _require_apart(request)
-    output, registry = Output(request.output, state=workspace.project.state), ModelRegistry(workspace, params)
-    with output.locked():
+    output, registry = ResultFolder(request.output), ModelRegistry(workspace, params)
+    with output.locked(workspace.project.state), _fresh_versions():
         if request.again:
             jobs.forget(output)
         before = jobs.read_job(output)
         reference = request.model or configured(workspace, params)
         version = _pinned(registry, reference, before, progress)
-        with loaded_version(registry, version, params) as loaded:
-            reader = new_reader(loaded, request.column)
-            listing = reader.files(request.inputs)
-            if reader.ignored.files:
-                progress.say(reader.ignored.text)
-            job = Job.of(
-                loaded,
-                listing,
-                reference=before.reference if before else reference,
-                shard_rows=request.shard_rows or (before.shard_rows if before else SHARD_ROWS),
-                column=request.column,
-                threads=params.serving.threads,
-            )
-            job = jobs.begin(output, job, before)
-            scored = jobs.score_shards(loaded, reader, listing, output, job, progress.update)
-            for note in reader.notes:
-                progress.say(f"warning: {note}")
-    return scored
+        name, serving = f"{version.name}/{version.number}", params.serving
+        loaded = _loaded(str(workspace.root), name, serving.variant, serving.threads)
+        reader = new_reader(loaded, request.column)
+        listing = reader.files(request.inputs)
+        if reader.ignored.files:
+            progress.say(reader.ignored.text)
+        job = Job.of(
+            loaded,
+            listing,
+            reference=before.reference if before else reference,
+            shard_rows=request.shard_rows or (before.shard_rows if before else SHARD_ROWS),
+            column=request.column,
+            threads=serving.threads,
+        )
+        job = jobs.begin(output, job, before)
+        about = {
+            "project": str(workspace.root), "version": name, "variant": serving.variant, "threads": serving.threads,
+            "column": request.column, "output": output.where, "job": job.digest,
+        }  # fmt: skip
+        shards = [
+            {**about, "shard": number, "ranges": ranges}
+            for number, ranges in enumerate(jobs.plan(reader, listing, job.shard_rows))
+        ]
+        return _carried_out(params, workspace, shards, output, job, loaded.identity, progress)
+
+
+def _carried_out(
+    params: Params, workspace: Workspace, shards: Sequence[Mapping[str, Any]], output: ResultFolder, job: Job,
+    identity: Identity, progress: StageProgress,
+) -> Scored:  # fmt: skip
+    """Score the shards that are not finished, and write the summary."""
+    began, earlier, rows = time.monotonic(), 0, 0
+    sizes, total = output.sizes(), sum(each[4] for shard in shards for each in shard["ranges"])
+
+    def note(place: int, result: Any, is_earlier: bool) -> None:
+        nonlocal earlier, rows
+        earlier, rows = earlier + is_earlier, rows + result["rows"]
+        progress.update(rows, total, f"shard {place:,}")
+
+    results = scale.map(
+        "tasks.score:score_shard", shards, folder=jobs.results_of(output).where, settings=params.scale,
+        state=workspace.state, is_whole=lambda result: sizes.get(result["name"]) == result["size"], on_result=note,
+    )  # fmt: skip
+    for text in dict.fromkeys(text for result in results for text in result["notes"]):
+        progress.say(f"warning: {text}")
+    counts = jobs.write_summary(output, job, results)
+    return Scored(output.where, identity, **counts, earlier=earlier, seconds=time.monotonic() - began)
+
+
+def score_shard(shard: Mapping[str, Any]) -> dict[str, Any]:
+    """Score the rows of one shard, as the function of `scale.map`.
+
+    The project folder must be at the same path on every machine, because MLflow's address and settings come from it.
+    """
+    loaded = _loaded(shard["project"], shard["version"], shard["variant"], shard["threads"])
+    reader = new_reader(loaded, shard["column"])
+    output = ResultFolder(shard["output"])
+    return jobs.score_ranges(loaded, reader, shard["ranges"], output, shard=shard["shard"], job=shard["job"])
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(project: str, name: str, variant: str, threads: int) -> LoadedVersion:
+    """Return a version, loaded once in this process. Its files are deleted when nothing uses it any more."""
+    workspace = Workspace(Path(project))
+    registry, folder = ModelRegistry(workspace, settings.load(workspace.params)), tempfile.mkdtemp(prefix=_COPY)
+    try:
+        loaded = load(registry, registry.find(name), Path(folder), threads=threads, variant=variant)
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+    weakref.finalize(loaded, shutil.rmtree, folder)
+    return loaded
+
+
+@contextmanager
+def _fresh_versions() -> Iterator[None]:
+    """Load versions anew for the time of the context."""
+    _loaded.cache_clear()
+    try:
+        yield
+    finally:
+        _loaded.cache_clear()
 
 
 @contextmanager
@@ -93,7 +165,7 @@ def loaded_version(registry: ModelRegistry, version: Version, params: Params) ->
     Raises:
         RegistryError: its files are not those that were stored, or it does not answer.
     """
-    with tempfile.TemporaryDirectory(prefix="ratchet-predict-") as folder:
+    with tempfile.TemporaryDirectory(prefix=_COPY) as folder:
         yield load(registry, version, Path(folder), threads=params.serving.threads, variant=params.serving.variant)
 
 

@@ -12,7 +12,8 @@ from ratchet import files, settings
 from ratchet.errors import StudyError, StudyUnavailable, TrackingUnavailable
 from ratchet.hardware import cores
 from ratchet.registry.runs import Run, end_trials
-from ratchet.scale import ShardCall, map_here
+from ratchet.scale.calls import Call
+from ratchet.scale.local import Worker, map_here
 from ratchet.search.finalists import winner
 from ratchet.search.records import Study
 from ratchet.search.scheduler import release
@@ -29,6 +30,7 @@ from tasks.stopping import TrainingStopped, on_request
 __all__ = ["Searched", "keep_winner", "publish", "run_workers", "search"]
 
 _LOOK = 1.0  # seconds between two looks at the study
+_PATIENCE = 300.0  # seconds for a worker to write its checkpoints after SIGTERM
 _STATUSES = {"waiting": "KILLED", "pruned": "FINISHED", "complete": "FINISHED", "failed": "FAILED"}
 """MLflow's status by the state of a trial."""
 
@@ -67,7 +69,15 @@ def run_workers(params: Params, workspace: Workspace, store: StudyStore, *, prog
         TrainingStopped: SIGTERM or Ctrl-C came, or `ratchet search stop`; every trial has a checkpoint.
         StudyError: a worker found other data or code here than those of the study.
     """
-    shards = shards_of(params, store.name)
+    workers = workers_of(params)
+    owners = [new_owner(f"worker-{number}") for number in range(len(workers))]
+    calls = [
+        Call(
+            "tasks.search_worker:work",
+            {"study": store.name, "owner": owner, "threads": int(worker.environment["OMP_NUM_THREADS"])},
+        )
+        for worker, owner in zip(workers, owners, strict=True)
+    ]
     due = 0.0
 
     def look() -> None:
@@ -88,14 +98,15 @@ def run_workers(params: Params, workspace: Workspace, store: StudyStore, *, prog
 
     def lost(place: int) -> bool:
         with contextlib.suppress(StudyUnavailable):  # then its lease runs out
-            return release(store, str(shards[place].content["owner"])) > 0
+            return release(store, owners[place]) > 0
         return True
 
     logs = logs_of(workspace, store.name)
     if os.environ.get(HOLDER_VARIABLE) != str(workspace.root):  # several can join in one folder
         logs = logs / f"join-{os.getpid()}"
     with on_request() as stop:
-        map_here("tasks.search_worker:work", shards, logs=logs, tick=look, on_loss=lost)
+        for _ in map_here(calls, workers, logs=logs, patience=_PATIENCE, tick=look, on_loss=lost):
+            pass  # what a worker has done is in the study
     study = store.require()
     _show(study, progress)
     if study.stop:
@@ -111,21 +122,20 @@ def _show(study: Study, progress: StageProgress) -> None:
     progress.update(ended, study.search.trials, note)
 
 
-def shards_of(params: Params, name: str) -> list[ShardCall]:
+def workers_of(params: Params) -> list[Worker]:
     """Return the worker processes of this machine: one for each GPU, or for each group of cores."""
     own_cores, gpus = cores(), _gpus(params)
     count = params.search.workers or gpus or len(own_cores)
     groups: list[Sequence[int]] = [own_cores[place::count] for place in range(count)]
-    shards = []
+    workers = []
     for place, group in enumerate(groups):
         own = list(group) if len(own_cores) >= count else []
         threads = max(1, len(own))
         environment = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         if gpus:
             environment["CUDA_VISIBLE_DEVICES"] = _visible(place % gpus)
-        content = {"study": name, "owner": new_owner(f"worker-{place}"), "threads": threads}
-        shards.append(ShardCall(content, environment, () if gpus else own))
-    return shards
+        workers.append(Worker(environment, () if gpus else own))
+    return workers
 
 
 def _gpus(params: Params) -> int:

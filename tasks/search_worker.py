@@ -31,7 +31,7 @@ def new_owner(label: str) -> str:
 
 
 def work(shard: Mapping[str, Any]) -> dict[str, Any]:
-    """Search as one process of `map_here`: {study, owner, threads} -> {trials}."""
+    """Search as one process of `ratchet.scale.local`: {study, owner, threads} -> {trials}."""
     workspace = Workspace.find()
     if shard.get("threads"):
         import torch

@@ -20,7 +20,7 @@ LIMITS = {
     "ratchet": 1_725,
     "registry": 4_900,
     "reports": 2_600,
-    "scale": 300,
+    "scale": 700,
     "search": 1_200,
     "servers": 1_500,
     "serving": 6_500,

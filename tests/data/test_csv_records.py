@@ -19,12 +19,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ratchet.data.reading.input_files import Storages
 from ratchet.data.sources import csv_records, table_file
 from ratchet.data.sources.table_file import TableFile, read_table, stream_csv
 from ratchet.errors import DataError
 from ratchet.kinds import Column, TableInput, TextInput
-from ratchet.serving.batch.input_files import Storages
-from ratchet.serving.batch.row_reader import RowReader
+from ratchet.serving.batch.row_reader import RowRange, RowReader
 
 WORDS = (
     "good",
@@ -110,7 +110,7 @@ def test_every_encoding_is_read_in_parts(encoding: str, tmp_path: Path, monkeypa
     path, values = tmp_path / "rows.jsonl", [f"{row} é 𝄞" for row in range(60)]
     path.write_bytes("".join(f'{{"text": "{value}"}}\n' for value in values).encode(encoding))
     reader = RowReader(Storages("FILE"), TextInput("hashed", buckets=512, longest=64), column=None)
-    read = [batch.values for batch in reader.batches(reader.files([str(path)]))]
+    read = [batch.values for batch in reader.batches(list(map(RowRange, reader.files([str(path)]))))]
     assert [row["text"] for part in read for row in part] == values
     with pytest.raises(DataError, match=rf"line 61 is not {encoding[:6].upper()}"):
         streamed(written(table_of(random.Random(3))[:1] + [["1", "a", "pos"]] * 60)[:-1].encode(encoding) + b"\xd8")
@@ -280,6 +280,6 @@ def test_a_numbered_model_scores_files_without_header(tmp_path: Path) -> None:
     bodies["named.csv"] = "column_3,column_1\n3,1\n6,4\n1,1\n"
     for name, content in bodies.items():
         (tmp_path / name).write_text(content)
-        (batch,) = reader.batches(reader.files([str(tmp_path / name)]))
+        (batch,) = reader.batches(list(map(RowRange, reader.files([str(tmp_path / name)]))))
         assert batch.values.rows() == [("1", "3"), ("4", "6"), ("1", "1")]
         assert batch.faults == [""] * 3

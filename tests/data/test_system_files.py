@@ -5,9 +5,9 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from ratchet.data.reading.input_files import Storages
 from ratchet.data.reading.storage import LocalFolder, open_storage
 from ratchet.data.system_files import Ignored, is_system_path
-from ratchet.serving.batch.input_files import Storages
 
 WRITTEN = (
     "@eaDir/1.png/SYNOPHOTO_THUMB_M.png", ".thumbnails/1.png", "__MACOSX/._1.png", "._1.png", "Thumbs.db", ".DS_Store",

@@ -17,20 +17,21 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import psutil
 import pytest
 import torch
 from waiting import let_run, until, until_or_end
 
 from ratchet import settings
+from ratchet.data.reading.input_files import Storages
 from ratchet.errors import DataError, StorageUnavailable, WorkspaceBusy
 from ratchet.kinds import Column, ModelSpec, TableInput, TextInput
 from ratchet.problems import Classes
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.runs import Run
-from ratchet.serving.batch.input_files import Storages
+from ratchet.scale.result_folder import ResultFolder
 from ratchet.serving.batch.job import Job, begin, read_job
-from ratchet.serving.batch.output import Output
-from ratchet.serving.batch.row_reader import RowReader
+from ratchet.serving.batch.row_reader import RowRange, RowReader
 from ratchet.training import build, save_model
 from tasks.score import Request, Scored, score
 
@@ -190,13 +191,29 @@ def test_a_killed_job_ends_with_the_same_bytes(place: Place, rows: pl.DataFrame,
     assert len(digests(killed)) == 27 + 2
 
 
+def test_several_processes_and_a_lost_one_change_no_byte(place: Place, titanic: Path, tmp_path: Path) -> None:
+    place.score(titanic, tmp_path / "one", shard_rows=50)
+    settings.override(place.workspace.params, {"scale.workers": 3})
+    try:
+        process = place.start(titanic, tmp_path / "three", "--shard-rows", "50")
+        until_or_end(lambda: list((tmp_path / "three").glob("shard-*")), process, pause=0.005)
+        children = [each for each in psutil.Process(process.pid).children() if "ratchet.scale.child" in each.cmdline()]
+        children[0].kill()
+        assert process.wait() == 0
+    finally:
+        settings.override(place.workspace.params, {"scale.workers": 1})
+    assert digests(tmp_path / "three") == digests(tmp_path / "one")
+    assert not [path for path in (tmp_path / "three").rglob(".draft-*") if path.is_file()]
+    assert not any(each.is_running() for each in children)
+
+
 def test_a_damaged_shard_is_computed_again(place: Place, titanic: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     place.score(titanic, out)
     before = digests(out)
     shard = out / "shard-000002.parquet"
     shard.write_bytes(shard.read_bytes()[:-20])
-    assert place.score(titanic, out).earlier == 2
+    assert place.score(titanic, out).earlier == 4
     assert digests(out) == before
 
 
@@ -271,7 +288,7 @@ def test_a_folder_is_refused_that_is_no_place_for_answers(place: Place, titanic:
 
 def test_a_second_process_is_refused(place: Place, titanic: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with Output(str(out), state=tmp_path).locked(), Output(str(out), state=tmp_path).draft("summary.json") as draft:
+    with ResultFolder(str(out)).locked(tmp_path), ResultFolder(str(out)).draft("summary.json") as draft:
         output = place.project.refused(*place.command(titanic, out))
         assert draft.exists()
         assert f"{out}: another process scores into it now" in output
@@ -332,7 +349,7 @@ def test_a_removed_file_is_named_and_the_others_scored(tmp_path: Path) -> None:
     reader, errors = RowReader(Storages("FILE"), TEXTS.input, column=None), list[DataError]()
     listing = reader.files([str(tmp_path)])
     (tmp_path / "1.txt").unlink()
-    (batch,) = reader.batches(listing, on_fault=errors.append)
+    (batch,) = reader.batches(list(map(RowRange, listing)), on_fault=errors.append)
     assert [(Path(path).name, value) for path, value in zip(batch.files, batch.values, strict=True)] == [
         ("0.txt", "text 0"),
         ("2.txt", "text 2"),
@@ -340,14 +357,14 @@ def test_a_removed_file_is_named_and_the_others_scored(tmp_path: Path) -> None:
     (error,) = errors
     assert str(error).startswith(f"{tmp_path / '1.txt'}: was changed or removed")
     with pytest.raises(DataError, match="was changed or removed"):
-        list(reader.batches(listing))
+        list(reader.batches(list(map(RowRange, listing))))
 
 
 def test_of_two_jobs_that_begin_at_once_one_is_refused(tmp_path: Path, s3: dict[str, str]) -> None:
     import s3fs
 
     s3fs.S3FileSystem(skip_instance_cache=True).mkdir("both")
-    output = Output("s3://both/out", state=tmp_path)
+    output = ResultFolder("s3://both/out")
     job = Job(2, "titanic@champion", "titanic/1", "run", "fp32", "digest", 1, 1, 200, None, 1, {})
     assert begin(output, job, None) == job
     assert begin(output, replace(job, reference="titanic/1"), None) == job
@@ -377,14 +394,14 @@ def test_s3_is_read_and_written_as_a_folder(
     assert answers(tmp_path / "copy").drop("file").equals(answers(tmp_path / "out").drop("file"))
     for name in ("shard-000003.parquet", "summary.json"):
         system.rm_file(f"scoring/answers/day 1/{name}")
-    assert place.score(url, out).earlier == 3
+    assert place.score(url, out).earlier == 4
     assert content() == before
     assert place.score(url, out).earlier == 5
     system.pipe_file("scoring/in/titanic.csv", titanic.read_bytes() + b"0,3,male,22.0,1,0,7.25,S,,,,,,,\n")
     with pytest.raises(DataError, match=r"input files changed \(were 1 with"):
         place.score(url, out)
     with (
-        Output(out, state=place.workspace.project.state).locked(),
+        ResultFolder(out).locked(place.workspace.project.state),
         pytest.raises(WorkspaceBusy, match="another process scores into it"),
     ):
         place.score(url, out)

@@ -244,7 +244,7 @@ def test_booleans_and_missing_dates_of_pandas_are_read() -> None:
 
 def test_files_have_warnings_beside_their_answers(table: LoadedVersion) -> None:
     rows = pl.DataFrame([GOOD | {"age": -1e38, "sex": "MALE"}, GOOD, GOOD | {"born": "x"}], strict=False)
-    frame = score(table, Batch(["rows.csv"] * 3, [1, 2, 3], rows, [""] * 3, 0))
+    frame = score(table, Batch(["rows.csv"] * 3, [1, 2, 3], rows, [""] * 3))
     assert frame["warnings"].to_list() == [
         f"age: found -1e+38, {FAR_AGE}; sex: found 'MALE', which no training row has. Fix: write 'male'", None, None,
     ]  # fmt: skip

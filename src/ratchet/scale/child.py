@@ -1,50 +1,50 @@
-"""The process of one shard: `python -m ratchet.scale.child FUNCTION ANSWER`, with the shard on standard input."""
+"""A worker process: `python -m ratchet.scale.child ANSWER PIPE`, with one call in each line of standard input.
 
-import importlib
+It writes each answer to the file ANSWER, and then a byte to the pipe.
+"""
+
 import json
 import os
+import queue
 import signal
 import sys
 import threading
 from pathlib import Path
 
 from ratchet import files
-from ratchet.errors import RatchetError
+from ratchet.scale.calls import answer
 
 
-def main() -> int:
-    """Call the function, and write its result to the file ANSWER. Exit code 1 and {"error": ...} for a user error."""
-    named, answer = sys.argv[1], Path(sys.argv[2])
-    given = json.loads(_first_line())
-    if given["cores"] and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, set(given["cores"]))
-    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
-    module, _, name = named.partition(":")
+def main() -> None:
+    """Answer calls until standard input ends, which the parent closes by its own end."""
+    path, pipe = Path(sys.argv[1]), int(sys.argv[2])
+    os.set_inheritable(pipe, False)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # temporary files are removed
     sys.path.insert(0, str(Path.cwd()))
-    try:
-        result = getattr(importlib.import_module(module), name)(given["shard"])
-    except RatchetError as error:
-        print(error, file=sys.stderr)
-        files.write_json(answer, {"error": str(error)})
-        return 1
-    files.write_json(answer, result)
-    return 0
+    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_read_lines, args=(lines,), name="calls", daemon=True).start()
+    cores = json.loads(lines.get())
+    if cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, set(cores))
+    while True:
+        files.write_json(path, answer(json.loads(lines.get())))
+        os.write(pipe, b"\n")
 
 
-def _first_line() -> bytes:
-    """Read one line of standard input, without Python's reader: its lock does not let a process end that reads."""
-    line = b""
-    while not line.endswith(b"\n") and (part := os.read(0, 65536)):
-        line += part
-    return line
+def _read_lines(lines: "queue.SimpleQueue[bytes]") -> None:
+    """Read standard input, without Python's reader: its lock does not let a process end that reads.
 
-
-def _end_with_parent() -> None:
-    """Wait for the end of standard input, which the parent closes by its own end, and stop this process in order."""
-    while os.read(0, 65536):
-        pass
+    At its end stop this process in order.
+    """
+    parts = list[bytes]()
+    while part := os.read(0, 1 << 20):
+        *whole, rest = part.split(b"\n")
+        for line in whole:
+            lines.put(b"".join([*parts, line]))
+            parts.clear()
+        parts.append(rest)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,110 +1,160 @@
-"""Processes on this machine, one for each shard."""
+"""The engine `here`: processes of this machine, each of which takes one shard after another."""
 
 import contextlib
 import json
 import os
+import select
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ratchet.errors import PlatformError
+from ratchet.scale.calls import Call, answer, result_of
+from ratchet.settings.model import ScaleSettings
 
-__all__ = ["ShardCall", "map_here"]
+__all__ = ["Worker", "map_here", "run"]
 
 _TICK = 0.25  # seconds between two looks at the processes
-_SHORT_LIFE, _MAX_SHORT_LIVES = 10.0, 3  # a process that ends so soon, so many times in a row, is not started again
-_PATIENCE = 300.0  # seconds for a process to write its checkpoints after SIGTERM
+_MOST_LOSSES = 3  # of one shard's process in a row, unless they are recorded elsewhere
 
 
 @dataclass(frozen=True)
-class ShardCall:
-    """One call of the function.
+class Worker:
+    """One process.
 
     Attributes:
-        content: its argument.
         environment: variables of its process, beside those of this one.
         cores: processors on which it runs; empty: all.
     """
 
-    content: Mapping[str, Any]
     environment: Mapping[str, str] = field(default_factory=dict)
     cores: Sequence[int] = ()
 
 
+def run(calls: Sequence[Call], settings: ScaleSettings, state: Path) -> Iterator[tuple[int, Any]]:
+    """Carry out the calls by `settings.workers` processes; by this one if that is 1."""
+    if settings.workers == 1:
+        for place, call in enumerate(calls):
+            yield place, result_of(answer(call.data))
+        return
+    logs = state / "scale" / calls[0].key[:16]
+    yield from map_here(calls, [Worker()] * settings.workers, logs=logs, patience=5.0)
+    shutil.rmtree(logs)
+
+
 def map_here(
-    function: str,
-    shards: Sequence[ShardCall],
+    calls: Sequence[Call],
+    workers: Sequence[Worker],
     *,
     logs: Path,
+    patience: float,
     tick: Callable[[], None] = lambda: None,
     on_loss: Callable[[int], bool] = lambda place: False,
-) -> list[Any]:
-    """Call the function once for each shard, all at the same time, and return the results in the order of the shards.
+) -> Iterator[tuple[int, Any]]:
+    """Carry out the calls by processes, and yield (place, result) as they end.
 
     A process that a signal ends is started again. SIGTERM and Ctrl-C go to all processes, which then return what they
     have; so does an exception of `tick`. When this process dies, they end as after SIGTERM.
 
     Args:
-        function: package.module:function.
         logs: folder for the output of each process.
+        patience: seconds for a process to end after SIGTERM.
         tick: called a few times a second.
-        on_loss: called with the place of a shard whose process was lost, before it is started again. It returns
+        on_loss: called with the place of a call whose process was lost, before it is started again. It returns
             whether the loss is recorded elsewhere, and limited there.
 
     Raises:
-        PlatformError: a process failed, or was lost several times right after its start; the message has its output.
+        RatchetError: of the function.
+        PlatformError: a process failed, or was lost several times in a row; the message has its output.
     """
     logs.mkdir(parents=True, exist_ok=True)
-    running = [_Process(function, shard, logs / f"worker-{place}.log") for place, shard in enumerate(shards)]
+    waiting, losses = deque(range(len(calls))), Counter[int]()
+    processes = [_Process(worker, logs / f"worker-{number}.log") for number, worker in enumerate(workers[: len(calls)])]
     try:
-        while any(process.is_open for process in running):
-            for place, process in enumerate(running):
-                if process.was_lost():
-                    process.start_again(counts=not on_loss(place))
+        while waiting or any(process.place is not None for process in processes):
+            for process in processes:
+                if process.place is None and waiting:
+                    process.begin(waiting.popleft(), calls)
+            select.select([process.pipe for process in processes if process.pipe is not None], [], [], _TICK)
+            for process in processes:
+                if (place := process.place) is None:
+                    continue
+                if process.has_answer():
+                    yield place, process.take()
+                elif process.was_lost():
+                    losses[place] = 0 if on_loss(place) else losses[place] + 1
+                    if losses[place] >= _MOST_LOSSES:
+                        raise PlatformError(process.message)
+                    process.begin(place, calls)
             tick()
-            time.sleep(_TICK)
-    except BaseException:
-        _end(running)
-        raise
-    return [process.result for process in running]
+    finally:
+        _end(processes, patience)
 
 
 class _Process:
-    """The process of one shard."""
+    """A process, and the place of the call that it has; it is started for its first call."""
 
-    def __init__(self, function: str, shard: ShardCall, log: Path) -> None:
-        self.function, self.shard, self.log = function, shard, log
-        self.result: Any = None
-        self.is_open = True
-        self._answer = log.with_suffix(".json")
-        self._short_lives = 0
+    def __init__(self, worker: Worker, log: Path) -> None:
+        self.place: int | None = None
+        self.pipe: int | None = None  # readable when there is an answer, or the process has ended
+        self.process: subprocess.Popen[bytes] | None = None
+        self.code = 0  # of the last process that ended
+        self._worker, self._log, self._answer = worker, log, log.with_suffix(".json")
         log.unlink(missing_ok=True)
-        self.start()
 
-    def start(self) -> None:
-        """Start the process. It ends when its standard input is closed, so it does not outlive this one."""
+    def begin(self, place: int, calls: Sequence[Call]) -> None:
+        """Hand a call to the process."""
+        self.place = place
         self._answer.unlink(missing_ok=True)
-        self._began = time.monotonic()
-        command = [sys.executable, "-m", "ratchet.scale.child", self.function, str(self._answer)]
-        with self.log.open("ab") as output:
-            self._process = subprocess.Popen(
-                command,
+        if self.process is None:
+            self._start()
+        self._write(calls[place].data)
+
+    def _start(self) -> None:
+        """Start the process. It ends when its standard input is closed, so it does not outlive this one."""
+        self.pipe, other_end = os.pipe()
+        with self._log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "ratchet.scale.child", str(self._answer), str(other_end)],
                 stdin=subprocess.PIPE,
                 bufsize=0,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **self.shard.environment},
+                env={**os.environ, **self._worker.environment},
+                pass_fds=[other_end],
                 start_new_session=True,
             )
-        assert self._process.stdin
-        content = {"shard": self.shard.content, "cores": list(self.shard.cores)}
+        os.close(other_end)
+        self._write(list(self._worker.cores))
+
+    def _write(self, content: object) -> None:
+        assert self.process
+        assert self.process.stdin
+        line = memoryview(json.dumps(content).encode() + b"\n")
         with contextlib.suppress(BrokenPipeError):  # it has ended already; `was_lost` finds out why
-            self._process.stdin.write(json.dumps(content).encode() + b"\n")
+            while line:
+                line = line[self.process.stdin.write(line) :]
+
+    def has_answer(self) -> bool:
+        """Return whether the answer is there."""
+        assert self.pipe is not None
+        return bool(select.select([self.pipe], [], [], 0)[0]) and bool(os.read(self.pipe, 1))
+
+    def take(self) -> Any:
+        """Return the result, and be free for another call.
+
+        Raises:
+            RatchetError: of the function.
+        """
+        self.place = None
+        return result_of(json.loads(self._answer.read_text(encoding="utf-8")))
 
     def was_lost(self) -> bool:
         """Return whether a signal has ended the process.
@@ -112,60 +162,45 @@ class _Process:
         Raises:
             PlatformError: it failed.
         """
-        code = self._process.poll() if self.is_open else None
-        if code is None:
+        assert self.process
+        if (code := self.process.poll()) is None:
             return False
-        self._close()
-        if code == 0:
-            self.result, self.is_open = json.loads(self._answer.read_text(encoding="utf-8")), False
-            return False
-        if code > 0:
-            self.is_open = False
-            raise PlatformError(self._message(code))
+        self.code = code
+        if code >= 0:
+            raise PlatformError(self.message)
+        self.close()
         return True
 
-    def start_again(self, *, counts: bool) -> None:
-        """Start the process after a loss, which `counts` if it came right after the start.
+    @property
+    def message(self) -> str:
+        """How the process ended, and the last line of its output."""
+        code = self.code
+        lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        return f"a worker ended with {how}: {lines[-1] if lines else 'no output'}. Its output is in {self._log}"
 
-        Raises:
-            PlatformError: it is lost each time it is started.
-        """
-        is_short = time.monotonic() - self._began < _SHORT_LIFE
-        self._short_lives = self._short_lives + 1 if is_short and counts else 0
-        if self._short_lives >= _MAX_SHORT_LIVES:
-            self.is_open = False
-            raise PlatformError(self._message(self._process.returncode))
-        self.start()
+    def close(self) -> None:
+        """Forget the process, which has ended."""
+        assert self.process
+        assert self.process.stdin
+        assert self.pipe is not None
+        self.process.stdin.close()
+        os.close(self.pipe)
+        self.pipe = None
+        self.process = None
 
-    def _message(self, code: int) -> str:
-        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        if self._answer.exists():  # a user error, with its message
-            return str(json.loads(self._answer.read_text(encoding="utf-8"))["error"])
-        how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
-        return f"a worker ended with {how}: {lines[-1] if lines else 'no output'}. Its output is in {self.log}"
 
-    def ask_to_end(self) -> None:
-        """Send SIGTERM."""
-        if self._process.poll() is None:
-            self._process.terminate()
-
-    def wait(self, until: float) -> None:
-        """Wait for the end, and kill it after that time."""
+def _end(processes: Sequence[_Process], patience: float) -> None:
+    started = [each for each in processes if each.process]
+    for each in started:
+        if each.process and each.process.poll() is None:
+            each.process.terminate()
+    until = time.monotonic() + patience
+    for each in started:
+        assert each.process
         try:
-            self._process.wait(max(0.0, until - time.monotonic()))
+            each.process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._close()
-
-    def _close(self) -> None:
-        assert self._process.stdin
-        self._process.stdin.close()
-
-
-def _end(processes: Sequence[_Process]) -> None:
-    for process in processes:
-        process.ask_to_end()
-    until = time.monotonic() + _PATIENCE
-    for process in processes:
-        process.wait(until)
+            each.process.kill()
+            each.process.wait()
+        each.close()

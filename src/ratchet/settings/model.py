@@ -515,6 +515,16 @@ class ServingSettings(Section):
     )
 
 
+class ScaleSettings(Section):
+    """Work in shards: batch scoring. See docs/scale.md."""
+
+    engine: Literal["here", "prefect", "ray"] = setting(
+        "here", "here: processes of this machine; prefect: workers of Prefect's pool; ray: a Ray cluster"
+    )
+    workers: Positive = setting(1, "shards in work at a time; here, 1: in the process of the command")
+    address: Text = setting("auto", "of the Ray cluster, HOST:PORT; auto: the one that runs on this machine")
+
+
 class AlertSettings(Section):
     """Alerts: recipients, and limits of this machine; see docs/operate.md."""
 
@@ -562,6 +572,7 @@ class Params(Section):
     tracking: TrackingSettings = TrackingSettings()
     platform: PlatformSettings = PlatformSettings()
     serving: ServingSettings = ServingSettings()
+    scale: ScaleSettings = ScaleSettings()
     search: SearchSettings = SearchSettings()
     alerts: AlertSettings = AlertSettings()
 
@@ -571,7 +582,7 @@ class Params(Section):
         return files.digest_json(self.model_dump(mode="json"))
 
 
-BESIDE = frozenset({"access", "alerts", "budget", "platform", "search", "serving"})
+BESIDE = frozenset({"access", "alerts", "budget", "platform", "scale", "search", "serving"})
 """Sections that do not change the output of any stage. They may change during a run."""
 
 NEUTRAL = frozenset(name for name, field in TrainingSettings.model_fields.items() if field.json_schema_extra)

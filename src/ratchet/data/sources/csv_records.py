@@ -46,12 +46,14 @@ class Layout:
         ends: place after the last byte of each record, without its line end.
         lines: line from 1 in which each record begins.
         cells: number of cells of each record; 0: an empty line.
+        is_block: whether the content is as it is in the file.
     """
 
     content: bytes
     ends: NDArray[np.int64]
     lines: NDArray[np.int64]
     cells: NDArray[np.int64]
+    is_block: bool = True
 
     def record(self, number: int) -> str:
         """Return the text of a record."""
@@ -203,17 +205,19 @@ def _broken(where: str, first: int, pulled: list[str], problem: str) -> DataErro
     )
 
 
-def layouts(blocks: Iterable[bytes], separator: str, where: str, at_once: int | None = None) -> Iterator[Layout]:
+def layouts(
+    blocks: Iterable[bytes], separator: str, where: str, at_once: int | None = None, line: int = 1
+) -> Iterator[Layout]:
     """Yield the records of a file in UTF-8, given in blocks that end in a newline; of one block all at once.
 
-    `at_once`: records at a time of a file with quotation marks inside unquoted cells; None: all.
+    `at_once`: records at a time of a file with quotation marks inside unquoted cells; None: all. `line`: of the start.
 
     Empty lines at the end of the file are left out.
 
     Raises:
         DataError: a quotation mark breaks the grammar, or a record is too long.
     """
-    rest, line, waiting = b"", 1, iter(blocks)
+    rest, waiting = b"", iter(blocks)
     for block in waiting:
         content = rest + block if rest else block
         layout = _scan(content, separator)
@@ -245,7 +249,7 @@ def _requoted(blocks: Iterable[bytes], separator: str, where: str, line: int, at
         csv.writer(text, delimiter=separator, lineterminator="\n").writerows(record.cells for record in part)
         layout = _scan(text.getvalue().encode(), separator)
         assert layout is not None, "it was written by Python's csv"
-        yield replace(layout, lines=np.array([record.line for record in part]))
+        yield replace(layout, lines=np.array([record.line for record in part]), is_block=False)
 
 
 def _scan(content: bytes, separator: str) -> Layout | None:

@@ -20,8 +20,8 @@ from ratchet.data.sources.typed_files import read_json, read_json_lines, read_pa
 from ratchet.errors import DataError
 
 __all__ = [
-    "BYTE_ORDER_MARKS", "EXACT", "MISSING", "SEPARATORS", "TableFile", "check_single_values", "column_names",
-    "encoding_of", "read_table", "require_column", "stream_csv", "text_blocks",
+    "BYTE_ORDER_MARKS", "EXACT", "FIRST_ROW", "MISSING", "SEPARATORS", "RowStart", "TableFile", "check_single_values",
+    "column_names", "csv_rows", "encoding_of", "read_table", "require_column", "stream_csv", "text_blocks",
 ]  # fmt: skip
 
 MISSING = (
@@ -46,6 +46,18 @@ _STREAMED, _STREAMED_ROWS = 4 << 20, 20_000  # bytes, or rows, of a file that is
 _LONGEST_LINE = 16 << 20  # bytes of a file that is read in parts
 
 IsHeader = Callable[[Sequence[str]], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class RowStart:
+    """Where reading of a file starts: at a byte and its line, or at a row group of Parquet, and after `skip` rows."""
+
+    position: int = 0
+    line: int = 1
+    skip: int = 0
+
+
+FIRST_ROW = RowStart()
 
 
 @dataclass(frozen=True)
@@ -210,25 +222,62 @@ def read_table(
     head = content[:HEADER_BYTES].decode(errors="replace")
     if head.lstrip()[:1] in ("[", "{"):
         return _json(content.decode(), where)
-    (whole,) = _tables(
-        layouts([content], mark := separator_of(head, needed), where), mark, where, is_header, may_be_numbers
-    )
+    parts = layouts([content], mark := separator_of(head, needed), where)
+    (whole,) = _tables(parts, mark, where, is_header, may_be_numbers, head=head)
     return whole
 
 
-def stream_csv(file: BinaryIO, *, where: str, needed: Sequence[str], is_header: IsHeader) -> Iterator[TableFile]:
+def stream_csv(
+    file: BinaryIO, *, where: str, needed: Sequence[str], is_header: IsHeader, start: RowStart = FIRST_ROW,
+    rows: int | None = None,
+) -> Iterator[TableFile]:  # fmt: skip
     """Yield a CSV file in parts, by the rules of `read_table`; memory does not grow with the file.
 
-    The first part may have no rows. The file is opened at its start, and can seek.
+    The first part may have no rows. The file can seek.
+
+    Args:
+        start: the first row that is yielded.
+        rows: how many; None: all.
     """
-    blocks = text_blocks(file, where=where)
-    first = next(blocks, b"")
-    separator = separator_of(first[:HEADER_BYTES].decode(errors="replace"), needed)
-    yield from _tables(layouts(chain([first], blocks), separator, where, _STREAMED_ROWS), separator, where, is_header)
+    separator, head = _csv_head(file, where, needed)
+    parts = layouts(text_blocks(file, where=where, start=start), separator, where, _STREAMED_ROWS, start.line)
+    yield from _tables(parts, separator, where, is_header, head=head, start=start, rows=rows)
 
 
-def text_blocks(file: BinaryIO, *, where: str) -> Iterator[bytes]:
-    r"""Yield a text file from its start, as `_utf8` returns it, in blocks that end in "\n".
+def _csv_head(file: BinaryIO, where: str, needed: Sequence[str]) -> tuple[str, str]:
+    """Return the separator of a CSV file, and its beginning."""
+    head = next(text_blocks(file, where=where, size=HEADER_BYTES), b"")[:HEADER_BYTES].decode(errors="replace")
+    return separator_of(head, needed), head
+
+
+def csv_rows(
+    file: BinaryIO, *, where: str, needed: Sequence[str], is_header: IsHeader
+) -> Iterator[tuple[int, RowStart | None]]:
+    """Yield the number of rows of each part of a CSV file, and where the next part starts; None: inside a record.
+
+    Raises:
+        DataError: as `stream_csv`.
+    """
+    separator, head = _csv_head(file, where, needed)
+    starts, above = list[RowStart](), int(is_header(cells_of(head, separator)))
+    for layout in layouts(text_blocks(file, where=where, starts=starts), separator, where, _STREAMED_ROWS):
+        if above >= 0:
+            above += int(np.flatnonzero(layout.cells)[0])
+        count, above = len(layout.lines) - max(above, 0), -1
+        is_whole = layout.is_block and int(layout.ends[-1]) + 1 == len(layout.content)
+        yield count, starts[-1] if starts and is_whole else None
+
+
+def text_blocks(
+    file: BinaryIO, *, where: str, start: RowStart = FIRST_ROW, starts: list[RowStart] | None = None,
+    size: int | None = None,
+) -> Iterator[bytes]:  # fmt: skip
+    r"""Yield a text file, as `_utf8` returns it, in blocks that end in "\n".
+
+    Args:
+        start: position and line of the first block.
+        starts: has position and line after the block that was yielded; it stays empty for UTF-16 and UTF-32.
+        size: of a block, in bytes; None: 4 MiB.
 
     Raises:
         DataError: it is no text, it is not in its encoding, or a line is too long.
@@ -237,9 +286,9 @@ def text_blocks(file: BinaryIO, *, where: str) -> Iterator[bytes]:
     head = file.read(HEADER_BYTES)
     require_text(head, where=where)
     mark, encoding = encoding_of(head)
-    file.seek(len(mark))
-    blocks: Iterator[bytes] = iter(partial(file.read, _STREAMED), b"")
-    rest, line = b"", 1
+    file.seek(start.position or len(mark))
+    blocks: Iterator[bytes] = iter(partial(file.read, size or _STREAMED), b"")
+    rest, line = b"", start.line
     for block in blocks if encoding == "utf-8" else _recoded(blocks, encoding, where):
         content = rest + block
         end = max(content.rfind(b"\n"), content.rfind(b"\r", 0, -1)) + 1
@@ -251,9 +300,13 @@ def text_blocks(file: BinaryIO, *, where: str) -> Iterator[bytes]:
         if end:
             text = _utf8(content[:end], where, line)
             line += text.count(b"\n")
+            if starts is not None and encoding == "utf-8":
+                starts[:] = [RowStart(file.tell() - len(content) + end, line)]
             yield text
         rest = content[end:]
     if rest:
+        if starts is not None:
+            starts.clear()
         yield _utf8(rest, where, line)
 
 
@@ -353,23 +406,27 @@ def separator_of(text: str, needed: Sequence[str]) -> str:
 
 def _tables(
     parts: Iterable[Layout], separator: str, where: str, is_header: IsHeader,
-    may_be_numbers: Callable[[str], bool] | None = None,
+    may_be_numbers: Callable[[str], bool] | None = None, *, head: str, start: RowStart = FIRST_ROW,
+    rows: int | None = None,
 ) -> Iterator[TableFile]:  # fmt: skip
-    """Yield the rows of each part of a CSV file."""
-    header: tuple[str, ...] = ()
+    """Yield the rows of each part of a CSV file that begins with `head`, as `stream_csv` does."""
+    names, examples, is_empty, skip = cells_of(head, separator), Examples(head, separator), True, start.skip
+    header = tuple(names) if (has_header := is_header(names)) else ("",) * len(names)
     for layout in parts:
-        start, head = 0, ""
-        if not header:
-            head = layout.content[:HEADER_BYTES].decode(errors="replace")
-            first = int(np.flatnonzero(layout.cells)[0])
-            names = cells_of(layout.record(first), separator)
-            has_header, examples = is_header(names), Examples(head, separator)
-            start, header = first + has_header, tuple(names) if has_header else ("",) * len(names)
+        first = int(np.flatnonzero(layout.cells)[0]) + has_header if is_empty and not start.position else 0
+        is_empty = False
+        if 0 < len(layout.lines) - first <= skip:
+            skip -= len(layout.lines) - first
+            continue
         warnings = [note for line, text in layout.long() if (note := examples.check(line, text, where))]
         more = (f"{len(warnings) - 1} more rows hold whole lines",) if warnings[1:] else ()
-        part = _rows(layout, start, header, separator, may_be_numbers)
+        first, skip = first + skip, 0
+        part = _rows(layout, slice(first, rows if rows is None else first + rows), header, separator, may_be_numbers)
         yield replace(part, head=head, notes=(*warnings[:1], *more))
-    if not header:
+        head = ""
+        if rows is not None and (rows := rows - part.table.height) <= 0:
+            return
+    if is_empty:
         raise DataError(
             f"{where} is not a readable table (it is empty). Fix: save it as UTF-8 CSV with one header line, or as "
             "Parquet"
@@ -377,17 +434,18 @@ def _tables(
 
 
 def _rows(
-    layout: Layout, start: int, header: tuple[str, ...], separator: str, may_be_numbers: Callable[[str], bool] | None
+    layout: Layout, chosen: slice, header: tuple[str, ...], separator: str, may_be_numbers: Callable[[str], bool] | None
 ) -> TableFile:
-    """Return the records of a part of a CSV file from `start` on."""
-    lines, cells, names = layout.lines[start:], layout.cells[start:], [str(place) for place in range(len(header))]
+    """Return the chosen records of a part of a CSV file."""
+    lines, cells, ends = layout.lines[chosen], layout.cells[chosen], layout.ends[: chosen.stop]
+    start, names = chosen.start, [str(place) for place in range(len(header))]
     ragged = [
         (row + 1, f"line {lines[row]} has {_cells(int(cells[row]))}, the header has {len(header)}")
         for row in np.flatnonzero((cells != len(header)) & (cells > 0)).tolist()
     ]
     table, numeric, all_cells = pl.DataFrame(schema=dict.fromkeys(names, pl.String)), list[str](), None
     if len(lines):
-        body = memoryview(layout.content)[layout.ends[start - 1] + 1 if start else 0 : layout.ends[-1] + 1]
+        body = memoryview(layout.content)[ends[start - 1] + 1 if start else 0 : ends[-1] + 1]
         # The numbers of the columns are there so that an empty first line does not decide the width.
         all_cells = Cells(b"".join([separator.join(names).encode(), b"\n", body]), separator)
         if may_be_numbers and len(lines) > _SAMPLE and not ragged:

@@ -1,32 +1,32 @@
-"""A scoring job: its manifest and its shards.
+"""A scoring job: its manifest, and its shards, which are planned before the first one is scored.
 
-A killed job continues at its first unfinished shard, and ends with the same bytes.
+A killed job continues with its unfinished shards, and ends with the same bytes.
 """
 
-import itertools
 import json
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version as installed
+from typing import Any
 
 from ratchet import files
+from ratchet.data.reading.input_files import InputFile
+from ratchet.data.sources.table_file import RowStart
 from ratchet.errors import DataError
+from ratchet.scale.result_folder import ResultFolder
 from ratchet.serving.batch.answer_files import ParquetAnswers
-from ratchet.serving.batch.input_files import InputFile
-from ratchet.serving.batch.output import Output
-from ratchet.serving.batch.row_reader import Batch, RowReader
+from ratchet.serving.batch.row_reader import RowRange, RowReader
 from ratchet.serving.scoring import score
 from ratchet.serving.versions.loaded import Identity, LoadedVersion
 from ratchet.typed_json import STRICT, parse
 
-__all__ = ["Job", "Scored", "begin", "forget", "read_job", "score_shards"]
+__all__ = ["Job", "Scored", "begin", "forget", "plan", "read_job", "results_of", "score_ranges", "write_summary"]
 
 _MANIFEST, _SUMMARY = "manifest.json", "summary.json"
 _LISTING = "inputs.parquet"  # of format 1
 _FORMAT = 2  # of the manifest and the shards
 _PROGRAMS = ("onnxruntime", "polars", "pyarrow")  # that compute and write answers
-_MIB = 1 << 20
+_RESULTS = ".results"  # folder in the output: the counts of each finished shard
 
 
 @dataclass(frozen=True)
@@ -130,13 +130,13 @@ class Scored:
         )
 
 
-def read_job(output: Output) -> Job | None:
+def read_job(output: ResultFolder) -> Job | None:
     """Return the job of an output folder; None if there is none.
 
     Raises:
         DataError: the manifest is damaged, missing or of another format, or the folder has files that no job writes.
     """
-    shards = len(_own_names(output) - {_MANIFEST, _SUMMARY, _LISTING})
+    shards = len(_shards(output))
     with output.opened(_MANIFEST) as file:
         content = file and file.read()
     fix = "choose another folder, or add --again to score everything again"
@@ -153,7 +153,7 @@ def read_job(output: Output) -> Job | None:
         raise DataError(f"{output.where}/{_MANIFEST}: is damaged ({error}). Fix: restore it, {fix}") from None
 
 
-def begin(output: Output, job: Job, before: Job | None) -> Job:
+def begin(output: ResultFolder, job: Job, before: Job | None) -> Job:
     """Write the manifest, or check that a repeated command means the job as it began. Return the folder's job.
 
     Raises:
@@ -161,7 +161,7 @@ def begin(output: Output, job: Job, before: Job | None) -> Job:
     """
     if before is None:
         try:
-            _write_json(output, _MANIFEST, asdict(job), is_new=True)
+            output.write_json(_MANIFEST, asdict(job), is_new=True)
         except FileExistsError:  # a process elsewhere has begun in the meantime
             before = read_job(output)
     if before and (changes := job.changes_since(before)):
@@ -172,93 +172,85 @@ def begin(output: Output, job: Job, before: Job | None) -> Job:
     return before or job
 
 
-def forget(output: Output) -> None:
+def forget(output: ResultFolder) -> None:
     """Delete the shards, the last first, and then what was recorded of the job.
 
     Raises:
         DataError: the folder has files that no job writes.
     """
-    names = _own_names(output)
-    shards = sorted(names - {_MANIFEST, _SUMMARY, _LISTING}, reverse=True)
+    shards, results = sorted(_shards(output), reverse=True), results_of(output)
+    names = output.sizes()
+    results.delete(list(results.sizes()))
     output.delete([name for name in (_SUMMARY, *shards, _MANIFEST, _LISTING) if name in names])
 
 
-def _own_names(output: Output) -> set[str]:
-    names = output.names()
+def results_of(output: ResultFolder) -> ResultFolder:
+    """Return the folder with the counts of each finished shard."""
+    return ResultFolder(f"{output.where}/{_RESULTS}")
+
+
+def _shards(output: ResultFolder) -> set[str]:
+    """Return the names of the shards in a folder.
+
+    Raises:
+        DataError: the folder has files that no job writes.
+    """
+    names = output.sizes().keys()
     shards = {name for name in names if name.startswith("shard-") and name.endswith(".parquet")}
     if others := sorted(names - shards - {_MANIFEST, _SUMMARY, _LISTING}):
         raise DataError(
             f"{output.where}: has other files ({', '.join(others[:3])}). Allowed: a new or empty folder. "
             "Fix: choose another folder"
         )
-    return names
+    return shards
 
 
-def score_shards(
-    loaded: LoadedVersion,
-    reader: RowReader,
-    listing: Sequence[InputFile],
-    output: Output,
-    job: Job,
-    progress: Callable[..., None],
-) -> Scored:
-    """Score the rows of the inputs that have no shard yet.
-
-    Args:
-        progress: called with the MiB of the inputs that are scored, all of them, and a note.
+def plan(reader: RowReader, listing: Sequence[InputFile], size: int) -> Iterator[list[list[Any]]]:
+    """Yield the rows of each shard, as the plain data of row ranges: `size` rows, of one file or several.
 
     Raises:
-        DataError: the inputs have no rows, cannot be read or were changed, or the output cannot be written.
+        DataError: the inputs have no rows, cannot be read or were changed.
     """
-    began, shards = time.monotonic(), list(_finished_shards(output, job))
-    earlier, done = len(shards), sum(rows for rows, _ in shards)
-    if not shards or shards[-1][0] == job.shard_rows:  # a smaller one is the last
-        for batches in _batches_of_shards(reader.batches(listing, skip=done), job.shard_rows):
-            with output.draft(_name(len(shards))) as draft:
-                answers = ParquetAnswers(draft, loaded.identity, shard=len(shards), job=job.digest)
-                for batch in batches:
-                    answers.write(score(loaded, batch))
-                    progress(batch.done // _MIB, max(1, job.bytes // _MIB), f"{done + answers.rows:,} rows")
-                answers.close()
-            shards.append((answers.rows, answers.refused))
-            done += answers.rows
-    if not shards:
+    shard, room, is_empty = list[list[Any]](), size, True
+    for file in listing:
+        *starts, (total, _) = reader.count(file)
+        done = 0
+        while done < total:
+            while len(starts) > 1 and starts[1][0] <= done:
+                starts.pop(0)
+            before, start = starts[0]
+            rows = min(room, total - done)
+            shard.append([file.path, file.size, file.stamp, done + 1, rows, start.position, start.line, done - before])
+            done, room, is_empty = done + rows, room - rows, False
+            if not room:
+                yield shard
+                shard, room = [], size
+    if shard:
+        yield shard
+    if is_empty:
         raise DataError(f"{', '.join(file.path for file in listing[:3])}: has no rows")
-    counts = {"rows": done, "refused": sum(refused for _, refused in shards), "shards": len(shards)}
-    _write_json(output, _SUMMARY, {"version": job.version, **counts, "job": job.digest})
-    return Scored(output.where, loaded.identity, **counts, earlier=earlier, seconds=time.monotonic() - began)
 
 
-def _batches_of_shards(batches: Iterator[Batch], size: int) -> Iterator[Iterator[Batch]]:
-    """Yield for each shard the batches that together have its rows; the next is asked for when they are taken."""
-    waiting: list[Batch] = []  # at most one
-
-    def take(rows: int) -> Iterator[Batch]:
-        while rows and (batch := waiting.pop() if waiting else next(batches, None)) is not None:
-            if rest := batch.part(rows, len(batch)):
-                waiting.append(rest)
-            if part := batch.part(0, rows):
-                rows -= len(part)
-                yield part
-
-    while (first := next(take(size), None)) is not None:
-        yield itertools.chain([first], take(size - len(first)))
-
-
-def _finished_shards(output: Output, job: Job) -> Iterator[tuple[int, int]]:
-    """Yield rows and refused rows of the shards of the job up to the first that is missing or damaged."""
-    names = output.names()
-    for name in itertools.takewhile(names.__contains__, map(_name, itertools.count())):
-        about = output.metadata(name)
-        if about.get("ratchet.job") != job.digest:
-            return
-        yield int(about["ratchet.rows"]), int(about["ratchet.refused"])
+def score_ranges(
+    loaded: LoadedVersion, reader: RowReader, ranges: Sequence[Sequence[Any]], output: ResultFolder, **about: Any
+) -> dict[str, Any]:
+    """Write the shard of these row ranges, and return its name and counts. `about`: shard and job, for its metadata."""
+    chosen = [
+        RowRange(InputFile(path, size, stamp), first, rows, RowStart(*start))
+        for path, size, stamp, first, rows, *start in ranges
+    ]
+    name = f"shard-{about['shard']:06}.parquet"
+    with output.draft(name) as draft:
+        answers = ParquetAnswers(draft, loaded.identity, **about)
+        for batch in reader.batches(chosen):
+            answers.write(score(loaded, batch))
+        answers.close()
+        size = draft.stat().st_size
+    return {"name": name, "size": size, "rows": answers.rows, "refused": answers.refused, "notes": reader.notes}
 
 
-def _name(number: int) -> str:
-    return f"shard-{number:06}.parquet"
-
-
-def _write_json(output: Output, name: str, content: object, *, is_new: bool = False) -> None:
-    with output.draft(name, is_new=is_new) as draft:
-        files.write_json(draft, content)
+def write_summary(output: ResultFolder, job: Job, shards: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Write the summary of a finished job, and return its counts."""
+    counts = {name: sum(shard[name] for shard in shards) for name in ("rows", "refused")} | {"shards": len(shards)}
+    output.write_json(_SUMMARY, {"version": job.version, **counts, "job": job.digest})
+    return counts

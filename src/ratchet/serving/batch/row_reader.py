@@ -1,22 +1,32 @@
-"""The rows of input files in batches, from any row on."""
+"""Rows of input files: counted, and read in batches from any row on."""
 
 import io
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeVar
 
-from ratchet.data.sources.table_file import column_names, encoding_of, stream_csv, text_blocks
+from ratchet.data.reading.input_files import InputFile, Storages
+from ratchet.data.sources.table_file import (
+    FIRST_ROW,
+    HEADER_BYTES,
+    RowStart,
+    column_names,
+    csv_rows,
+    encoding_of,
+    stream_csv,
+    text_blocks,
+)
 from ratchet.data.sources.typed_files import damaged_parquet, json_object
 from ratchet.data.system_files import Ignored
 from ratchet.errors import DataError, first_line
 from ratchet.kinds import Input
 from ratchet.kinds.protocol import InputError
 from ratchet.kinds.registry import kind_of
-from ratchet.serving.batch.input_files import InputFile, Storages
 
-__all__ = ["Batch", "RowReader"]
+__all__ = ["Batch", "RowRange", "RowReader"]
 
 _TABLES: tuple[str, ...] = (".csv", ".tsv", ".parquet", ".json", ".jsonl", ".ndjson")
 _BATCH_BYTES = 32 << 20  # of the files of a batch
@@ -24,7 +34,24 @@ _LARGEST = 64 << 20  # bytes of an image, a text, or a JSON file that is no JSON
 
 
 Row = TypeVar("Row")
-Rows = tuple[Any, list[str], int]  # values, why a row cannot be read, and the bytes of the file up to their end
+Rows = tuple[Any, list[str]]  # values, and why a row cannot be read
+Counted = Iterator[tuple[int, RowStart | None]]  # rows of a part of a file, and where the next part starts
+
+
+@dataclass(frozen=True, slots=True)
+class RowRange:
+    """Rows of a file.
+
+    Attributes:
+        first: number of the first row, from 1.
+        rows: how many; None: all.
+        start: where reading starts.
+    """
+
+    file: InputFile
+    first: int = 1
+    rows: int | None = None
+    start: RowStart = FIRST_ROW
 
 
 @dataclass(frozen=True)
@@ -36,22 +63,15 @@ class Batch:
         rows: number of each row in its file, from 1.
         values: a polars frame, or a list of image files, texts or JSON objects; of a row that cannot be read, anything.
         faults: why a row cannot be read; empty: it can.
-        done: bytes of the inputs up to the end of these rows.
     """
 
     files: list[str]
     rows: list[int]
     values: Any
     faults: list[str]
-    done: int
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    def part(self, start: int, end: int) -> "Batch":
-        """Return the rows from `start` to before `end`."""
-        rows = slice(start, end)
-        return Batch(self.files[rows], self.rows[rows], self.values[rows], self.faults[rows], self.done)
 
 
 class RowReader:
@@ -91,9 +111,9 @@ class RowReader:
         return self._storages.ignored
 
     def batches(
-        self, files: Sequence[InputFile], *, skip: int = 0, on_fault: Callable[[DataError], None] | None = None
+        self, ranges: Sequence[RowRange], *, on_fault: Callable[[DataError], None] | None = None
     ) -> Iterator[Batch]:
-        """Yield the rows of the files after the first `skip`.
+        """Yield the rows of the ranges.
 
         Args:
             on_fault: takes the error of files of which no row could be read; the next files follow. None: raise it.
@@ -101,43 +121,51 @@ class RowReader:
         Raises:
             DataError: a file cannot be read, or was changed since it was listed.
         """
-        done = 0
-        for group in self._groups(files):
-            is_whole, begun = self._is_one_row(group[0]), False
-            if not is_whole or skip < len(group):
-                try:
-                    for batch in self._contents(group, done, on_fault) if is_whole else self._table(group[0], done):
-                        begun = True
-                        if part := batch.part(skip, len(batch)):
-                            yield part
-                        skip = max(0, skip - len(batch))
-                except DataError as error:
-                    if on_fault is None or begun:
-                        raise
-                    on_fault(error)
-            else:
-                skip -= len(group)
-            done += sum(file.size for file in group)
+        for group in self._groups(ranges):
+            is_begun = False
+            try:
+                files = [each.file for each in group]
+                for batch in self._contents(files, on_fault) if self._is_one_row(files[0]) else self._table(group[0]):
+                    is_begun = True
+                    yield batch
+            except DataError as error:
+                if on_fault is None or is_begun:
+                    raise
+                on_fault(error)
+
+    def count(self, file: InputFile) -> list[tuple[int, RowStart]]:
+        """Return the places in a file where reading can start, each with the number of rows before it; all rows last.
+
+        Raises:
+            DataError: the file cannot be read, or was changed since it was listed.
+        """
+        starts = [(0, FIRST_ROW)]
+        if self._is_one_row(file):
+            return [*starts, (1, FIRST_ROW)]
+        total = 0
+        with self._opened_table(file) as (opened, layout):
+            for rows, start in layout.count(file, opened):
+                total += rows
+                starts += [(total, start)] if start else []
+        return [*starts, (total, FIRST_ROW)]
 
     def _is_one_row(self, file: InputFile) -> bool:
         return not self._kind.in_tables or file.suffix in self._kind.file_suffixes
 
-    def _groups(self, files: Sequence[InputFile]) -> Iterator[list[InputFile]]:
-        """Yield the files in order: tables alone, and together those that are the rows of a batch."""
-        group, size = list[InputFile](), 0
-        for file in files:
-            is_full = len(group) == self._kind.batch_rows or size + file.size > _BATCH_BYTES
-            if group and (is_full or not self._is_one_row(file) or not self._is_one_row(group[0])):
+    def _groups(self, ranges: Sequence[RowRange]) -> Iterator[list[RowRange]]:
+        """Yield the ranges in order: tables alone, and together files that are the rows of a batch."""
+        group, size = list[RowRange](), 0
+        for each in ranges:
+            is_full = len(group) == self._kind.batch_rows or size + each.file.size > _BATCH_BYTES
+            if group and (is_full or not self._is_one_row(each.file) or not self._is_one_row(group[0].file)):
                 yield group
                 group, size = [], 0
-            group.append(file)
-            size += file.size
+            group.append(each)
+            size += each.file.size
         if group:
             yield group
 
-    def _contents(
-        self, files: list[InputFile], done: int, on_fault: Callable[[DataError], None] | None
-    ) -> Iterator[Batch]:
+    def _contents(self, files: list[InputFile], on_fault: Callable[[DataError], None] | None) -> Iterator[Batch]:
         """Yield one batch of images or texts that are files of their own."""
         read = iter(self._storages.contents([file for file in files if file.size <= _LARGEST]))
         paths, values, faults = list[str](), list[Any](), list[str]()
@@ -152,7 +180,7 @@ class RowReader:
             paths.append(file.path)
             values.append(value)
             faults.append(fault)
-        yield Batch(paths, [1] * len(paths), values, faults, done + sum(file.size for file in files))
+        yield Batch(paths, [1] * len(paths), values, faults)
 
     def _value(self, file: InputFile, content: bytes | OSError | None) -> tuple[Any, str]:
         """Return the value of a file, and why it cannot be read."""
@@ -165,90 +193,96 @@ class RowReader:
         except InputError as error:
             return None, str(error)
 
-    def _table(self, file: InputFile, done: int) -> Iterator[Batch]:
-        first = 1
+    def _table(self, chosen: RowRange) -> Iterator[Batch]:
+        first = chosen.first
+        with self._opened_table(chosen.file) as (opened, layout):
+            for values, faults in layout.read(chosen, opened):
+                rows = list(range(first, first + len(faults)))
+                yield Batch([chosen.file.path] * len(rows), rows, values, faults)
+                first += len(rows)
+
+    @contextmanager
+    def _opened_table(self, file: InputFile) -> Iterator[tuple[BinaryIO, "_Layout"]]:
+        """Open a table, and find out how it is laid out."""
         try:
             with self._storages.opened(file) as opened:
                 head = opened.read(1 << 16)
                 mark, encoding = encoding_of(head)
                 start = head.removeprefix(mark).decode(encoding, errors="replace").lstrip()[:1]
-                read = {"{": self._json_lines, "[": self._json}.get(start, self._csv)
-                for values, faults, position in (self._parquet if head[:4] == b"PAR1" else read)(file, opened):
-                    rows = list(range(first, first + len(faults)))
-                    yield Batch([file.path] * len(rows), rows, values, faults, done + min(position, file.size))
-                    first += len(rows)
+                texts = {
+                    "{": _Layout(self._json_lines, _count_json_lines), "[": _Layout(self._json, _count_json),
+                }  # fmt: skip
+                csv = _Layout(self._csv, self._count_csv)
+                yield opened, _Layout(self._parquet, _count_parquet) if head[:4] == b"PAR1" else texts.get(start, csv)
         except PermissionError as error:
             raise DataError(f"{file.path}: {error.strerror}. Fix: make it readable for this user") from None
 
-    def _parquet(self, file: InputFile, opened: BinaryIO) -> Iterator[Rows]:
+    def _parquet(self, chosen: RowRange, opened: BinaryIO) -> Iterator[Rows]:
         import polars
-        import pyarrow
-        import pyarrow.parquet as pq
-        from polars.exceptions import PanicException, PolarsError
 
-        try:
-            table = pq.ParquetFile(opened, pre_buffer=False, buffer_size=1 << 20)
-            names, row = self._columns(file, table.schema_arrow.names), 0
-            for part in table.iter_batches(self._kind.batch_rows, columns=names, use_threads=False):
-                row += part.num_rows
+        file, size, skip = chosen.file, self._kind.batch_rows, chosen.start.skip
+        with _parquet_errors(file):
+            table = _parquet_file(opened)
+            names = self._columns(file, table.schema_arrow.names)
+            groups = range(chosen.start.position, table.metadata.num_row_groups)
+            rows = table.metadata.num_rows if chosen.rows is None else chosen.rows
+            for part in table.iter_batches(size, row_groups=groups, columns=names, use_threads=False):
+                part, skip = part[skip:], max(0, skip - part.num_rows)
+                if not part.num_rows:
+                    continue
+                part = part[:rows]
+                rows -= part.num_rows
                 frame = polars.DataFrame(polars.from_arrow(part))
-                position = file.size * row // table.metadata.num_rows
-                yield self._kind.table_values(frame), [""] * frame.height, position
-        except (pyarrow.ArrowException, PolarsError, PanicException, ValueError, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise  # of the storage
-            raise damaged_parquet(error, file.path) from None
+                yield self._kind.table_values(frame), [""] * frame.height
+                if not rows:
+                    return
 
-    def _csv(self, file: InputFile, opened: BinaryIO) -> Iterator[Rows]:
+    def _csv(self, chosen: RowRange, opened: BinaryIO) -> Iterator[Rows]:
         import polars
 
-        size, names, notes = self._kind.batch_rows, list[str](), list[str]()
-        for table in stream_csv(opened, where=file.path, needed=self._expected, is_header=self._is_header):
+        file, size, names, notes = chosen.file, self._kind.batch_rows, list[str](), list[str]()
+        layout = self._csv_layout(file)
+        for table in stream_csv(opened, start=chosen.start, rows=chosen.rows, **layout):
             header = column_names(table.header, file.path)
             names = names or self._columns(file, header)
             notes += table.notes
             frame, faults = table.named(header).select(names), table.faults()
             frame = frame.with_columns(polars.when(polars.all() != "").then(polars.all()))
             for rows in (slice(start, start + size) for start in range(0, frame.height, size)):
-                yield self._kind.table_values(frame[rows]), faults[rows], opened.tell()
+                yield self._kind.table_values(frame[rows]), faults[rows]
         self.notes += [f"{file.path}: {note}" for note in notes[:1]]
+
+    def _csv_layout(self, file: InputFile) -> dict[str, Any]:
+        return {"where": file.path, "needed": self._expected, "is_header": self._is_header}
+
+    def _count_csv(self, file: InputFile, opened: BinaryIO) -> Counted:
+        return csv_rows(opened, **self._csv_layout(file))
 
     def _is_header(self, cells: Sequence[str]) -> bool:
         """Return whether the first line of a CSV file is its header. A model of numbered columns has files without."""
         return not self._input.numbered or set(self._expected) <= {cell.strip() for cell in cells}
 
-    def _json_lines(self, file: InputFile, opened: BinaryIO) -> Iterator[Rows]:
-        blocks = text_blocks(opened, where=file.path)
-        lines = enumerate((line for block in blocks for line in io.StringIO(block.decode())), start=1)
-        names: list[str] | None = None
-        for part in _batched((each for each in lines if not each[1].isspace()), self._kind.batch_rows):
-            objects = [json_object(text) for _, text in part]
-            if names is None:
-                line, text = part[0]
-                if objects[0] is None:
-                    raise DataError(
-                        f"{file.path} is neither a table nor JSON Lines: line {line} is no JSON object "
-                        f"({text.strip()[:60]!r}). Fix: save a list of objects, one for each row, or JSON Lines, CSV "
-                        "or Parquet"
-                    )
-                names = self._names(file, list(objects[0]))
-            values, faults = _of_objects(objects, names)
-            places = (f"line {line} " if fault else "" for (line, _), fault in zip(part, faults, strict=True))
-            yield values, [place + fault for place, fault in zip(places, faults, strict=True)], opened.tell()
-
-    def _json(self, file: InputFile, opened: BinaryIO) -> Iterator[Rows]:
-        if file.size > _LARGEST:
+    def _json_lines(self, chosen: RowRange, opened: BinaryIO) -> Iterator[Rows]:
+        file, start = chosen.file, chosen.start
+        line, text = next(_json_texts(text_blocks(opened, where=file.path, size=HEADER_BYTES)))
+        if (first := json_object(text)) is None:
             raise DataError(
-                f"{file.path}: has {file.size >> 20:,} MiB; allowed: {_LARGEST >> 20} of JSON. Fix: save it as JSON "
-                "Lines or Parquet"
+                f"{file.path} is neither a table nor JSON Lines: line {line} is no JSON object "
+                f"({text.strip()[:60]!r}). Fix: save a list of objects, one for each row, or JSON Lines, CSV "
+                "or Parquet"
             )
-        try:
-            objects = json.loads(b"".join(text_blocks(opened, where=file.path)))
-        except ValueError as error:
-            raise DataError(f"{file.path} is damaged JSON ({first_line(error)}). Fix: save it again") from None
-        names = self._names(file, list(objects[0]) if objects and isinstance(objects[0], dict) else [])
-        for part in _batched(objects, self._kind.batch_rows):
-            yield *_of_objects(part, names), file.size
+        names = self._names(file, list(first))
+        lines = _json_texts(text_blocks(opened, where=file.path, start=start), start.line)
+        for part in _batched(_chosen(lines, chosen), self._kind.batch_rows):
+            values, faults = _of_objects([json_object(text) for _, text in part], names)
+            places = (f"line {line} " if fault else "" for (line, _), fault in zip(part, faults, strict=True))
+            yield values, [place + fault for place, fault in zip(places, faults, strict=True)]
+
+    def _json(self, chosen: RowRange, opened: BinaryIO) -> Iterator[Rows]:
+        objects = _json_objects(chosen.file, opened)
+        names = self._names(chosen.file, list(objects[0]) if objects and isinstance(objects[0], dict) else [])
+        for part in _batched(_chosen(objects, chosen), self._kind.batch_rows):
+            yield _of_objects(part, names)
 
     def _columns(self, file: InputFile, header: Sequence[str]) -> list[str]:
         """Return the columns of a table that are read."""
@@ -265,6 +299,75 @@ class RowReader:
             return self._kind.columns_read(self._input, names, self._column)
         except InputError as error:
             raise DataError(f"{file.path}: {error}") from None
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How the rows of a table are read, and how they are counted."""
+
+    read: Callable[[RowRange, BinaryIO], Iterator[Rows]]
+    count: Callable[[InputFile, BinaryIO], Counted]
+
+
+def _parquet_file(opened: BinaryIO) -> Any:
+    import pyarrow.parquet as pq
+
+    return pq.ParquetFile(opened, pre_buffer=False, buffer_size=1 << 20)
+
+
+@contextmanager
+def _parquet_errors(file: InputFile) -> Iterator[None]:
+    """Turn errors of a damaged file into user errors."""
+    import pyarrow
+    from polars.exceptions import PanicException, PolarsError
+
+    try:
+        yield
+    except (pyarrow.ArrowException, PolarsError, PanicException, ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of the storage
+        raise damaged_parquet(error, file.path) from None
+
+
+def _count_parquet(file: InputFile, opened: BinaryIO) -> Counted:
+    with _parquet_errors(file):
+        groups = _parquet_file(opened).metadata
+        for group in range(groups.num_row_groups):
+            yield groups.row_group(group).num_rows, RowStart(group + 1)
+
+
+def _json_texts(blocks: Iterable[bytes], line: int = 1) -> Iterator[tuple[int, str]]:
+    """Yield the lines that are not empty, with their numbers from `line` on."""
+    lines = enumerate((text for block in blocks for text in io.StringIO(block.decode())), line)
+    return ((number, text) for number, text in lines if not text.isspace())
+
+
+def _count_json_lines(file: InputFile, opened: BinaryIO) -> Counted:
+    starts = list[RowStart]()
+    for block in text_blocks(opened, where=file.path, starts=starts):
+        yield sum(1 for _ in _json_texts([block])), starts[-1] if starts else None
+
+
+def _json_objects(file: InputFile, opened: BinaryIO) -> list[Any]:
+    if file.size > _LARGEST:
+        raise DataError(
+            f"{file.path}: has {file.size >> 20:,} MiB; allowed: {_LARGEST >> 20} of JSON. Fix: save it as JSON "
+            "Lines or Parquet"
+        )
+    try:
+        objects: list[Any] = json.loads(b"".join(text_blocks(opened, where=file.path)))
+    except ValueError as error:
+        raise DataError(f"{file.path} is damaged JSON ({first_line(error)}). Fix: save it again") from None
+    return objects
+
+
+def _count_json(file: InputFile, opened: BinaryIO) -> Counted:
+    yield len(_json_objects(file, opened)), None
+
+
+def _chosen(rows: Iterable[Row], chosen: RowRange) -> Iterator[Row]:
+    skip = chosen.start.skip
+    return itertools.islice(rows, skip, None if chosen.rows is None else skip + chosen.rows)
 
 
 def _batched(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:

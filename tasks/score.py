@@ -150,7 +150,7 @@ def _loaded(project: str, name: str, variant: str, threads: int) -> LoadedVersio
 
 @contextmanager
 def _fresh_versions() -> Iterator[None]:
-    """Load versions anew for the time of the context."""
+    """Load versions again for the time of the context."""
     _loaded.cache_clear()
     try:
         yield

@@ -44,8 +44,8 @@ class Call:
 def named(name: str) -> Callable[..., Any]:
     """Return the function package.module:function."""
     module, _, function = name.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
-    return found
+    function_object: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return function_object
 
 
 @functools.cache

@@ -59,8 +59,8 @@ class ResultFolder:
         """Return the sizes of the files here by name, without those that begin with a dot."""
         with storage_errors(self.where, self._setting):
             self._system.invalidate_cache()
-            found = self._system.find(self._top, detail=True)
-        names = {path.removeprefix(self._top).lstrip("/"): info["size"] for path, info in found.items()}
+            entries = self._system.find(self._top, detail=True)
+        names = {path.removeprefix(self._top).lstrip("/"): info["size"] for path, info in entries.items()}
         return {name: int(size) for name, size in names.items() if name and not name.startswith(".")}
 
     def read_json(self, name: str) -> Any:

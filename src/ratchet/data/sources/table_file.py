@@ -50,7 +50,7 @@ IsHeader = Callable[[Sequence[str]], bool]
 
 @dataclass(frozen=True, slots=True)
 class RowStart:
-    """Where reading of a file starts: at a byte and its line, or at a row group of Parquet, and after `skip` rows."""
+    """Start of reading in a file: a byte and its line, or a row group of Parquet, and `skip` rows after it."""
 
     position: int = 0
     line: int = 1

@@ -303,7 +303,7 @@ class RowReader:
 
 @dataclass(frozen=True)
 class _Layout:
-    """How the rows of a table are read, and how they are counted."""
+    """Functions that read and count the rows of a table."""
 
     read: Callable[[RowRange, BinaryIO], Iterator[Rows]]
     count: Callable[[InputFile, BinaryIO], Counted]

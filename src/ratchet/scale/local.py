@@ -173,7 +173,7 @@ class _Process:
 
     @property
     def message(self) -> str:
-        """How the process ended, and the last line of its output."""
+        """The end of the process, and the last line of its output."""
         code = self.code
         lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name

@@ -1,8 +1,7 @@
-"""`ratchet compare`: collect why two runs or versions differ."""
+"""`ratchet compare`: collect and print why two runs or versions differ."""
 
-import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,16 +12,27 @@ from ratchet.errors import DataError, RegistryError
 from ratchet.evaluation.predictions import Predictions, read_predictions
 from ratchet.provenance import comparison
 from ratchet.provenance.archive import Archive, ArchivedRun
-from ratchet.provenance.comparison import CodeChange, Comparison, changes, environment_changes, patched_files
+from ratchet.provenance.comparison import (
+    Change,
+    CodeChange,
+    Comparison,
+    Flip,
+    changes,
+    environment_changes,
+    patched_files,
+)
 from ratchet.provenance.sealed import SealedReader
 from ratchet.registry.ledger import Ledger
 from ratchet.registry.provenance_record import PACKED, Provenance
 from ratchet.registry.versions import REFERENCE
+from ratchet.reports.numbers import measured, setting
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 from tasks.dvc_store import DvcStore
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ratchet.data.difference import Difference
 
 __all__ = ["compare", "print_comparison"]
@@ -187,39 +197,66 @@ def _answers(before: Side, after: Side, samples: "Difference | None") -> "compar
     return comparison.compare_answers(before.predictions, after.predictions, after.settings or {}, altered=altered)
 
 
-def print_comparison(
-    comparison: Comparison, references: tuple[str, str], workspace: Workspace, path: Path | None, *, most: int
-) -> None:
-    """Print a comparison with at most `most` samples of each kind (0: all), and write it as an HTML page.
-
-    Args:
-        comparison: of the two runs.
-        references: the names that the user gave.
-        workspace: whose data/reports has the page by default.
-        path: of the page.
-        most: number of samples.
-
-    Raises:
-        DataError: the path is a folder.
-    """
-    from rich.table import Table
-
-    from ratchet.reports.lineage_pages import comparison_page, comparison_sections
-
-    a, b = (re.sub(r"[^\w.-]+", "-", reference.removeprefix("models:/")) for reference in references)
-    path = path or workspace.reports / f"compare-{a}-{b}.html"
-    if path.is_dir():
-        raise DataError(f"{path}: is a folder. Allowed for --html: the path of a file")
-    files.write_text(path, comparison_page(comparison))
+def print_comparison(comparison: Comparison, *, most: int) -> None:
+    """Print a comparison with at most `most` samples of each kind (0: all)."""
     console = new_console()
     console.print(f"[bold]A[/] {comparison.names[0]}   [bold]B[/] {comparison.names[1]}")
-    for section in comparison_sections(comparison, most=most):
-        console.print(f"\n[bold]{section.title[0].lower()}{section.title[1:]}[/]")
-        for sentence in section.sentences:
-            console.print(f"  {sentence}", markup=False)
-        for plain in section.tables:
-            table = Table(*plain.header, box=None, padding=(0, 2), show_edge=False)
-            for row in plain.rows:
-                table.add_row(*map(str, row))
-            console.print(table, soft_wrap=False)
-    console.print(f"\npage: {path}", markup=False)
+    for title, content in _sections(comparison, most):
+        if content:
+            console.print(f"\n[bold]{title}[/]")
+        for line in content:
+            if isinstance(line, str):
+                console.print(f"  {line}", markup=False)
+            else:
+                console.print(line, soft_wrap=False)
+
+
+def _sections(comparison: Comparison, most: int) -> "Iterator[tuple[str, Sequence[str | Table]]]":
+    """Yield the title and the content of each section; empty content where there is nothing to say."""
+    code, samples = comparison.code, comparison.samples
+    yield "warnings", comparison.doubts
+    patched = [f"uncommitted: {name}: {where}" for name, where in code.patched.items()]
+    yield (
+        "code",
+        [_versions("the same commit", code.commits), *code.stat, *(patched or ["nothing uncommitted differs"])],
+    )
+    yield "settings", _changes(comparison.settings, "the same")
+    yield (
+        "data",
+        [_versions("the same", comparison.data), *([*samples.lines(most), samples.summary] if samples else [])],
+    )
+    yield "environment", _changes(comparison.environment, "the same, or not recorded for both")
+    metrics = [(metric.name, measured(metric.before), measured(metric.after)) for metric in comparison.metrics]
+    yield "test metrics", _table(metrics)
+    if answers := comparison.answers:
+        yield "test samples", [answers.summary]
+        yield _flips("right -> wrong", answers.worse, most)
+        yield _flips("wrong -> right", answers.better, most)
+    yield "not compared", comparison.missing
+
+
+def _versions(same: str, versions: tuple[str | None, str | None]) -> str:
+    a, b = (version or "unknown" for version in versions)
+    return "unknown for both" if versions == (None, None) else f"{same}, {a}" if a == b else f"{a} -> {b}"
+
+
+def _changes(changes: Sequence[Change] | None, same: str) -> "Sequence[str | Table]":
+    """Return a table of settings or packages; empty content if they are unknown."""
+    rows = [(change.name, setting(change.before), setting(change.after)) for change in changes or ()]
+    return _table(rows) or ([] if changes is None else [same])
+
+
+def _table(rows: Sequence[tuple[str, str, str]]) -> "list[Table]":
+    from rich.table import Table
+
+    table = Table("", "A", "B", box=None, padding=(0, 2), show_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    return [table] if rows else []
+
+
+def _flips(title: str, flips: Sequence[Flip], most: int) -> tuple[str, list[str]]:
+    shown = flips[:most] if most else flips
+    lines = [f"{flip.id}: {flip.label}, predicted {flip.before} -> {flip.after}" for flip in shown]
+    lines += [f"... and {len(flips) - len(shown):,} more: --most 0 lists all"] if len(shown) < len(flips) else []
+    return f"{title}: {len(flips):,}", lines or ["none"]

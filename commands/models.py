@@ -25,9 +25,6 @@ Version = Annotated[
 ]
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="The registered model's name.")]
 Why = Annotated[str, typer.Option(metavar="TEXT", help="The reason; the ledger keeps it.")]
-Html = Annotated[
-    Path | None, typer.Option("--html", metavar="FILE", resolve_path=True, help="Where to write the HTML page.")
-]
 
 
 @models.command(rich_help_panel=Panel.DECISIONS)
@@ -72,12 +69,6 @@ def rollback(
 ) -> None:
     """Make an earlier champion the champion again."""
     _print_aliases(model, _promotions(model).rollback(to, why=why))
-
-
-@models.command(rich_help_panel=Panel.RECORDS)
-def adopt(model: Model, why: Why) -> None:
-    """Take over a model's current aliases when its ledger is lost."""
-    _print_aliases(model, _promotions(model).adopt(why=why))
 
 
 @models.command(rich_help_panel=Panel.RECORDS)
@@ -167,14 +158,11 @@ def _damage_lines(damage: "Damage") -> Iterator[str]:
 @models.command(rich_help_panel=Panel.RECORDS)
 def audit(
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Only this model.")] = None,
-    store: Annotated[bool, typer.Option("--store", help="Search everything that MLflow stores for pickles.")] = False,
     repair: Annotated[
         bool, typer.Option("--repair", help="Move the aliases back to where the ledger has them.")
     ] = False,
 ) -> None:
     """Verify the ledger, the aliases, all files and MLflow. Exit code 1 if anything differs."""
-    from itertools import chain
-
     from ratchet import settings
     from ratchet.registry import audit as auditing
 
@@ -184,7 +172,7 @@ def audit(
         for line in auditing.repair(workspace, params, model):
             echo(f"repaired: {line}")
     faults = 0
-    for line in chain(auditing.audit(workspace, params, model), auditing.pickles(workspace, params) if store else ()):
+    for line in auditing.audit(workspace, params, model):
         echo(line)
         faults += 1
     for line in auditing.notes(workspace, params):
@@ -192,8 +180,6 @@ def audit(
     if faults:
         raise typer.Exit(1)
     echo("OK: the ledger's hash chain, the aliases, every version's files and MLflow's records agree")
-    if store:
-        echo("OK: no pickle in MLflow's store")
 
 
 @models.command(rich_help_panel=Panel.RECORDS)
@@ -219,19 +205,17 @@ def compare(
     a: Annotated[str, typer.Argument(metavar="A", help="A version or an MLflow run.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The version or run to compare with A.")],
     most: Annotated[int, typer.Option(metavar="N", min=0, help="How many samples of each kind to list; 0: all.")] = 20,
-    html: Html = None,
 ) -> None:
     """Explain why two runs or versions differ, down to the test samples.
 
     A and B are versions, NAME/VERSION or NAME@ALIAS, or ids of MLflow runs. NAME is the registered model's name
     (registry.model, by default the data set's name), VERSION its number: `ratchet compare digits/1 digits/2`. Compares
-    code, settings, data, environment, metrics and predictions. The page goes to data/reports by default.
+    code, settings, data, environment, metrics and predictions.
     """
     with project_folder() as workspace:
         from commands import compare as comparing
 
-        comparison = comparing.compare(workspace, a, b)
-        comparing.print_comparison(comparison, (a, b), workspace, html, most=most)
+        comparing.print_comparison(comparing.compare(workspace, a, b), most=most)
 
 
 @models.command(rich_help_panel=Panel.RECORDS)
@@ -242,7 +226,6 @@ def trace(
             metavar="X", help="Any name or hash that trace or compare prints: version, run, commit, file, data."
         ),
     ],
-    html: Html = None,
 ) -> None:
     """Print the lineage of X: data, run, evaluation, verdict, versions and aliases."""
     if os.path.exists(name):  # unlike Path.exists, False for a name that is too long for a file
@@ -250,7 +233,7 @@ def trace(
     with project_folder() as workspace:
         from commands.trace import print_trace
 
-        print_trace(name, workspace, html)
+        print_trace(name, workspace)
 
 
 @models.command(rich_help_panel=Panel.USE)
@@ -267,13 +250,12 @@ def shadow(
     by: Annotated[
         str, typer.Option(metavar="COLUMN", help="A column of serving.log_columns: one line for each of its values.")
     ] = "",
-    html: Html = None,
 ) -> None:
     """Compare the answers of versions in shadow with those that were given."""
     with project_folder() as workspace:
         from commands.traffic import print_shadow
 
-        print_shadow(workspace, by=by, html=html)
+        print_shadow(workspace, by=by)
 
 
 def _promotions(model: str) -> "Promotions":

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -124,26 +123,6 @@ def importance(study: Name = None) -> None:
             echo("too few trials are complete for a statement")
 
 
-@search.command()
-def page(
-    study: Name = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="HTML file.", show_default="data/reports/search-STUDY.html")
-    ] = None,
-) -> None:
-    """Write the page of a study: winner, history, learning curves, importance and all trials."""
-    written = out.resolve() if out else None
-    with project_folder() as workspace:
-        from ratchet import files
-        from ratchet.reports.search_page import search_page
-        from tasks.search import page_of
-
-        result = _store(workspace, study).require()
-        path = written or page_of(result, workspace)
-        files.write_text(path, search_page(result))
-        echo(path.as_uri())
-
-
 @contextmanager
 def _held() -> Iterator[Workspace]:
     """Make the project's folder the working folder, and be the only run in it."""
@@ -186,6 +165,6 @@ def _search(workspace: Workspace, params: "Params") -> None:
         from ratchet.settings.errors import spell
 
         echo(f"params.yaml  {key}: {spell(before)} -> {spell(after)}")
-    echo(f"page         {result.page.as_uri()}")
+    echo(f"table        {result.table}; plots beside it")
     if result.study.state == "ended":
         echo("next         ratchet train")

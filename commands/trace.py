@@ -17,7 +17,6 @@ from ratchet.provenance.sealed import SealedReader
 from ratchet.registry.ledger import Ledger, LedgerEntry
 from ratchet.registry.provenance_record import PACKED, PROVENANCE_TAG
 from ratchet.registry.versions import REFERENCE
-from ratchet.reports.lineage_pages import trace_page
 from ratchet.traffic.log_reader import find, log_folder
 from ratchet.workspace import Workspace
 from tasks.dvc_store import DvcStore, hash_of
@@ -56,14 +55,10 @@ class Trace:
     chains: tuple[Link, ...]
 
 
-def print_trace(name: str, workspace: Workspace, html: Path | None) -> None:
-    """Print the lineage of `name`, and write it to an HTML page if `html` is given."""
+def print_trace(name: str, workspace: Workspace) -> None:
+    """Print the lineage of `name`."""
     lineage = trace(workspace, name)
-    if html:
-        files.write_text(html, trace_page(name, lineage.descriptions, lineage.chains))
     echo("\n".join([*lineage.descriptions, *(line for chain in lineage.chains for line in _tree(chain))]))
-    if html:
-        echo(f"\npage: {html}")
 
 
 def trace(workspace: Workspace, name: str) -> Trace:

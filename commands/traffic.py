@@ -1,12 +1,9 @@
 """`ratchet requests` and `ratchet shadow`: logged requests, and the answers of shadow versions beside the others."""
 
-from pathlib import Path
-
 from commands.app import new_console
-from ratchet import files
 from ratchet.traffic.log_reader import log_folder
 from ratchet.traffic.log_summary import HourOfVersion, summary
-from ratchet.traffic.shadow_comparison import comparisons
+from ratchet.traffic.shadow_comparison import ShadowComparison, comparisons
 from ratchet.workspace import Workspace
 
 __all__ = ["print_requests", "print_shadow"]
@@ -35,14 +32,12 @@ def _quality(hour: HourOfVersion) -> str:
     return f"{text}, {hour.metric} {value:.4g} (95 % CI {low:.4g} to {high:.4g})"
 
 
-def print_shadow(workspace: Workspace, *, by: str, html: Path | None) -> None:
-    """Print a line for each pair of versions, or for each slice of them by a logged column, and write them to a page.
+def print_shadow(workspace: Workspace, *, by: str) -> None:
+    """Print a line for each pair of versions, or for each slice of them by a logged column.
 
     Raises:
         DataError: the log does not have the column.
     """
-    from ratchet.reports.shadow_page import quality, shadow_page
-
     console = new_console()
     pairs = comparisons(log_folder(workspace), by=by)
     if not pairs:
@@ -50,10 +45,19 @@ def print_shadow(workspace: Workspace, *, by: str, html: Path | None) -> None:
     for pair in pairs:
         part = f"  {by}={pair.part}" if by else ""
         console.print(
-            f"{pair.shadow} beside {pair.served}{part}  {pair.requests} requests, {pair.rows} rows{quality(pair)}, "
-            f"median {pair.seconds * 1000:.1f} ms",
+            f"{pair.shadow} beside {pair.served}{part}  {pair.requests} requests, {pair.rows} rows"
+            f"{_shadow_quality(pair)}, median {pair.seconds * 1000:.1f} ms, served {pair.served_seconds * 1000:.1f} ms",
             markup=False,
         )
-    if html:
-        files.write_text(html, shadow_page(pairs, by=by))
-        console.print(f"page: {html}", markup=False)
+
+
+def _shadow_quality(pair: ShadowComparison) -> str:
+    """Return failures, and agreement or difference, as text that follows others; empty if there is none of them."""
+    failed = f", {pair.failed:,} failed" if pair.failed else ""
+    if pair.agreement:
+        low, value, high = pair.agreement.low, pair.agreement.value, pair.agreement.high
+        return f"{failed}, agreement {value:.1%} (95 % CI {low:.1%} to {high:.1%})"
+    if pair.difference:
+        low, value, high = pair.difference.low, pair.difference.value, pair.difference.high
+        return f"{failed}, mean absolute difference {value:.4g} (95 % CI {low:.4g} to {high:.4g})"
+    return failed

@@ -119,11 +119,11 @@ def _summary(study: Study) -> str:
 
 
 def _publish(result: Searched) -> None:
-    """Publish the winner's settings and the page."""
+    """Publish the winner's settings and the table."""
     study = result.study
     lines = [f"# {escaped(_summary(study))}", "", "| setting | before | now |", "|---|---|---|"]
     lines += [
         f"| {escaped(key)} | {escaped(before)} | {escaped(now)} |" for key, (before, now) in result.changes.items()
     ]
     create_markdown_artifact("\n".join(lines), key="winner", description="Settings that the search has changed")
-    create_link_artifact(result.page.as_uri(), key="search-page", link_text="Page of the study")
+    create_link_artifact(result.table.as_uri(), key="search-table", link_text="Table of the study")

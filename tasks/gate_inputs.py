@@ -38,7 +38,7 @@ __all__ = ["judge_model"]
 _RELOADED_SAMPLES = 256  # that the stored model and its ONNX program answer
 _PROMPTS, _GENERATED = 4, 32  # of a language model: prompts, and tokens of each answer
 _TIMED_SAMPLES = 64  # in the batch that both models are timed on
-_COMPARISON_SETTINGS = {"champion", "tolerance", "confidence", "classes", "minimum_rows", "reserved_fraction"}
+_COMPARISON_SETTINGS = {"champion", "tolerance", "confidence", "classes", "minimum_rows"}
 _TOLERANCE = 1e-5  # of probabilities: a batch of another size may round differently
 
 
@@ -79,7 +79,6 @@ def judge_model(
         lambda tries: judge(
             candidate, champion, gate, params.evaluation, reloaded=reloaded, tries=tries, seed=params.seed
         ),
-        reserved=gate.reserved_fraction,
     )
 
 
@@ -175,7 +174,6 @@ class _TestSet:
             slices=slice_columns(self.workspace.packed, self.params.evaluation),
             exported=exported,
             saw=self.rows.are_in(split_samples(self.workspace.packed, "train", "validation")),
-            uniform=self.rows.uniform,
         )
 
     def champion(self, promotions: "Promotions", over: str | None) -> "Champion | None":

@@ -1,12 +1,10 @@
 """Report page of the last evaluation, with the gate's verdict."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ratchet import files
 from ratchet.data.manifest import Manifest
 from ratchet.evaluation.problems import read_metrics
-from ratchet.kinds import TableInput
 from ratchet.kinds.registry import kind_of
 from ratchet.settings.model import Params
 from ratchet.typed_json import to_plain
@@ -18,12 +16,9 @@ if TYPE_CHECKING:
     from ratchet.evaluation.predictions import Predictions
     from ratchet.gate.verdict import Verdict
     from ratchet.registry.provenance_record import Provenance
-    from ratchet.reports.distributions import Distribution
     from ratchet.reports.images import ErrorExample
 
 __all__ = ["write_report"]
-
-_DISTRIBUTION_ROWS = 20_000
 
 
 def write_report(verdict: "Verdict", record: "Provenance", params: Params, workspace: Workspace) -> None:
@@ -50,7 +45,6 @@ def write_report(verdict: "Verdict", record: "Provenance", params: Params, works
             kind=kind.name,
             unexplained=explanations.reason,
             importance=details.importance,
-            distributions=_distributions(manifest, workspace),
             texts=details.texts,
             generated=details.generated,
             variants=variants.read(workspace.variants),
@@ -80,19 +74,6 @@ def _examples(
         )
         for row, image in zip(worst, test.images(worst), strict=True)
     ]  # fmt: skip
-
-
-def _distributions(manifest: Manifest, workspace: Workspace) -> "Sequence[Distribution]":
-    """Return the distribution of each column of a table, from some samples of each split, evenly spaced."""
-    from ratchet.evaluation.robustness import evenly_spaced
-    from ratchet.reports.distributions import feature_distributions
-    from ratchet.training import open_split
-
-    if manifest.input.explanation != "columns":
-        return ()
-    splits = [open_split(workspace.packed, split) for split in ("train", "test")]
-    arrays = [split.gather(evenly_spaced(len(split), _DISTRIBUTION_ROWS).astype("int64")) for split in splits]
-    return feature_distributions(cast(TableInput, manifest.input).columns, *arrays)
 
 
 def _data_facts(manifest: Manifest, workspace: Workspace) -> dict[str, Any]:

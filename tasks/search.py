@@ -41,7 +41,7 @@ class Searched:
 
     study: Study
     changes: Mapping[str, tuple[Any, Any]]
-    page: Path
+    table: Path
     did_work: bool
 
 
@@ -59,7 +59,7 @@ def search(params: Params, workspace: Workspace, *, progress: StageProgress) -> 
     publish(study, params, workspace, progress=progress)
     require_success(study)
     changes = keep_winner(study, workspace, progress=progress) if study.state == "ended" else {}
-    return Searched(store.require(), changes, page_of(study, workspace), has_work)
+    return Searched(store.require(), changes, table_of(study, workspace), has_work)
 
 
 def run_workers(params: Params, workspace: Workspace, store: StudyStore, *, progress: StageProgress) -> None:
@@ -157,9 +157,9 @@ def logs_of(workspace: Workspace, name: str) -> Path:
     return workspace.state / "search" / name
 
 
-def page_of(study: Study, workspace: Workspace) -> Path:
-    """Return the path of a study's page."""
-    return workspace.reports / f"search-{study.name}.html"
+def table_of(study: Study, workspace: Workspace) -> Path:
+    """Return the path of a study's table of trials."""
+    return workspace.reports / f"search-{study.name}.csv"
 
 
 def require_success(study: Study) -> None:
@@ -183,12 +183,12 @@ def require_success(study: Study) -> None:
 
 
 def publish(study: Study, params: Params, workspace: Workspace, *, progress: StageProgress) -> None:
-    """Write the page and the table of a study, and record both with its result in MLflow."""
-    from ratchet.reports.search_page import search_page
+    """Write the table and the plots of a study, and record both with its result in MLflow."""
+    from ratchet.reports.search_plots import write_plots
 
-    page, table = page_of(study, workspace), workspace.reports / f"search-{study.name}.csv"
-    files.write_text(page, search_page(study))
+    table = table_of(study, workspace)
     files.write_text(table, _csv(study))
+    plots = write_plots(study, table.with_suffix(""))
     run = Run(workspace, params, f"study-{study.name}")
     try:
         best = winner(study)
@@ -201,7 +201,7 @@ def publish(study: Study, params: Params, workspace: Workspace, *, progress: Sta
         end_trials(workspace, params, run_id, statuses)
         from ratchet.registry.models import ModelRegistry
 
-        ModelRegistry(workspace, params).log_files(run_id, {page: "search", table: "search"})
+        ModelRegistry(workspace, params).log_files(run_id, dict.fromkeys([table, *plots], "search"))
     except TrackingUnavailable as error:
         progress.say(str(error))
     finally:

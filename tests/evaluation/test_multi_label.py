@@ -12,7 +12,7 @@ from sklearn import metrics as sk
 from ratchet.evaluation.multi_label import MultiLabelMetrics, fit_thresholds
 from ratchet.evaluation.predictions import Predictions, read_predictions, write_predictions
 from ratchet.evaluation.problems import read_metrics, thresholds_for
-from ratchet.problems import Classes, Labels
+from ratchet.problems import Labels
 from ratchet.settings.model import EvaluationSettings
 from ratchet.typed_json import to_plain
 
@@ -98,31 +98,3 @@ def test_thresholds_come_from_validation_or_settings() -> None:
     fitted = thresholds_for(target, EvaluationSettings(), validation)
     assert fitted == fit_thresholds(target.predictions(predictions.outputs), predictions.targets)
     assert thresholds_for(target, EvaluationSettings(threshold=0.7), validation) == (0.7,) * 3
-
-
-def test_cost_of_two_classes_decides_the_threshold() -> None:
-    """Errors of one kind cost four times as much: the second class is predicted from 0.8 on, or from 0.2 on."""
-
-    def unused() -> tuple[np.ndarray, np.ndarray]:
-        raise AssertionError
-
-    pair, many = Classes(("no", "yes")), Classes(("a", "b", "c"))
-    dear = EvaluationSettings(resamples=100, false_positive_cost=4.0)
-    assert thresholds_for(pair, EvaluationSettings(), unused) == ()
-    assert thresholds_for(many, dear, unused) == ()
-    assert thresholds_for(pair, dear, unused) == (0.8,)
-    drawn = np.random.default_rng(0)
-    labels = (drawn.random(2000) < 0.4).astype(np.int64)
-    outputs = np.zeros((2000, 2), np.float32)
-    outputs[:, 1] = drawn.normal(0, 1.5, 2000) + np.where(labels, 1.5, -1.5)
-    ids, costs = tuple(map(str, range(2000))), []
-    for thresholds in ((), (0.8,)):
-        metrics = measure(Predictions(outputs, labels, ids, pair, thresholds), settings=dear)
-        assert metrics.problem == "classification"
-        chosen = expit(outputs[:, 1].astype(np.float64)) >= (thresholds or (0.5,))[0]
-        expected = np.where(chosen, 4.0, 1.0)[chosen != labels].sum() / 2000
-        assert metrics.cost is not None
-        assert metrics.cost.value == pytest.approx(expected)
-        assert metrics.accuracy.value == pytest.approx((chosen == labels).mean())
-        costs.append(expected)
-    assert costs[1] < costs[0]

@@ -14,7 +14,6 @@ from ratchet.evaluation.predictions import Predictions
 from ratchet.gate.verdict import Verdict
 from ratchet.kinds import Column, TableInput
 from ratchet.problems import Labels, NextToken, Numbers
-from ratchet.reports.distributions import feature_distributions
 from ratchet.reports.model_card import CardContent, render_html, render_markdown
 from ratchet.reports.run_report import ReportContent, render
 from ratchet.settings.model import EvaluationSettings
@@ -42,22 +41,18 @@ def content(problem: str) -> ReportContent:
     metrics = measure(ours, settings=FEW, columns=columns)
     metrics = compare_with_baseline(metrics, ours, predictions(problem, noise=0.9), name=NASTY, settings=FEW)
     numbers, codes = np.arange(ROWS * 1.0)[:, None].astype(np.float32), np.arange(ROWS)[:, None] % 3
-    described = TableInput((Column(NASTY, "numeric"), Column("town", "categorical", categories=(NASTY,))))
     importance = measure_importance(
         lambda arrays: -np.abs(arrays[0][:, 0] - np.arange(ROWS)), (numbers, codes), [(NASTY, 0, 0)],
         unit=ScoreUnit("MAE", -1.0), confidence=0.95,
     )  # fmt: skip
     history = [{"epoch": 1, "train/loss": 2.0, "validation/mae": 3.0}, {"epoch": 2, "train/loss": 1.0}]
-    return ReportContent(
-        NASTY, None, metrics, history=history, kind="table", predictions=ours, importance=importance,
-        distributions=feature_distributions(described.columns, (numbers, codes), (numbers[:9], codes[:9])),
-    )  # fmt: skip
+    return ReportContent(NASTY, None, metrics, history=history, kind="table", predictions=ours, importance=importance)
 
 
 @pytest.mark.parametrize("problem", ["regression", "multi-label", "next-token"])
 def test_page_and_card_are_complete_and_escaped(problem: str) -> None:
     page = render(content(problem))
-    sections = ["Metrics", "Baseline", "Slices", "Feature importance", "Features"]
+    sections = ["Metrics", "Baseline", "Slices", "Feature importance"]
     sections += {
         "regression": ["Predicted and true values", "Largest errors"],
         "multi-label": ["Metrics by label"],

@@ -78,7 +78,7 @@ def content(predictions: Predictions) -> ReportContent:
         score=predictions.score, metrics=metrics.named(), default_metric="accuracy",
         unit=predictions.answers.unit,
         calibration_error=metrics.ece, labels=predictions.targets,
-        target=predictions.target, input_shape=(1, 8, 8), saw=np.zeros(rows, np.bool_), uniform=np.zeros(rows),
+        target=predictions.target, input_shape=(1, 8, 8), saw=np.zeros(rows, np.bool_),
     )  # fmt: skip
     reloaded = reload_rule(images=64, largest_difference=0.0, tolerance=1e-4)
     images = load_digits().images[1200:, :, :, None] * 15

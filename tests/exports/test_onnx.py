@@ -17,7 +17,6 @@ from ratchet.exports.onnx_export import export
 from ratchet.exports.program import NotExported, Parity, Program, compare
 from ratchet.kinds import ModelSpec, image_spec
 from ratchet.problems import Classes
-from ratchet.registry.pickles import find_pickles
 from ratchet.training import build
 from ratchet.training.models import ImageModel, Model
 
@@ -91,7 +90,7 @@ def test_program_agrees_with_its_model(spec: ModelSpec, tmp_path: Path) -> None:
     assert parity.largest_difference < 1e-5
 
 
-def test_files_are_plain_onnx_without_a_pickle(tmp_path: Path) -> None:
+def test_files_are_plain_onnx_and_json(tmp_path: Path) -> None:
     small = spec("convnet", 8, 1)
     export(drawn(small), small, tmp_path)
     program = onnx.load(tmp_path / "model.onnx")
@@ -109,7 +108,6 @@ def test_files_are_plain_onnx_without_a_pickle(tmp_path: Path) -> None:
         "opset": opset,
     }
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "program.json"]
-    assert list(find_pickles(tmp_path)) == []
 
 
 def test_export_leaves_model_and_random_state_unchanged(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def candidate(score: np.ndarray, **changes: object) -> Candidate:
         "kind": "table",
         "saw": nothing,
     }
-    return Candidate(score=score, uniform=np.zeros(len(score)), **(defaults | changes))
+    return Candidate(score=score, **(defaults | changes))
 
 
 def champion(score: np.ndarray, target: Target = TARGET) -> Champion:
@@ -248,14 +248,6 @@ def test_baseline_refuses_only_where_it_is_required(low: float, setting: str, pa
     assert details.startswith(beats) is (low > 0)
     assert (chance in details) is (low <= 0)
     assert ("gate.baseline" in message(verdict)) is not passes
-
-
-def test_unused_rows_have_the_metric() -> None:
-    score = errors()
-    verdict = decide(candidate(score), None)
-    assert verdict.unused is not None
-    assert verdict.unused.metric is not None
-    assert verdict.unused.metric.interval.value == pytest.approx(-score.mean() * 40)
 
 
 def test_texts_name_rows_and_not_images() -> None:

@@ -12,7 +12,7 @@ from ratchet.evaluation.latency import Cost, Costs
 from ratchet.evaluation.metrics import BaselineResult, ConstantResult, NamedMetric
 from ratchet.exports.program import NotExported, Parity
 from ratchet.gate import Candidate, Champion, Tries, judge, reload_rule
-from ratchet.gate.case import LeftOut, Unused
+from ratchet.gate.case import LeftOut
 from ratchet.gate.rules import ChampionResult, RuleResult
 from ratchet.gate.significance import p_larger_mean
 from ratchet.gate.text import message, rule_text, verdict_table
@@ -35,7 +35,6 @@ def candidate(correct: np.ndarray, **changes: object) -> Candidate:
         "input_shape": (32, 32, 3),
         "calibration_error": Interval(0.0, 0.02, 0.06),
         "saw": np.zeros(len(correct), np.bool_),
-        "uniform": np.zeros(len(correct)),
     }
     score = correct.astype(np.float64)
     metrics = {"accuracy": NamedMetric("accuracy", "accuracy", Interval(value, value, value), share=True)}
@@ -225,26 +224,6 @@ def test_later_tries_on_the_same_images_need_more(count: int, passes: bool) -> N
     assert compared(verdict).new_share == 0.0
 
 
-def test_reserved_images_give_the_unused_accuracy() -> None:
-    """No comparison uses them; an earlier try with a smaller reserved fraction used some."""
-    challenger = candidate(right(100), uniform=np.arange(400) / 400)
-    verdict = decide(challenger, champion(right(0)), reserved_fraction=0.5)
-    assert verdict.comparison is not None
-    assert verdict.comparison.rows == 200
-    assert verdict.unused == Unused(rows=200, right=100)
-    assert compared(verdict).left_out == LeftOut(reserved=200)
-    earlier = Tries(count=1, spent=1.0, new_rows=0.0, reserved=0.25)
-    assert decide(challenger, champion(right(0)), earlier, reserved_fraction=0.5).unused == Unused(100, 100)
-
-
-def test_images_are_unused_only_if_no_try_compared_them() -> None:
-    challenger = candidate(right(390), uniform=np.arange(400) / 400)
-    assert decide(challenger, None).unused == Unused(400, 390)
-    assert decide(challenger, champion(right(300))).unused is None
-    used = Tries(count=1, spent=1.0, new_rows=0.0, reserved=0.0)
-    assert decide(challenger, None, used).unused is None
-
-
 @pytest.mark.parametrize(
     ("images", "difference", "passes"),
     [(64, 0.0, True), (64, 1e-5, True), (64, 1e-2, False), (64, float("nan"), False), (0, 0.0, False)],
@@ -263,27 +242,6 @@ def test_verdict_survives_json(exported: Parity | NotExported | None) -> None:
     for old in (None, costly(single=9.0), champion(right(0), target=Classes(("frog",))), broken):
         verdict = decide(candidate(right(390), exported=exported, slices=halves()), old)
         assert parse(Verdict, json.dumps(to_plain(verdict), allow_nan=False)) == verdict
-
-
-def test_verdicts_of_earlier_versions_are_read() -> None:
-    """They had the accuracy without its metric, and counts of right answers."""
-    bounds = {"low": 0.7, "value": 0.75, "high": 0.8}
-    minimum = {
-        "passed": True,
-        "accuracy": bounds,
-        "confidence": 0.95,
-        "minimum": 0.5,
-        "images": 400,
-        "name": "accuracy",
-    }
-    test = {"number": 1, "rows": 400, "p": 0.01, "level": 0.02, "remaining": 0.03, "won": True}
-    counts = {"candidate_right": 300, "champion_right": 280, "fixed": 25, "broken": 5, "difference": bounds}
-    compared = {"passed": True, "champion": "pets version 3", "comparison": test, "counts": counts, "name": "champion"}
-    accuracy, champion = parse(Verdict, json.dumps({"passed": True, "rules": [minimum, compared]})).rules
-    assert rule_text(accuracy).short == "75.0 % (70.0-80.0 %), minimum 50 %"
-    assert (
-        "right on 300 and the champion (pets version 3) on 280: 25 errors fixed, 5 new" in rule_text(champion).details
-    )
 
 
 def halves(total: int = 400) -> dict[str, list[str | None]]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from commands.compare import print_comparison
 from ratchet.data.difference import difference
 from ratchet.evaluation.intervals import Interval, paired_difference
 from ratchet.evaluation.predictions import Predictions
@@ -21,7 +22,6 @@ from ratchet.provenance.comparison import (
     patched_files,
 )
 from ratchet.registry.provenance_record import Hardware, Provenance
-from ratchet.reports.lineage_pages import comparison_page
 
 CLASSES = ("cat", "dog", "emu")
 PATCH = b"""diff --git a/a.py b/a.py
@@ -137,20 +137,32 @@ def differing() -> Comparison:
     )
 
 
-def test_the_page_shows_everything_and_escapes_text(differing: Comparison) -> None:
-    page = comparison_page(differing)
-    assert "<script>" not in page
-    assert "<b>" not in page
-    assert "<x>" not in page
+def test_all_differences_are_printed_as_plain_text(differing: Comparison, capsys: pytest.CaptureFixture[str]) -> None:
+    print_comparison(differing, most=1)
+    output = capsys.readouterr().out
     for text in (
-        "&lt;script&gt;",
+        "<script>",
         "a.py | 2 +-",
-        "training.epochs",
+        "<x>: A only",
         "1 relabelled",
         "one, two",
-        "0.5000 (0.4000 to 0.6000)",
         "this is missing",
-        "Right -&gt; wrong: 2",
         "-25.00 points",
     ):
-        assert text in page, text
+        assert text in output, text
+    assert "0.5000 (0.4000 to 0.6000)" in output
+    assert "right -> wrong: 2\n  b: cat, predicted cat -> dog\n  ... and 1 more: --most 0 lists all" in output
+
+
+def test_unknown_parts_are_named_and_have_no_section(differing: Comparison, capsys: pytest.CaptureFixture[str]) -> None:
+    unknown = replace(
+        differing, code=CodeChange((None, None), (), {}), settings=None, data=(None, "d2"), samples=None,
+        environment=(), metrics=(), answers=None, doubts=("one/1: was changed",),
+    )  # fmt: skip
+    print_comparison(unknown, most=0)
+    output = capsys.readouterr().out
+    for text in ("one/1: was changed", "unknown for both", "nothing uncommitted differs", "unknown -> d2"):
+        assert text in output, text
+    assert "the same, or not recorded for both" in output
+    for heading in ("settings", "test metrics", "test samples"):
+        assert f"\n{heading}\n" not in output

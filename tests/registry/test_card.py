@@ -12,7 +12,6 @@ from measured import measure_classes as measure
 from ratchet.cost import TrainingCost
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.metrics import NamedMetric
-from ratchet.gate.case import Unused
 from ratchet.gate.rules import MetricResult
 from ratchet.gate.verdict import Verdict
 from ratchet.kinds import ImageInput
@@ -107,16 +106,6 @@ def test_card_has_what_a_decision_needs(content: CardContent) -> None:
         "commit",
     ):
         assert wanted in text, wanted
-
-
-def test_accuracy_on_samples_of_no_comparison(content: CardContent) -> None:
-    """Or, where no such sample is left, how to have some."""
-    assert "No test sample is left that no comparison used" in render_markdown(content)
-    kept = replace(content, verdict=replace(content.verdict, unused=Unused(rows=60, right=60)))
-    for page in (render_markdown(kept), render_html(kept)):
-        text = " ".join(page.split())
-        assert "Accuracy on the 60 test samples that no comparison used: 100.0 %" in text
-        assert "(95 % CI 94.0\N{EN DASH}100.0 %)" in text.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def test_card_holds_no_password(content: CardContent) -> None:

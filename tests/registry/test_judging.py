@@ -196,7 +196,7 @@ def test_every_candidate_is_one_try(pets: Pets) -> None:
     """The champion's weights are nothing new, and the same answers of another run are the same try."""
     pets.pack(by_position)
     first = pets.train(seed=1)
-    assert pets.judge(first).unused is not None  # without a champion nothing was compared
+    assert pets.judge(first).comparison is None  # without a champion nothing is compared
     pets.champion()
     verdict = pets.judge(pets.train(seed=1))
     result = champion_rule(verdict)

@@ -1,6 +1,5 @@
 """Aliases follow the ledger: roles, approvals, kills, and changes that were made in MLflow."""
 
-import pickle
 import sqlite3
 from collections.abc import Callable
 from datetime import datetime
@@ -70,35 +69,6 @@ def test_a_rejected_version_cannot_become_champion(line: Line) -> None:
     assert line.promotions.promote(second, why="better").champion == "2"
 
 
-def test_the_model_card_shows_a_rejection(line: Line, tmp_path: Path) -> None:
-    """The note is no part of the evidence, but another text in its place is a change of the card."""
-    line.champion()
-    second = line.version()
-    contents = {"card.html": "<header>\n<h1>x</h1>\n<p>Good.</p>\n", "card.md": "# x\n\nGood.\n"}
-    for name, text in contents.items():
-        (tmp_path / name).write_text(text)
-        line.promotions.registry.log_files(second.run_id, {tmp_path / name: "card"})
-    line.promotions.register(second, why="good", over="1")
-    for why in ("too slow", "confuses <1> and 7"):  # the later one replaces the note
-        line.promotions.reject(second, why=why)
-    page, text = (line.artifact(second, name) for name in contents)
-    assert page.read_text().startswith(
-        f'<header>\n<h1>x</h1>\n<p class="summary"><strong>Rejected</strong> by {user()}'
-    )
-    assert page.read_text().endswith(": confuses &lt;1&gt; and 7</p>\n<p>Good.</p>\n")
-    assert text.read_text().startswith(f"# x\n\n**Rejected** by {user()} at ")
-    assert "too slow" not in page.read_text() + text.read_text()
-    assert line.faults() == []
-    kept = page.read_bytes()
-    page.write_bytes(kept.replace(b"Rejected", b"Approved"))
-    assert line.faults() == [f"{line.name} version 2: card/card.html was replaced"]
-    page.write_bytes(kept)
-    line.promotions.approve(second, why="fine")
-    assert {name: line.artifact(second, name).read_text() for name in contents} == contents
-    assert line.promotions.promote(second, why="better").champion == "2"
-    assert line.faults() == []
-
-
 def test_a_shadow_rule_holds_back_a_promotion(line: Line) -> None:
     line.champion()
     second = line.challenger()
@@ -166,18 +136,6 @@ def test_a_user_without_the_role_changes_nothing(line: Line) -> None:
         with pytest.raises(NotAllowed, match=rf"^{user()} may not .*: params\.yaml: access\.{role} allows {name}"):
             act(line.under(access=OTHERS), version)
         assert (acts(line), line.aliases()) == (before, {"challenger": "1"})
-
-
-def test_four_eyes_need_two_users(line: Line) -> None:
-    version = line.challenger()
-    eyes = line.under(access=AccessSettings(four_eyes=True))
-    with pytest.raises(NotAllowed, match=rf"{user()} ran it and cannot approve it"):
-        eyes.approve(version, why="mine")
-    line.place.client.set_tag(version.run_id, "mlflow.user", "eva")
-    with pytest.raises(NotAllowed, match="eva ran it"):
-        eyes.approve(version, why="mine", who="eva")
-    eyes.approve(version, why="looked at", who="bob")
-    assert eyes.promote(version, why="better", who="bob").champion == "1"
 
 
 def test_approvers_may_promote_only_what_they_approved(line: Line) -> None:
@@ -378,17 +336,6 @@ def test_another_ledger_is_recognized_and_repairs_nothing(line: Line, tmp_path: 
     assert line.aliases() == {"champion": "1"}
 
 
-def test_adopt_takes_over_aliases_after_a_lost_ledger(line: Line) -> None:
-    line.champion()
-    (line.folder / "ledger.db").unlink()
-    assert line.promotions.adopt(why="the disk failed").champion == "1"
-    (entry,) = line.promotions.entries()
-    assert (entry.what, entry.why, len(entry.content["lost"])) == ("adopt", "the disk failed", 64)
-    assert line.faults() == []
-    line.champion()
-    assert line.promotions.rollback(None, why="2 is bad").champion == "1"
-
-
 def test_a_model_older_than_the_ledger_is_adopted(line: Line) -> None:
     first, second = line.version(), line.version()
     line.place.client.set_registered_model_alias(line.name, "champion", first.number)
@@ -438,24 +385,6 @@ def test_the_ledger_of_all_models_is_one_chain(line: Line) -> None:
     for model in (line.name, "another", line.name):
         ledger.append("approve", model=model, version="1")
     assert [entry.number for entry in ledger.entries()] == [1, 2, 3]
-
-
-def test_a_pickle_in_the_artifacts_is_found(place: Any, new_line: Callable[[Any], Line], tmp_path: Path) -> None:
-    line = new_line(place)
-    version = line.champion()
-
-    def findings() -> list[str]:
-        messages = auditing.pickles(place.workspace, line.params)
-        return [message for message in messages if version.run_id in message]
-
-    assert findings() == []
-    planted = tmp_path / "notes.txt"
-    planted.write_bytes(pickle.dumps({"weights": Path("x")}))
-    place.client.log_artifact(version.run_id, str(planted), "report")
-    (finding,) = findings()
-    assert finding.startswith(f"run {version.run_id}: report/notes.txt: ")
-    assert "pickle" in finding
-    assert line.faults() == [f"{line.name} version 1: report/notes.txt was added"]
 
 
 def test_a_version_refused_later_cannot_be_promoted(line: Line) -> None:

@@ -43,7 +43,7 @@ class Log:
         p = level.level if won else 0.5
         comparison = ChampionTest(before.count + 1, len(rows), p, level.level, level.remaining, won)
         verdict = Verdict(won, (ChampionResult(won, champion=over, comparison=comparison if over else None),))
-        self.add("judge", **judgement(self.entries, question, before, verdict, reserved=0.0))
+        self.add("judge", **judgement(self.entries, question, before, verdict))
         return before
 
 

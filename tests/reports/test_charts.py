@@ -5,7 +5,7 @@ import re
 import pytest
 
 from ratchet.evaluation.intervals import Interval
-from ratchet.reports.charts import Line, Scale, bar_chart, histogram, line_chart, number_text
+from ratchet.reports.charts import Line, bar_chart, line_chart, number_text
 
 NASTY = "$x_{$ <b>#0a数"
 SHOWN = "$x_{$ &lt;b&gt;#0a数"
@@ -15,7 +15,6 @@ def drawings() -> list[str]:
     return [
         line_chart([Line(NASTY, "--series-2", [(1, 0.5), (2, 0.75)])], name=NASTY, x_label=NASTY, share=True),
         bar_chart([(NASTY, Interval(2, 1, 3))], name=NASTY, x_label="x"),
-        histogram([NASTY, "b", "c", "d"], [("--series-1", [0.1, 0.2, 0.3, 0.4])], name=NASTY),
     ]
 
 
@@ -49,17 +48,3 @@ def test_settings_of_the_user_change_no_chart() -> None:
 )
 def test_numbers_are_short(value: float, text: str) -> None:
     assert number_text(value) == text
-
-
-@pytest.mark.parametrize(
-    "scale",
-    [Scale(1e-5, 1e-1, "log"), Scale(2e-3, 3e-3, "log"), Scale(5, 5),
-     Scale(1, 27, "log", whole=True), Scale.rounded(-3.5, 1e6)],
-)  # fmt: skip
-def test_any_scale_has_ticks_inside(scale: Scale) -> None:
-    from matplotlib.figure import Figure
-
-    axes = Figure().add_subplot()
-    scale.apply(axes, "y")
-    low, high = axes.get_ylim()
-    assert sum(low <= tick <= high for tick in axes.get_yticks()) > 1

@@ -482,14 +482,6 @@ def test_callers_of_flows_cannot_change_permissions() -> None:
             Overrides.model_validate(bad)
 
 
-def test_four_eyes_need_manual_promotion(file: Path) -> None:
-    with pytest.raises(
-        SettingsError, match=r"access\.four_eyes: found true\. Allowed: only with registry\.promotion: manual"
-    ):
-        settings.override(file, {"access.four_eyes": True})
-    assert settings.override(file, {"access.four_eyes": True, "registry.promotion": "manual"}).access.four_eyes
-
-
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

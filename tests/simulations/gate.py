@@ -111,7 +111,7 @@ def _models(new: Answers, old: Answers, *, slices: int = 0) -> tuple[Candidate, 
     candidate = Candidate(
         score=new.astype(np.float64), metrics={"accuracy": accuracy}, calibration_error=nothing,
         unit=ScoreUnit("accuracy", share=True), labels=labels, target=classes,
-        input_shape=shape, saw=unseen, uniform=np.zeros(len(new)), slices=columns,
+        input_shape=shape, saw=unseen, slices=columns,
     )  # fmt: skip
     champion = Champion(
         name="the champion", score=old.astype(np.float64), target=classes, input_shape=shape, saw=unseen
@@ -203,7 +203,7 @@ def levels_on(sets: Sequence[slice], *, minimum: int = BETTER.minimum_rows) -> l
         comparison = ChampionTest(before.count + 1, len(rows), 1.0, level.level, level.remaining, won=False)
         verdict = Verdict(False, (ChampionResult(False, comparison=comparison if is_compared else None),))
         question = TryKey(f"run {number}", "1", "", rows, {})
-        content = judgement(entries, question, before, verdict, reserved=0.0)
+        content = judgement(entries, question, before, verdict)
         entries.append(LedgerEntry(number, "", "", "judge", "", None, "", content, "", ""))
         levels.append(level.level if is_compared else 0.0)
     return levels
@@ -236,9 +236,7 @@ def share_won_by_a_rarely_failing_model(
     for _ in range(sets):
         old = -np.abs(generator.normal(size=rows))
         new = np.where(generator.random(rows) < rate, old - 20.0, old + np.abs(generator.normal(0.1, 0.05, rows)))
-        candidate = Candidate(
-            score=new, unit=unit, metrics={}, target=target, saw=unseen, uniform=np.zeros(rows), kind="table"
-        )
+        candidate = Candidate(score=new, unit=unit, metrics={}, target=target, saw=unseen, kind="table")
         champion = Champion(name="the champion", score=old, target=target, saw=unseen)
         comparison = Case(candidate, champion, BETTER, EvaluationSettings(), tries=tries).comparison
         wins += comparison is not None and comparison.won

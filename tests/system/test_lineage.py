@@ -327,17 +327,14 @@ def test_compare_lists_all_differences_of_two_versions(lineage: Lineage) -> None
             assert sorted(heads[start : start + len(flipped)]) == sorted(flipped)
     difference = 100 * (both["right_after"].mean() - both["right"].mean())
     assert f"On the {both.height} test samples in common, B is {difference:+.2f} points" in output
-    page = lineage.project.root / "data" / "reports" / "compare-pets-1-pets-champion.html"
-    assert f"{difference:+.2f} points" in page.read_text()
 
 
-def test_compare_accepts_runs_and_reports_equality(lineage: Lineage, tmp_path: Path) -> None:
+def test_compare_accepts_runs_and_reports_equality(lineage: Lineage) -> None:
     run = lineage.second["mlflow_run"]
-    output = lineage.project.good("ratchet", "compare", run, "pets/2", "--html", str(tmp_path / "page.html"))
+    output = lineage.project.good("ratchet", "compare", run, "pets/2")
     for text in ("the same commit", "nothing uncommitted differs", "settings\n  the same", "data\n  the same, "):
         assert text in output
     assert "not compared" not in output
-    assert (tmp_path / "page.html").exists()
     assert "neither a version" in lineage.project.refused("ratchet", "compare", "f" * 32, "pets/2")
 
 
@@ -414,9 +411,7 @@ def test_each_kind_of_name_can_be_traced(lineage: Lineage) -> None:
 
 
 def test_trace_prints_a_tree_and_refuses_unknown_names(lineage: Lineage) -> None:
-    page = lineage.project.home / "trace.html"
-    output = lineage.project.good("ratchet", "trace", "pets/1", "--html", str(page))
-    assert str(lineage.first["mlflow_run"]) in page.read_text()
+    output = lineage.project.good("ratchet", "trace", "pets/1")
     assert output.splitlines()[0] == "pets version 1 (no alias)"
     order = ["source", "data version", f"run {lineage.first['mlflow_run']}", "evaluation", "verdict", "versions"]
     places = [output.index(f"── {title}\n") if title != "source" else output.index(title) for title in order]
@@ -429,15 +424,11 @@ def test_trace_prints_a_tree_and_refuses_unknown_names(lineage: Lineage) -> None
 
 def test_commands_work_from_a_subfolder(lineage: Lineage) -> None:
     """Paths are relative to the user's folder, not to the project."""
-    page = lineage.project.root / "data" / "raw" / "page.html"
     folder, environment = lineage.project.root / "data" / "raw" / "pets", lineage.project.environment
     output = ""
-    for command in (["trace", "dog/1003.png", "--html", "../page.html"], ["data", "diff", "HEAD"]):
+    for command in (["trace", "dog/1003.png"], ["data", "diff", "HEAD"]):
         done = fork_server.shared().run(["ratchet", *command], cwd=folder, environment=environment)
         assert done.returncode == 0, done.stdout
         output += done.stdout
     assert "is sample dog/1003.png of data version" in output
-    assert "page: " in output
     assert "1 removed, 1 renamed, 1 relabelled" in output
-    assert "Trace of" in page.read_text()
-    page.unlink()

@@ -20,7 +20,6 @@ from ruamel.yaml import YAML
 
 from ratchet import settings
 from ratchet.registry.mlflow_store import connect
-from ratchet.registry.pickles import find_pickles
 
 pytestmark = pytest.mark.system
 
@@ -181,7 +180,6 @@ def test_a_version_has_a_card_an_sbom_and_its_cost(clone: Any, first: RunRecord)
     assert {"cost/wall_hours", "cost/cpu_hours", "cost/gpu_hours"} <= cost.keys()
     assert cost["cost/wall_hours"] > 0
     assert " s wall, " in first.output
-    assert list(find_pickles(clone.root / "mlruns" / "artifacts")) == []
 
 
 def test_one_provenance_record_stands_everywhere(clone: Any, first: RunRecord) -> None:

@@ -1,6 +1,5 @@
 """Messages about interrupted trainings, with real settings and digests."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,49 +66,20 @@ def test_settings_without_effect_keep_the_training_key(workspace: Workspace) -> 
     assert job(workspace, training__accumulation=2).key != mine.key
 
 
-def test_message_has_differing_settings_and_the_fix(workspace: Workspace) -> None:
+def test_message_has_differing_settings_and_files(workspace: Workspace) -> None:
     theirs = job(workspace, training__learning_rate=0.05, training__betas=[0.8, 0.9])
     folder = interrupt(workspace, theirs)
+    recorded = files.read_json(folder / "run.json")
+    recorded["code"]["src/ratchet/training/loop.py"] = "0" * 64
+    files.write_json(folder / "run.json", recorded)
     (message,) = unfinished(workspace, job(workspace, training__learning_rate=0.01, training__betas=[0.9, 0.999]))
     assert message == (
         f"this run starts at step 0. Another run is unfinished, at step 1,200 of 8,000, in {folder}. "
-        "Differences: training.learning_rate was 0.05, is now 0.01; "
-        "training.betas was [0.8, 0.9], is now [0.9, 0.999]. "
-        "To continue that one: `ratchet set training.learning_rate=0.05 'training.betas=[0.8, 0.9]'`, and run again. "
-        f"To delete it: `rm -r {folder}`"
+        "Differences: training.learning_rate was 0.05; training.betas was [0.8, 0.9]; "
+        "src/ratchet/training/loop.py changed. "
+        f"To continue that one: restore these, and run again. To delete it: `rm -r {folder}`"
     )
     assert job(workspace, training__learning_rate=0.05, training__betas=[0.8, 0.9]).key == folder.name
-
-
-def test_no_removed_setting_is_suggested(workspace: Workspace) -> None:
-    """A training with one cannot be continued. A setting that was not recorded had its default."""
-    folder = interrupt(workspace, job(workspace, seed=5))
-    recorded = files.read_json(folder / "run.json")
-    del recorded["settings"]["training.epochs"]
-    files.write_json(folder / "run.json", recorded)
-    (message,) = unfinished(workspace, job(workspace, seed=0, training__epochs=7))
-    assert "`ratchet set seed=5 training.epochs=30`" in message
-    recorded["settings"]["training.final_rate"] = 0.1
-    files.write_json(folder / "run.json", recorded)
-    (message,) = unfinished(workspace, job(workspace))
-    assert "training.final_rate was 0.1, is removed; training.epochs was 30, is now 7. To delete" in message
-    assert "ratchet set" not in message
-
-
-def test_message_names_changed_files(workspace: Workspace) -> None:
-    mine = job(workspace)
-    folder = interrupt(workspace, mine)
-    recorded = json.loads((folder / "run.json").read_text())
-    recorded["code"]["src/ratchet/training/loop.py"] = "0" * 64
-    folder = folder.rename(folder.with_name("0123456789abcdef"))
-    (folder / "run.json").write_text(json.dumps(recorded))
-    (message,) = unfinished(workspace, mine)
-    assert "Differences: src/ratchet/training/loop.py changed. To continue that one: restore the files" in message
-    job(workspace, data__test_fraction=0.3)
-    pack(workspace)
-    (message,) = unfinished(workspace, job(workspace))
-    assert "data.test_fraction was 0.15, is now 0.3; src/ratchet/training/loop.py changed" in message
-    assert "`ratchet set data.test_fraction=0.15`, restore the files" in message
 
 
 def test_changed_code_is_refused_but_in_a_revision(workspace: Workspace) -> None:
@@ -123,9 +93,7 @@ def test_changed_code_is_refused_but_in_a_revision(workspace: Workspace) -> None
     files.write_text(workspace.state / "project", str(workspace.root.parent))
     assert resumed(workspace, now) == now
     (message,) = unfinished(workspace, now)
-    assert (
-        f"in {folder}. Differences: src/ratchet/training/loop.py changed. To continue that one: choose its" in message
-    )
+    assert f"in {folder}. Differences: src/ratchet/training/loop.py changed. To continue that one" in message
     assert resumed(workspace, before) == before
 
 
@@ -144,4 +112,4 @@ def test_only_the_latest_three_are_listed(workspace: Workspace) -> None:
     messages = unfinished(workspace, job(workspace, seed=0))
     assert len(messages) == 4
     assert messages[-1] == f"{workspace.running} has 2 older unfinished runs"
-    assert "seed was 5, is now 0" in messages[0]
+    assert "seed was 5" in messages[0]

@@ -15,7 +15,7 @@ from ratchet.evaluation.answers import Answers, Columns, CommonAnswer, ScoreUnit
 from ratchet.evaluation.calibration import CALIBRATION_BINS, Bin, calibration_error, log_softmax, reliability
 from ratchet.evaluation.constant_answer import balanced, balanced_accuracy, common
 from ratchet.evaluation.headline import intervals, rare_class
-from ratchet.evaluation.intervals import Interval, mean_of, share_difference, share_interval
+from ratchet.evaluation.intervals import Interval, share_difference, share_interval
 from ratchet.evaluation.metrics import ConstantResult, Metric, Metrics, NamedMetric
 from ratchet.evaluation.robustness import NotMeasured, Robustness
 from ratchet.evaluation.slices import Slice, slices
@@ -100,8 +100,6 @@ class ClassificationMetrics(Metrics):
     roc_auc_interval: Annotated[Interval | None, Metric("ROC-AUC", key="roc_auc")]
     log_loss: Annotated[Interval, Metric("log loss", larger_is_better=False)]
     ece: Annotated[Interval, Metric("calibration error (ECE)", larger_is_better=False, share=True)]
-    # Mean cost of a prediction; None: false positives and negatives cost the same
-    cost: Annotated[Interval | None, Metric("mean cost", larger_is_better=False)] = None
     # The rest
     roc_auc: float | None  # one class against the rest, mean over the classes that occur
     pr_auc: float | None  # average precision, mean over the classes that occur
@@ -159,14 +157,8 @@ class ClassAnswers(Answers):
 
     @staticmethod
     def thresholds_for(target: Classes, settings: EvaluationSettings, validation: Validation) -> tuple[float, ...]:
-        """Return the threshold of the second of two classes: for classes the costs decide, not the model."""
         chosen = settings.threshold
-        if len(target.names) != 2:
-            return ()
-        if chosen == "auto":
-            # The lowest mean cost of calibrated predictions (Elkan 2001, "Foundations of Cost-Sensitive Learning")
-            chosen = settings.false_positive_cost / (settings.false_positive_cost + settings.false_negative_cost)
-        return () if chosen == 0.5 else (chosen,)
+        return () if chosen == "auto" or chosen == 0.5 or len(target.names) != 2 else (chosen,)
 
     @property
     def threshold(self) -> float:
@@ -305,7 +297,6 @@ class ClassAnswers(Answers):
             macro_f1=bounds.get("macro_f1"),
             log_loss=bounds["log_loss"],
             ece=bounds["ece"],
-            cost=self._cost(settings),
             roc_auc=values["roc_auc"],
             roc_auc_interval=bounds.get("roc_auc"),
             pr_auc=_mean([row.pr_auc for row in per_class]),
@@ -329,14 +320,6 @@ class ClassAnswers(Answers):
             "log_loss": float(self.losses.mean()),
             "ece": calibration_error(bins),
         }
-
-    def _cost(self, settings: EvaluationSettings) -> Interval | None:
-        """Return the mean cost of a prediction of two classes; None where both errors cost the same."""
-        positive, negative = settings.false_positive_cost, settings.false_negative_cost
-        if self.width != 2 or positive == negative:
-            return None
-        costs = (1 - self.score) * np.where(self.predicted == 1, positive, negative)
-        return mean_of(costs, confidence=settings.confidence)
 
     def _averages(self, kind: Literal["macro", "weighted"]) -> Averages:
         from sklearn.metrics import precision_recall_fscore_support

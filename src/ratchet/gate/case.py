@@ -26,7 +26,7 @@ from ratchet.gate.significance import (
 from ratchet.problems import Target
 from ratchet.settings.model import EvaluationSettings, GateSettings
 
-__all__ = ["Candidate", "Case", "Champion", "ChampionTest", "LeftOut", "Obstacle", "Unused"]
+__all__ = ["Candidate", "Case", "Champion", "ChampionTest", "LeftOut", "Obstacle"]
 
 Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -53,7 +53,6 @@ class LeftOut:
 
     seen: int = 0  # used to train or select one of the two models
     unknown: int = 0  # of a class that the champion does not know
-    reserved: int = 0  # by gate.reserved_fraction
 
 
 @dataclass(frozen=True)
@@ -72,15 +71,6 @@ class Obstacle:
     minimum: int = 0  # gate.minimum_rows
 
 
-@dataclass(frozen=True)
-class Unused:
-    """Test samples that no comparison used, and how many of them the model answers correctly, or a metric on them."""
-
-    rows: int
-    right: int = 0
-    metric: NamedMetric | None = None  # None: `right` counts
-
-
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
     """The model that is judged. Row i of every array is test sample i."""
@@ -95,7 +85,6 @@ class Candidate:
     kind: str = "image"  # of its input
     input_shape: tuple[int, ...] = ()  # height, width, channels of images
     saw: Mask  # (rows,), used to train or select it
-    uniform: NDArray[np.float64]  # (rows,), in [0, 1) by content; below gate.reserved_fraction: reserved
     slices: Mapping[str, Sequence[str | None]] = field(default_factory=dict)  # column -> value of each row
     exported: Parity | NotExported | None = None  # check of its ONNX program; None: it was stored without one
     baseline: BaselineResult | None = None  # None: no baseline was measured
@@ -150,22 +139,14 @@ class Case:
         return mask
 
     @functools.cached_property
-    def reserved(self) -> Mask:
-        """Mask of the test samples that no comparison uses (gate.reserved_fraction)."""
-        mask: Mask = self.candidate.uniform < self.gate.reserved_fraction
-        return mask
-
-    @functools.cached_property
     def compared(self) -> Rows:
         """Row numbers of the test samples that both models are compared on."""
-        return np.flatnonzero(~(self.reserved | self.unknown | self.seen))
+        return np.flatnonzero(~(self.unknown | self.seen))
 
     @property
     def left_out(self) -> LeftOut:
         """Numbers of the test samples that are not compared, by the first reason that applies."""
-        unknown = self.unknown & ~self.seen
-        reserved = self.reserved & ~self.seen & ~unknown
-        return LeftOut(*(int(np.count_nonzero(mask)) for mask in (self.seen, unknown, reserved)))
+        return LeftOut(*(int(np.count_nonzero(mask)) for mask in (self.seen, self.unknown & ~self.seen)))
 
     @functools.cached_property
     def scores(self) -> tuple[Scores, Scores]:
@@ -200,17 +181,6 @@ class Case:
         spent = spend(self.tries, confidence=self.gate.confidence)
         number = self.tries.count + 1
         return ChampionTest(number, rows, p, level=spent.level, remaining=spent.remaining, won=p <= spent.level)
-
-    @functools.cached_property
-    def unused(self) -> Unused | None:
-        """The test samples that neither this comparison nor an earlier one used; None: there are none."""
-        here = 1.0 if self.comparable is None else self.gate.reserved_fraction
-        score = self.candidate.score[self.candidate.uniform < min(here, self.tries.reserved)]
-        if not np.isfinite(score).all() or not len(score):
-            return None
-        if self.candidate.labels is not None:
-            return Unused(len(score), int(score.sum()))
-        return Unused(len(score), metric=self.mean(score))
 
     def mean(self, score: Scores) -> NamedMetric:
         """Return the mean of some rows' scores in the units that people read, with its interval."""

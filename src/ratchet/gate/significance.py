@@ -49,13 +49,11 @@ class Tries:
         count: comparisons on these test samples since the last promotion through the gate.
         spent: number of tries whose level is used up.
         new_rows: share of the test samples that no earlier candidate was judged on.
-        reserved: the smallest gate.reserved_fraction of any earlier comparison; 1 if there was none.
     """
 
     count: int = 0
     spent: float = 0.0
     new_rows: float = 1.0
-    reserved: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ratchet.gate.case import Candidate, Case, Champion, ChampionTest, Unused
+from ratchet.gate.case import Candidate, Case, Champion, ChampionTest
 from ratchet.gate.rules import RULES, BaselineRule, ChampionResult, ConstantRule, ReloadResult, RuleResult
 from ratchet.gate.significance import FIRST_TRY, Tries
 from ratchet.settings.model import EvaluationSettings, GateSettings
@@ -27,7 +27,6 @@ class Verdict:
 
     passed: bool
     rules: tuple[RuleResult, ...]
-    unused: Unused | None = None
     kind: str = "image"  # of the samples
 
     @property
@@ -81,4 +80,4 @@ def judge(
     """
     case = Case(candidate, champion, settings, evaluation, tries=tries, seed=seed)
     rules = (*(result for rule in RULES if (result := rule(case)) is not None), reloaded)
-    return Verdict(all(rule.passed for rule in rules), rules, unused=case.unused, kind=candidate.kind)
+    return Verdict(all(rule.passed for rule in rules), rules, kind=candidate.kind)

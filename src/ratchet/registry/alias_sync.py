@@ -71,15 +71,7 @@ class AliasSync:
             if problem := self.disagreement():
                 raise problem
             if not self.entries() and self._held():
-                self._adopt("the ledger begins")
-            return self._update_mlflow()
-
-    def adopt(self, *, why: str) -> AliasState:
-        """Take over the aliases from MLflow, for a model whose ledger is lost for good."""
-        require(self.params.access, "admins", user(), f"take over {self.name}")
-        with self.ledger.exclusive():
-            self._adopt(why)
-            self.ledger.publish()
+                self._adopt()
             return self._update_mlflow()
 
     def update_mlflow(self) -> AliasState:
@@ -173,11 +165,7 @@ class AliasSync:
 
     def evidence(self, version: Version) -> dict[str, str]:
         """Return the version's present evidence, as `collect_evidence` does."""
-        return collect_evidence(self.registry, version, self.rejections(version))
-
-    def rejections(self, version: Version) -> list[LedgerEntry]:
-        """Return every entry that rejected the version, oldest first."""
-        return [entry for entry in self.entries() if entry.what == "reject" and _is_about(entry, version)]
+        return collect_evidence(self.registry, version)
 
     def last_judgement(self, version: Version) -> Mapping[str, Any] | None:
         """Return the content of the version's last judgement, with `over` (the champion then) and `passed`."""
@@ -215,13 +203,13 @@ class AliasSync:
         aliases = self.registry.aliases(self.name)
         return {alias: aliases[alias] for alias in AliasState().aliases if alias in aliases}
 
-    def _adopt(self, why: str) -> None:
+    def _adopt(self) -> None:
         aliases, lost = self._held(), self.registry.anchor(self.name)
         versions = [version for version in self.registry.versions(self.name) if version.number in aliases.values()]
         self.ledger.append(
             "adopt",
             model=self.name,
-            why=why,
+            why="the ledger begins",
             held={version.number: {"run": version.run_id, "evidence": self.evidence(version)} for version in versions},
             lost=lost,
             champion=aliases.get("champion"),

@@ -1,27 +1,17 @@
 """Audit: do the ledger, the aliases and the files in MLflow agree?"""
 
-import tempfile
 from collections.abc import Iterator
-from functools import partial
 from itertools import pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ratchet.errors import LedgerBroken, RegistryError
 from ratchet.registry.alias_sync import AliasSync
-from ratchet.registry.chain import SIGNATURE
 from ratchet.registry.fingerprints import evidence_changes
 from ratchet.registry.ledger import RECOVER, Chain, Ledger
-from ratchet.registry.mlflow_store import active, address, all_pages, connect, reachable
-from ratchet.registry.pickles import find_pickles
 from ratchet.registry.statement import STATEMENT, edits
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-
-__all__ = ["audit", "notes", "pickles", "repair"]
+__all__ = ["audit", "notes", "repair"]
 
 
 def audit(workspace: Workspace, params: Params, model: str | None = None) -> Iterator[str]:
@@ -40,11 +30,6 @@ def audit(workspace: Workspace, params: Params, model: str | None = None) -> Ite
     yield from faults
     if faults:
         yield f"no act is possible while the ledger has a fault. Fix: restore it from a backup; without one, {RECOVER}"
-    for name in ledger.dropped_guards():
-        yield (
-            f"the ledger's database lacks the trigger {name}, which refuses changes of entries. Fix: `ratchet audit "
-            "--repair` creates it again"
-        )
     for sync in _models(workspace, params, model, ledger):
         # The state by a broken ledger means nothing, but another ledger can be recognized.
         fault = sync.fault() if not faults or sync.is_other_ledger else None
@@ -65,14 +50,6 @@ def notes(workspace: Workspace, params: Params) -> Iterator[str]:
     chain = ledger.read()
     yield from _recoveries(chain)
     yield from _times(chain)
-    if signed := sum(SIGNATURE in entry.content for entry in chain.valid):
-        yield f"signatures of an older release: {signed} entries have one. Their seals were verified, nothing else"
-    absent = ledger.heads.committed[1]
-    if absent:
-        yield (
-            f"{absent} contents of data/registration.json that Git's history names are not in DVC's cache, and were "
-            "not compared: `dvc fetch --all-commits` brings them"
-        )
     if chain.entries and (ledger.heads.root / ".git").exists():
         yield from _git_proof(ledger, chain)
 
@@ -99,7 +76,7 @@ def _times(chain: Chain) -> Iterator[str]:
 
 def _git_proof(ledger: Ledger, chain: Chain) -> Iterator[str]:
     """Yield how far the heads in Git's history confirm the ledger."""
-    heads, first = ledger.heads.committed[0], chain.entries[0].seal
+    heads, first = ledger.heads.committed, chain.entries[0].seal
     others = {head.ledger for head in heads if head.ledger != first}
     if others:
         count = "1 other ledger" if len(others) == 1 else f"{len(others)} other ledgers"
@@ -133,7 +110,6 @@ def repair(workspace: Workspace, params: Params, model: str | None = None) -> li
         ledger.require_intact()
         if lost := ledger.lost():
             raise LedgerBroken(f"{lost}. No alias was moved. Fix: restore it; or, {RECOVER}")
-        done += [f"the ledger's database: trigger {name} created" for name in ledger.restore_guards()]
         for sync in _models(workspace, params, model, ledger):
             fault, deleted = sync.fault(), sync.deleted()
             if sync.is_other_ledger:
@@ -150,37 +126,6 @@ def repair(workspace: Workspace, params: Params, model: str | None = None) -> li
             ]
             done.append(f"{sync.name}: {', '.join(aliases)}")
     return done
-
-
-def pickles(workspace: Workspace, params: Params) -> Iterator[str]:
-    """Yield each pickle in the artifacts of all runs and models in MLflow.
-
-    Raises:
-        TrackingUnavailable: MLflow does not answer.
-    """
-    from mlflow.artifacts import download_artifacts
-
-    uri = address(workspace, params.tracking)
-    client = connect(workspace, params.tracking)
-    with reachable(uri), active(workspace, params.tracking):
-        for name, place in _artifact_places(client):
-            with tempfile.TemporaryDirectory() as folder:
-                # Artifacts on this machine are not copied.
-                is_local = place.startswith(("file:", "/"))
-                copy = Path(download_artifacts(artifact_uri=place, dst_path=None if is_local else folder))
-                for path, finding in find_pickles(copy):
-                    yield f"{name}: {path}: {finding}"
-
-
-def _artifact_places(client: "MlflowClient") -> Iterator[tuple[str, str]]:
-    """Yield the name of each run with artifacts and each model, and the address of their artifacts."""
-    for experiment in all_pages(client.search_experiments):
-        chosen = [experiment.experiment_id]
-        for run in all_pages(partial(client.search_runs, chosen)):
-            if client.list_artifacts(run.info.run_id):
-                yield f"run {run.info.run_id}", run.info.artifact_uri
-        for model in all_pages(partial(client.search_logged_models, chosen)):
-            yield f"model {model.model_id}", model.artifact_location
 
 
 def _models(workspace: Workspace, params: Params, name: str | None, ledger: Ledger) -> list[AliasSync]:

@@ -4,17 +4,14 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import TypeAdapter
 
-from ratchet.typed_json import STRICT
-
-__all__ = ["COLUMNS", "FIRST", "SIGNATURE", "Chain", "Fault", "LedgerEntry", "digest_rows"]
+__all__ = ["COLUMNS", "FIRST", "Chain", "Fault", "LedgerEntry", "digest_rows"]
 
 FIRST = "0" * 64  # `before` of the first entry
 COLUMNS = ("number", "at", "who", "what", "model", "version", "why", "content", "before", "seal")
-SIGNATURE = "signature"  # key in the content of an entry of older releases, which the seal covers
 
 Row = tuple[Any, ...]
 """A row of the database, in the order of COLUMNS."""
@@ -185,12 +182,9 @@ class _Act(_State):
 
 @dataclass
 class _Tries:
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
     count: float
     spent: float
     new_rows: float
-    reserved: float
 
 
 @dataclass
@@ -202,7 +196,6 @@ class _Sample:
 class _Judgement(_Act):
     before: _Tries
     p: float | None
-    reserved: float
     won: bool
     rows: str
     sample: _Sample | None = None

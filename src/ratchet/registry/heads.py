@@ -1,11 +1,9 @@
-"""Heads of the ledger outside the databases: in files of the project, in Git's history and in DVC's cache.
+"""Heads of the ledger outside the databases: in files of the project, and in Git's history.
 
 A head is the number and the seal of the last entry at some time. A ledger that was rewritten as a whole has a valid
 chain, but it does not contain the heads that were stored before.
 """
 
-import configparser
-import contextlib
 import hashlib
 import json
 import os
@@ -28,9 +26,6 @@ FILE = "data/ledger.heads"
 _REGISTRATION = "data/registration.json"
 _LINE = re.compile(r"^([0-9a-f]{64}) ([0-9]{1,18}) ([0-9a-f]{64})( .*)?$")
 _CUT = re.compile(r"^[0-9a-f]{1,64}( [0-9]{0,18}( [0-9a-f]{0,63})?)?$")  # a line that a full disk or a kill cut off
-_IN_LOCK = re.compile(
-    r"^\s*- path: data/registration\.json\n(?:\s+(?!- )\S.*\n)*?\s+md5: ([0-9a-f]{32})$", re.MULTILINE
-)
 _ABOUT = """\
 # Heads of the ledger: LEDGER NUMBER SEAL, then when, who and what. `ratchet audit` compares them with the ledger.
 # Every act of a user adds a line. Commit this file together with dvc.lock.
@@ -58,7 +53,7 @@ class HeadFiles:
     """The heads of one ledger that a project keeps.
 
     `log` has a line for each entry that was written on this machine. `file` is for Git and has a line for each act of a
-    user. The acts of stages are in data/registration.json, whose hash dvc.lock holds.
+    user. The last act of the register stage is in data/registration.json.
     """
 
     def __init__(self, workspace: Workspace, address: str) -> None:
@@ -95,20 +90,12 @@ class HeadFiles:
 
     def known(self) -> tuple[list[Head], list[Head]]:
         """Return the heads that were written on this machine, and those in files that clones share."""
-        return self.logged(), [*self.here(), *self.committed[0]]
+        return self.logged(), [*self.here(), *self.committed]
 
     @cached_property
-    def committed(self) -> tuple[list[Head], int]:
-        """The heads in Git's history, and the number of those that DVC's cache lacks. Git is read once."""
-        heads = list(_committed_lines(self.root))
-        absent = 0
-        for commit, value in _committed_hashes(self.root):
-            content = _cached(self.root, value)
-            if content is None:
-                absent += 1
-            else:
-                heads += _heads(content, f"{_REGISTRATION} of commit {commit[:12]}")
-        return heads, absent
+    def committed(self) -> list[Head]:
+        """The heads in Git's history, which is read once."""
+        return list(_committed_lines(self.root))
 
 
 def head_faults(entries: Sequence[LedgerEntry], logged: Sequence[Head], others: Iterable[Head]) -> list[Fault]:
@@ -198,58 +185,16 @@ def _heads(content: bytes, where: str) -> list[Head]:
         return []
 
 
-def _git(root: Path, *arguments: str, stdin: bytes = b"") -> bytes:
-    """Return the output of git; nothing where there is no git, no repository or no commit."""
-    try:
-        return git.run(root, *arguments, stdin=stdin)
-    except git.GitError:
-        return b""
-
-
 def _committed_lines(root: Path) -> Iterator[Head]:
     commit = ""
     # Neither git attributes (--text, --no-textconv) nor the user's settings may hide a line.
     shown = ("--patch", "--unified=0", "--text", "--no-textconv", "--no-ext-diff", "--no-color")
-    log = _git(root, "-c", "log.showRoot=true", "log", *shown, "--format=commit %H", "--", FILE)
+    try:
+        log = git.run(root, "-c", "log.showRoot=true", "log", *shown, "--format=commit %H", "--", FILE)
+    except git.GitError:  # no git, no repository or no commit
+        return
     for line in log.decode(errors="replace").splitlines():
         if line.startswith("commit "):
             commit = line.removeprefix("commit ")
         elif line.startswith("+") and (head := _head(line[1:], f"{FILE} of commit {commit[:12]}")):
             yield head
-
-
-def _committed_hashes(root: Path) -> Iterator[tuple[str, str]]:
-    """Yield the first commit of each content of data/registration.json that dvc.lock names."""
-    commits = _git(root, "log", "--reverse", "--format=%H", "--", "dvc.lock").decode().split()
-    prefix = _git(root, "rev-parse", "--show-prefix").decode().strip()
-    names = "".join(f"{commit}:{prefix}dvc.lock\n" for commit in commits)
-    answer = _git(root, "cat-file", "--batch", stdin=names.encode()) if commits else b""
-    seen = set()
-    for commit in commits:
-        header, _, answer = answer.partition(b"\n")
-        if header.endswith(b" missing"):
-            continue
-        size = int(header.rsplit(b" ", 1)[-1])
-        content, answer = answer[:size], answer[size + 1 :]
-        for value in _IN_LOCK.findall(content.decode(errors="replace")):
-            if value not in seen:
-                seen.add(value)
-                yield commit, value
-
-
-def _cached(root: Path, value: str) -> bytes | None:
-    """Return the content that DVC's cache has for a hash; None if it has none, or it does not have this hash."""
-    path = _cache(root) / "files" / "md5" / value[:2] / value[2:]
-    if not path.is_file():
-        return None
-    content = path.read_bytes()
-    return content if hashlib.md5(content, usedforsecurity=False).hexdigest() == value else None
-
-
-def _cache(root: Path) -> Path:
-    """Return DVC's cache folder: `cache.dir`, relative to the configuration file, or .dvc/cache."""
-    folder = root / ".dvc"
-    config = configparser.ConfigParser(interpolation=None)
-    with contextlib.suppress(configparser.Error):
-        config.read([folder / "config", folder / "config.local"], encoding="utf-8")
-    return folder / config.get("cache", "dir", fallback="cache")

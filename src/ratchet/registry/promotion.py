@@ -9,8 +9,7 @@ from datetime import UTC, datetime
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from ratchet.errors import ChampionMoved, NotAllowed, RegistryError
-from ratchet.registry import card_note
+from ratchet.errors import ChampionMoved, RegistryError
 from ratchet.registry.access import Role, require, user
 from ratchet.registry.alias_state import AliasState, replay
 from ratchet.registry.alias_sync import AliasSync
@@ -53,8 +52,6 @@ class Promotions(AliasSync):
         question: "TryKey",
         compared: "NDArray[np.bool_]",
         judge: "Callable[[Tries], Verdict]",
-        *,
-        reserved: float,
     ) -> "Verdict":
         """Judge a candidate at the significance level that is left, and record the try, passed or not.
 
@@ -77,7 +74,7 @@ class Promotions(AliasSync):
             before = known or tries_before(entries, question.rows, compared, model=self.name, aside=aside)
             verdict = judge(before)
             if known is None:
-                content = judgement(entries, question, before, verdict, reserved=reserved)
+                content = judgement(entries, question, before, verdict)
                 self.ledger.append("judge", model=self.name, version=None, who=who, why=message(verdict), **content)
                 self._update_mlflow()
             return verdict
@@ -125,15 +122,9 @@ class Promotions(AliasSync):
         require(self.params.access, "approvers", who, f"approve {self.name}")
         with self._exclusive():
             evidence = self._promotable_evidence(version)
-            if self.params.access.four_eyes and who in self._makers(version):
-                raise NotAllowed(
-                    f"{self._label(version)}: {who} ran it and cannot approve it while access.four_eyes is true. Fix: "
-                    "have another of access.approvers approve it"
-                )
             entry = self._append("approve", version, who=who, why=why, via=via, evidence=evidence)
             self.ledger.publish()
             self._update_mlflow()
-            self._show_rejection(version)
             return entry
 
     def reject(self, version: Version, *, why: str, who: str = "", via: str = "command line") -> LedgerEntry:
@@ -153,7 +144,6 @@ class Promotions(AliasSync):
             entry = self._append("reject", version, who=who, why=why, via=via)
             self.ledger.publish()
             self._update_mlflow()
-            self._show_rejection(version)
             return entry
 
     def promote(self, version: Version, *, why: str, who: str = "", via: str = "command line") -> AliasState:
@@ -226,13 +216,6 @@ class Promotions(AliasSync):
         run = version.run_id
         return self.ledger.append(what, model=self.name, version=version.number, who=who, why=why, run=run, **content)
 
-    def _show_rejection(self, version: Version) -> None:
-        """Let the model card say that the version is rejected, or no longer."""
-        rejections = self.rejections(version)
-        if rejections and set(card_note.CARDS) <= (self.recorded_evidence(version) or {}).keys():
-            current = rejections[-1] if version.number in self.state().rejected else None
-            card_note.show(self.registry, version, rejections, current)
-
     def _label(self, version: Version) -> str:
         return f"{self.name} version {version.number}"
 
@@ -243,12 +226,6 @@ class Promotions(AliasSync):
         entry = self._last(version, "reject")
         by = f" by {entry.who} at {entry.at[:19]}Z: {entry.why}" if entry else ""
         return f"{self._label(version)} was rejected{by}"
-
-    def _makers(self, version: Version) -> set[str]:
-        """Return the users who made the version: those who registered it, and its run's user in MLflow."""
-        entries = (entry for entry in self.entries() if entry.what in ("register", "renew"))
-        registered = {entry.who for entry in entries if entry.content.get("run") == version.run_id}
-        return registered | self.registry.users(version)
 
     def _is_used(self, approval: LedgerEntry, version: Version) -> bool:
         """Return whether the version was promoted since and then rolled back: it needs a new approval."""

@@ -47,11 +47,6 @@ class Samples:
         """SHA-256 (hex) of the contents in any order."""
         return sha256(np.sort(self.content).astype("<u8").tobytes()).hexdigest()
 
-    @property
-    def uniform(self) -> NDArray[np.float64]:
-        """A number in [0, 1) for each sample, which depends on its content alone."""
-        return self.content.astype(np.float64) / 2.0**64
-
 
 def split_samples(packed: Path, *splits: str) -> Samples:
     """Return the samples of these splits of a packed data set, each split in the order of its rows."""

@@ -50,7 +50,8 @@ def known_try(entries: Iterable[LedgerEntry], question: TryKey) -> Tries | None:
     """Return the tries before this question was first asked; None if it is new."""
     for content in _judged(entries):
         if content["question"] == question.digest:
-            return Tries(**content["before"])
+            before = content["before"]
+            return Tries(before["count"], before["spent"], before["new_rows"])
     return None
 
 
@@ -76,7 +77,7 @@ def tries_before(
     """
     judged = _judged([*aside, *entries])
     known = _KnownRows(judged, rows, compared)
-    now = Tries(reserved=min((content["reserved"] for content in judged if content["p"] is not None), default=1.0))
+    now = Tries()
     untrusted = {entry.number for entry in aside}
     for entry in _since_promotion([*entries, *aside], untrusted, model):
         if entry.number in untrusted:
@@ -89,9 +90,7 @@ def tries_before(
     return replace(now, new_rows=0.0 if unreadable else known.share_new)
 
 
-def judgement(
-    entries: Iterable[LedgerEntry], question: TryKey, before: Tries, verdict: Verdict, *, reserved: float
-) -> dict[str, Any]:
+def judgement(entries: Iterable[LedgerEntry], question: TryKey, before: Tries, verdict: Verdict) -> dict[str, Any]:
     """Return the content of a `judge` entry; p and level are None without a champion to compare with."""
     comparison = verdict.comparison
     fingerprint = question.rows.fingerprint
@@ -108,7 +107,6 @@ def judgement(
         "level": comparison.level if comparison else None,
         "won": comparison.won if comparison else False,
         "passed": verdict.passed,
-        "reserved": reserved if comparison else 1.0,
         **({} if known else {"sample": _sample(question.rows)}),
     }
 

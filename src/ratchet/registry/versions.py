@@ -164,13 +164,6 @@ class Versions:
         )
         raise RegistryError(f"{reference}: MLflow has no such version; {known}")
 
-    def users(self, version: Version) -> set[str]:
-        """Return the user of the version's run in MLflow; empty if the run is gone."""
-        with reachable(self.uri):
-            run = or_none(partial(self.client.get_run, version.run_id))
-        user = run.data.tags.get("mlflow.user") if run else None
-        return {str(user)} if user else set()
-
     def describe(self, version: Version, text: str) -> None:
         """Set the description, in Markdown, at the top of MLflow's page of the version."""
         with reachable(self.uri):

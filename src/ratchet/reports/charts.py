@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
@@ -19,12 +19,18 @@ from ratchet.reports.numbers import shown
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.ticker import Locator
 
 __all__ = [
-    "COLOURS", "Canvas", "Chart", "Line", "Scale", "bar_chart", "canvas", "dots", "heat_map", "histogram", "line_chart",
-    "number_text", "reliability_chart", "scatter_chart", "shortened", "strokes",
-]  # fmt: skip
+    "COLOURS",
+    "Chart",
+    "Line",
+    "bar_chart",
+    "heat_map",
+    "line_chart",
+    "number_text",
+    "reliability_chart",
+    "scatter_chart",
+]
 
 COLOURS = ("--series-1", "--series-2", "--series-3", "--series-4", "--series-5")
 """CSS variables for the lines of one chart."""
@@ -76,52 +82,6 @@ class Canvas:
     figure: "Figure"
     axes: "Axes"
     svg: Markup = field(default_factory=Markup)
-
-
-@dataclass(frozen=True)
-class Scale:
-    """The values that an axis shows.
-
-    Attributes:
-        share: the values are in per cent.
-        whole: the ticks are whole numbers.
-    """
-
-    low: float
-    high: float
-    kind: Literal["linear", "log"] = "linear"
-    share: bool = False
-    whole: bool = False
-
-    @classmethod
-    def rounded(cls, low: float, high: float, *, share: bool = False, whole: bool = False) -> "Scale":
-        """Return a linear scale that begins and ends with a tick."""
-        ticks = cls(low, high, whole=whole)._locator().tick_values(low, high)
-        return cls(float(ticks[0]), float(ticks[-1]), share=share, whole=whole)
-
-    def apply(self, axes: "Axes", side: Literal["x", "y"]) -> None:
-        """Set scale, limits and ticks of the axis."""
-        from matplotlib.ticker import NullLocator
-
-        spare = 0.0 if self.low < self.high else abs(self.low) / 10 or 1.0
-        axes.set(**{f"{side}scale": self.kind, f"{side}lim": (self.low - spare, self.high + spare)})
-        axis = axes.xaxis if side == "x" else axes.yaxis
-        axis.set_major_locator(self._locator())
-        axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(share_text if self.share else number_text)
-
-    def inside(self, value: float) -> float:
-        """Return the value, or the end of the axis if it is outside."""
-        return min(max(value, self.low), self.high)
-
-    def _locator(self) -> "Locator":
-        """Return the first locator with enough ticks inside."""
-        from matplotlib.ticker import LogLocator, MaxNLocator
-
-        for locator in (LogLocator(numticks=7), LogLocator(subs=(1, 2, 5))) if self.kind == "log" else ():
-            if sum(self.low <= tick <= self.high for tick in locator.tick_values(self.low, self.high)) > 2:
-                return locator
-        return MaxNLocator(6, steps=_STEPS, integer=self.whole)
 
 
 def line_chart(lines: Sequence[Line], *, name: str, x_label: str, share: bool = False) -> Markup:
@@ -229,34 +189,6 @@ def bar_chart(bars: Sequence[tuple[str, Interval]], *, name: str, x_label: str) 
     return drawn.svg
 
 
-def histogram(labels: Sequence[str], groups: Sequence[tuple[str, Sequence[float]]], *, name: str) -> Markup:
-    """Draw the shares of each bin or value as bars side by side.
-
-    Args:
-        labels: of the bins, under the bars; all of them where there are few, else the first and the last.
-        groups: a CSS variable of a colour, and the share of each bin.
-        name: for screen readers.
-    """
-    most = max((share for _, shares in groups for share in shares), default=0.0) or 1.0
-    count, width = max(1, len(labels)), 0.84 / max(1, len(groups))
-    with canvas(name, 300, 130, left=38, right=6, bottom=24) as drawn:
-        for place, (colour, shares) in enumerate(groups):
-            bars = [[(x + width * (place + 0.5), 0.0), (x + width * (place + 0.5), y)] for x, y in enumerate(shares)]
-            strokes(drawn.axes, bars, colour, width=256 * width / count, alpha=0.75, cap="butt")
-        strokes(drawn.axes, [[(0, 0), (count, 0)]], "--line", width=1)
-        drawn.axes.set(xlim=(0, count), ylim=(0, most))
-        drawn.axes.grid(visible=False)
-        drawn.axes.set_yticks([most], [f"{100 * most:.0f} %"])
-        few = len(labels) <= 3
-        drawn.axes.set_xticks(
-            [x + 0.42 for x in range(len(labels))] if few else [], map(shortened, labels if few else [])
-        )
-        if not few:
-            drawn.axes.text(0, -0.19 * most, shortened(labels[0]))
-            drawn.axes.text(count, -0.19 * most, shortened(labels[-1]), horizontalalignment="right")
-    return drawn.svg
-
-
 @contextmanager
 def canvas(
     name: str, width: float, height: float, *, left: float = 54, right: float = 12, top: float = 10, bottom: float = 38,
@@ -296,15 +228,14 @@ def canvas(
 
 
 def strokes(
-    axes: "Axes", lines: Sequence[Points], colour: str, *, width: float = 2, alpha: float = 1, cap: Any = "round",
-    steps: bool = False,
-) -> None:  # fmt: skip
+    axes: "Axes", lines: Sequence[Points], colour: str, *, width: float = 2, alpha: float = 1, cap: Any = "round"
+) -> None:
     """Draw lines, or bars with the cap "butt", as one path: many of them stay small. A single point is a dot."""
     gap = (math.nan, math.nan)
     points = [point for line in lines for point in (*line, *(line if len(line) == 1 else ()), gap)]
     axes.plot(
         [x for x, _ in points], [y for _, y in points], color=_COLOUR[colour], linewidth=width, alpha=alpha,
-        solid_capstyle=cap, clip_on=False, drawstyle="steps-post" if steps else "default",
+        solid_capstyle=cap, clip_on=False,
     )  # fmt: skip
 
 

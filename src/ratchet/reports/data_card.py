@@ -16,7 +16,6 @@ from ratchet.data.difference import Difference
 from ratchet.data.manifest import Manifest
 from ratchet.data.split import SPLITS
 from ratchet.kinds.image.depth import largest
-from ratchet.reports.distributions import date_text
 from ratchet.reports.images import InlineImage, inline, inline_png
 from ratchet.reports.templating import render_html
 
@@ -169,10 +168,15 @@ def _distribution(bins: Mapping[str, Any], *, dates: bool) -> dict[str, int]:
     if "values" in bins:
         largest = sorted(bins["values"].items(), key=lambda item: -item[1])
         return dict(largest[:_VALUES])
-    edges = [date_text(edge) if dates else f"{edge:.6g}" for edge in bins["edges"]]
+    edges = [_date(edge) if dates else f"{edge:.6g}" for edge in bins["edges"]]
     between = map(" to below ".join, itertools.pairwise(edges))
     names = [f"below {edges[0]}", *between, f"{edges[-1]} and more"] if edges else []
     return {name: count for name, count in zip(names, bins["counts"], strict=False) if count}
+
+
+def _date(seconds: float) -> str:
+    """Return seconds since 1970-01-01 UTC as a date."""
+    return str(np.datetime64(round(seconds), "s"))[:10]
 
 
 def _text_values(data: _PackedSet) -> dict[str, Any]:

@@ -10,8 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ratchet.cost import TrainingCost
-from ratchet.evaluation.intervals import share_interval
-from ratchet.evaluation.metrics import Metrics, NamedMetric
+from ratchet.evaluation.metrics import Metrics
 from ratchet.evaluation.robustness import Robustness
 from ratchet.evaluation.wording import (
     baseline_sentence,
@@ -85,8 +84,6 @@ def _values(content: CardContent) -> dict[str, object]:
         "content": content,
         **_performance(content),
         "verdict": message(verdict),
-        "unused": verdict.unused,
-        "unused_metric": _unused(content),
         "rules": [(rule.name, _OUTCOMES[outcome(rule)], text.measured, text.limit) for rule, text in rules],
         "input": kind.summary(content.input),
         "program": _program(content),
@@ -132,15 +129,6 @@ def _performance(content: CardContent) -> dict[str, object]:
         "corrupted_samples": measured.rows if measured else 0,
         "corruptions": _corruptions(measured) if measured else [],
     }
-
-
-def _unused(content: CardContent) -> NamedMetric | None:
-    """Return the metric on the samples that no comparison used; None: there are none."""
-    unused = content.verdict.unused
-    if unused is None or unused.metric is not None:
-        return unused.metric if unused else None
-    accuracy = share_interval(unused.right, unused.rows, confidence=content.metrics.confidence)
-    return NamedMetric("accuracy", "accuracy", accuracy, share=True)
 
 
 def _feeds(described: Input) -> list[str]:

@@ -10,8 +10,7 @@ from ratchet.evaluation.metrics import BaselineResult, Metrics, NamedMetric
 from ratchet.evaluation.predictions import Predictions
 from ratchet.evaluation.slices import Slice
 from ratchet.evaluation.wording import baseline_sentence, range_text, signed_range, value_text
-from ratchet.reports.charts import COLOURS, Chart, Line, bar_chart, histogram
-from ratchet.reports.distributions import Distribution
+from ratchet.reports.charts import Chart, bar_chart
 from ratchet.reports.numbers import decimal, percent
 
 __all__ = [
@@ -21,7 +20,7 @@ __all__ = [
     "Table",
     "baseline_section",
     "error_section",
-    "feature_sections",
+    "importance_section",
     "slice_section",
     "text_sections",
     "worst_slices",
@@ -53,7 +52,6 @@ class ReportSection:
     note: str = ""
     sentences: Sequence[str] = ()
     charts: Sequence[Chart] = ()
-    legend: Sequence[Line] = ()  # of the charts
     tables: Sequence[Table] = field(default_factory=tuple)
 
 
@@ -161,42 +159,23 @@ def _ends(ordered: Sequence[tuple[str, float]]) -> tuple[Sequence[tuple[str, flo
     return positive[:_WORDS], negative[:_WORDS]
 
 
-def feature_sections(importance: Importance | None, distributions: Sequence[Distribution]) -> list[ReportSection]:
-    """Return the sections of a table's features: their importance and their distributions."""
-    sections = []
-    if importance is not None:
-        ordered = sorted(importance.columns, key=lambda column: -column.drop.value)
-        bars = [(column.name, column.drop) for column in ordered[:_IMPORTANT]]
-        label = f"change of {importance.metric} for the worse"
-        chart = Chart("Importance", bar_chart(bars, name="Feature importance", x_label=label))
-        rows = [(column.name, signed_range(column.drop)) for column in ordered]
-        note = (
-            f"How much worse {importance.metric} becomes when the values of one column are shuffled among "
-            f"{importance.rows:,} test samples ({importance.repeats} times). Columns that say the same hide each other."
+def importance_section(importance: Importance | None) -> list[ReportSection]:
+    """Return the section of the importance of a table's columns; nothing where it was not measured."""
+    if importance is None:
+        return []
+    ordered = sorted(importance.columns, key=lambda column: -column.drop.value)
+    bars = [(column.name, column.drop) for column in ordered[:_IMPORTANT]]
+    label = f"change of {importance.metric} for the worse"
+    chart = Chart("Importance", bar_chart(bars, name="Feature importance", x_label=label))
+    rows = [(column.name, signed_range(column.drop)) for column in ordered]
+    note = (
+        f"How much worse {importance.metric} becomes when the values of one column are shuffled among "
+        f"{importance.rows:,} test samples ({importance.repeats} times). Columns that say the same hide each other."
+    )
+    if importance.left_out:
+        note += (
+            f" Only the {len(importance.columns):,} columns that correlate most with the predictions are measured, "
+            f"the other {importance.left_out:,} are not."
         )
-        if importance.left_out:
-            note += (
-                f" Only the {len(importance.columns):,} columns that correlate most with the predictions are measured, "
-                f"the other {importance.left_out:,} are not."
-            )
-        table = Table("All columns", ["column", f"change ({100 * importance.confidence:g} % CI)"], rows)
-        sections.append(ReportSection("Feature importance", note, charts=[chart], tables=[table]))
-    if distributions:
-        charts = [
-            Chart(
-                f"{each.name} ({100 * each.missing:.1f} % missing)" if each.missing else each.name,
-                histogram(
-                    each.labels,
-                    list(zip(COLOURS, (each.train, each.test), strict=False)),
-                    name=f"Values of {each.name}",
-                ),
-            )
-            for each in distributions
-        ]
-        note = "Share of the known values in the training samples and in the test samples."
-        columns = len(importance.columns) + importance.left_out if importance is not None else 0
-        if columns > len(distributions):
-            note += f" The first {len(distributions):,} of {columns:,} columns are drawn."
-        legend = [Line(split, colour, ()) for split, colour in zip(("training", "test"), COLOURS, strict=False)]
-        sections.append(ReportSection("Features", note, charts=charts, legend=legend))
-    return sections
+    table = Table("All columns", ["column", f"change ({100 * importance.confidence:g} % CI)"], rows)
+    return [ReportSection("Feature importance", note, charts=[chart], tables=[table])]

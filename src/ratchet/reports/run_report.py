@@ -15,7 +15,6 @@ from ratchet.gate.text import message, rule_text
 from ratchet.gate.verdict import Verdict, outcome
 from ratchet.reports import images, variant_table
 from ratchet.reports.charts import COLOURS, Chart, Line, line_chart
-from ratchet.reports.distributions import Distribution
 from ratchet.reports.images import ErrorExample, error_cards
 from ratchet.reports.problem_pages import pages_of
 from ratchet.reports.problem_sections import (
@@ -23,7 +22,7 @@ from ratchet.reports.problem_sections import (
     ReportSection,
     Table,
     baseline_section,
-    feature_sections,
+    importance_section,
     text_sections,
 )
 from ratchet.reports.templating import render_html
@@ -50,7 +49,6 @@ class ReportContent:
     kind: str = "image"  # of the samples
     predictions: Predictions | None = None  # for the plots of numbers, and the errors of samples without an image
     importance: Importance | None = None  # of a table's columns
-    distributions: Sequence[Distribution] = ()  # of a table's columns
     texts: Sequence[ExplainedText] = ()  # the most confident wrong answers to texts, worst first
     generated: Sequence[tuple[str, str]] = ()  # prompts, and the text that a language model wrote after each
     variants: Sequence[Variant] = ()  # of the ONNX program
@@ -96,7 +94,7 @@ def render(content: ReportContent) -> str:
         error_colours=images.COLOURS,
         unexplained=content.unexplained,
         features=[
-            *feature_sections(content.importance, content.distributions),
+            *importance_section(content.importance),
             *text_sections(content.texts, content.generated),
             *_variant_sections(content.variants),
         ],

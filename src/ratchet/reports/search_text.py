@@ -1,21 +1,18 @@
-"""A search as text, for its page and for the terminal."""
+"""A search as text."""
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ratchet.reports.numbers import percent, setting, shown
 from ratchet.search.finalists import Finalist, winner
 from ratchet.search.optuna_view import pareto_front
 from ratchet.search.records import Study, Trial
+from ratchet.settings import dotted
 from ratchet.settings.search_space import plain_value
 
-__all__ = [
-    "before_sentence", "changes", "counts", "failure_sentence", "interval_text", "is_share", "one_line",
-    "regression_sentence", "score_sentence", "setting_before", "settings_text", "short_names", "summary",
-    "trial_table", "value_text",
-]  # fmt: skip
+__all__ = ["score_sentence", "short_names", "summary", "trial_table"]
 
 _SHARES = ("accuracy", "f1")
 _LONGEST, _REASON = 40, 240  # characters of a setting and of a reason
@@ -93,22 +90,10 @@ def one_line(text: str, most: int) -> str:
     return line if len(line) <= most else f"{line[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
-def settings_text(study: Study, values: Mapping[str, Any]) -> str:
-    """Return the settings of a trial in one line. A number has four digits."""
-    names, gap = short_names(study.search.space), "\N{NO-BREAK SPACE}"
-    texts = {key: f"{value:.4g}" if isinstance(value, float) else setting(value) for key, value in values.items()}
-    return ", ".join(f"{names.get(key, key)}{gap}{one_line(text, _LONGEST)}" for key, text in texts.items())
-
-
-def setting_before(study: Study, key: str) -> Any:
-    """Return the setting as the search began."""
-    section, _, name = key.partition(".")
-    return study.params[section][name]
-
-
 def changes(study: Study, trial: Trial) -> list[tuple[str, Any, Any]]:
     """Return key, value before the search and value of the trial, of each setting that differs."""
-    pairs = [(key, setting_before(study, key), value) for key, value in trial.values.items()]
+    before = dotted(study.params)
+    pairs = [(key, before[key], value) for key, value in trial.values.items()]
     return [pair for pair in pairs if plain_value(pair[1]) != plain_value(pair[2])]
 
 

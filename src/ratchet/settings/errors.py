@@ -16,10 +16,14 @@ __all__ = ["dotted_keys", "explain", "missing", "nearest", "spell", "unknown"]
 
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 _REMOVED = [
+    "access.four_eyes",
     "alerts.gpu_memory_used",
     "data.shard_mib",
     "evaluation.calibration_bins",
+    "evaluation.false_negative_cost",
+    "evaluation.false_positive_cost",
     "export.calibration_rows",
+    "gate.reserved_fraction",
     "platform.person_gpus",
     "platform.person_runs",
     "registry.ledger_keys",

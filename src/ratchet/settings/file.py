@@ -421,11 +421,6 @@ def _contradictions(params: Params) -> Iterator[str]:
     yield from _passwords(params)
     yield from _unusable(params)
     yield from _exposed_secrets(params.alerts)
-    if params.access.four_eyes and params.registry.promotion == "automatic":
-        yield (
-            "access.four_eyes: found true. Allowed: only with registry.promotion: manual, because automatic promotion "
-            "involves no second person. Fix: set that, or access.four_eyes=false"
-        )
 
 
 def _passwords(params: Params) -> Iterator[str]:

@@ -319,12 +319,6 @@ class EvaluationSettings(Section):
     threshold: Literal["auto"] | InnerShare = setting(
         "auto", "probability from which a label or the second of two classes is predicted; auto: see docs/evaluation.md"
     )
-    false_positive_cost: Annotated[float, Field(gt=0.0)] = setting(
-        1.0, "two classes: cost of predicting the second one wrongly"
-    )
-    false_negative_cost: Annotated[float, Field(gt=0.0)] = setting(
-        1.0, "two classes: cost of predicting the first one wrongly"
-    )
     slices: Literal["auto"] | Names = setting(
         "auto", "columns whose values are evaluated separately; auto: brightness, contrast, size and your own"
     )
@@ -379,9 +373,6 @@ class GateSettings(Section):
     minimum_rows: Positive = setting(
         100, "fewest unseen test samples for a comparison; of real scores so many that failures on 1 of these are seen"
     )
-    reserved_fraction: Fraction = setting(
-        0.0, "share of test samples left out of all comparisons; the model card shows their accuracy"
-    )
     slice_tolerance: Fraction = setting(0.0, "the same on a slice against the champion")
     calibration_error: Share = setting(
         0.25, "highest calibration error (ECE); a model fails only if it is significantly above; 1: no rule"
@@ -421,8 +412,7 @@ class AccessSettings(Section):
 
     runners: People = setting("everyone", "users who may register models with train-flow")
     approvers: People = setting("everyone", "users who may approve a version")
-    admins: People = setting("everyone", "users who may promote, roll back, repair, adopt and recover")
-    four_eyes: bool = setting(False, "do not allow approval of one's own run; needs registry.promotion: manual")
+    admins: People = setting("everyone", "users who may promote, roll back, repair and recover")
 
 
 class TrackingSettings(Section):

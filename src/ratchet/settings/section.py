@@ -48,7 +48,7 @@ Function = Annotated[str, Field(pattern=r"^(none|[\w.]+:\w+)$")]
 Kind = Annotated[str, Field(pattern=r"^(image|table|text|tokens|[\w.]+:\w+)$")]
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 MinimumMetric = Literal[
-    "auto", "none", "accuracy", "balanced_accuracy", "top_k", "macro_f1", "roc_auc", "log_loss", "ece", "cost", "mae",
+    "auto", "none", "accuracy", "balanced_accuracy", "top_k", "macro_f1", "roc_auc", "log_loss", "ece", "mae",
     "rmse", "r2", "median_error", "micro_f1", "exact_match", "right_labels", "loss", "perplexity", "bits_per_character",
     "bits_per_byte",
 ]  # fmt: skip

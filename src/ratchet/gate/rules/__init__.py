@@ -5,13 +5,10 @@ new rule is a module here, and a line in `RULES` and in `RuleResult`.
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from ratchet.evaluation.answers import ScoreUnit
-from ratchet.evaluation.intervals import Interval
-from ratchet.evaluation.metrics import NamedMetric
 from ratchet.gate.case import Case
 from ratchet.gate.rules.better_than_baseline import BaselineRule, better_than_baseline
 from ratchet.gate.rules.better_than_champion import ChampionResult, PairedTest, better_than_champion
@@ -43,22 +40,6 @@ __all__ = [
 ]
 
 
-def _present(content: Any) -> Any:
-    """Return a rule's result in the present form. Accuracies and pairs of counts had forms of their own."""
-    if not isinstance(content, dict):
-        return content
-    if "accuracy" in content:
-        metric = NamedMetric("accuracy", "accuracy", Interval(**content["accuracy"]), share=True)
-        return {**content, "metric": metric, "key": "accuracy", "rows": content["images"]}
-    if content.get("name") == "champion" and (counts := content.get("counts")):
-        rows = content["comparison"]["rows"]
-        right = (counts[f"{model}_right"] / rows for model in ("candidate", "champion"))
-        ours, theirs = (NamedMetric("score", "accuracy", Interval(*(share,) * 3), share=True) for share in right)
-        unit, pairs = ScoreUnit("accuracy", share=True), (counts["fixed"], counts["broken"])
-        return {**content, "scores": PairedTest(ours, theirs, Interval(**counts["difference"]), unit, *pairs, True)}
-    return content
-
-
 RuleResult = Annotated[
     MetricResult
     | ScoresResult
@@ -71,7 +52,6 @@ RuleResult = Annotated[
     | ExportResult
     | ReloadResult,
     Field(discriminator="name"),
-    BeforeValidator(_present),
 ]
 
 Rule = Callable[[Case], RuleResult | None]

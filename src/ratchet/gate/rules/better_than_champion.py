@@ -212,7 +212,6 @@ def _left_out(rule: ChampionResult) -> str:
     reasons = (
         (rule.left_out.seen, "were used to train or select one of the two models"),
         (rule.left_out.unknown, "are of classes that the champion does not know"),
-        (rule.left_out.reserved, "are reserved (gate.reserved_fraction)"),
     )
     return ", ".join(f"{count:,} {reason}" for count, reason in reasons if count)
 

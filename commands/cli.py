@@ -22,6 +22,9 @@ Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="A setting of this run; kept if the run completes. Repeatable."),
 ]
+ServedVersion = Annotated[
+    str | None, typer.Option(metavar="VERSION", help="NAME@ALIAS or NAME/VERSION.", show_default="serving.model")
+]
 
 
 def _print_version(show: bool) -> None:
@@ -139,10 +142,7 @@ def generate(
 
 @app.command(rich_help_panel=Panel.USE)
 def serve(
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="VERSION", help="NAME@ALIAS or NAME/VERSION.", show_default="serving.model"),
-    ] = None,
+    model: ServedVersion = None,
     port: Annotated[int | None, typer.Option(metavar="PORT", min=1, max=65535, show_default="serving.port")] = None,
     offline_bundle: Annotated[
         Path | None,
@@ -167,10 +167,7 @@ def predict(
     paths: Annotated[
         list[str], typer.Argument(metavar="FILE", help="Images, tables, texts, or folders of them; also s3://...")
     ],
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="VERSION", help="NAME@ALIAS or NAME/VERSION.", show_default="serving.model"),
-    ] = None,
+    model: ServedVersion = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="CSV, Parquet or JSON Lines.", show_default="terminal"),

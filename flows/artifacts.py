@@ -1,11 +1,9 @@
-"""Prefect artifacts of a finished run: verdict, metrics, confusion matrix and links."""
+"""Prefect artifacts of a finished run: verdict, metrics and links."""
 
-import base64
 from typing import Any
 from urllib.parse import urlsplit
 
 from prefect.artifacts import (
-    create_image_artifact,
     create_link_artifact,
     create_markdown_artifact,
     create_table_artifact,
@@ -34,7 +32,7 @@ _DECIDE = {"seed", "data", "model", "training", "evaluation", "gate", "registry"
 
 
 def publish(params: Params, workspace: Workspace) -> None:
-    """Publish the verdict and the results, the metrics as tables and an image, and a link to the whole report."""
+    """Publish the verdict and the results, the metrics as tables, and a link to the whole report."""
     registration, metrics = Registration.load(workspace), read_metrics(workspace.reports)
     page = _mlflow_page(params, workspace, registration.run_id)
     create_markdown_artifact(
@@ -43,12 +41,6 @@ def publish(params: Params, workspace: Workspace) -> None:
         description="The gate's verdict, the metrics, and where everything is",
     )
     create_table_artifact(_classes(metrics), key="classes", description="Metrics of each class on the test rows")
-    image = base64.b64encode((workspace.reports / "confusion.png").read_bytes()).decode()
-    create_image_artifact(  # the image itself, so that the page shows it even if MLflow is down
-        f"data:image/png;base64,{image}",
-        key="confusion",
-        description="Confusion matrix on the test rows: true class against predicted class",
-    )
     if page:
         create_link_artifact(
             f"{page}/artifacts/report/report.html{TRAINING}",

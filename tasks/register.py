@@ -72,31 +72,20 @@ def register(
         TrackingUnavailable: MLflow does not answer. Training and evaluation are kept; only this stage runs again.
         NotAllowed: this user may not register models.
     """
-    from ratchet.provenance.record import finish_record
     from ratchet.registry.access import require, user
     from ratchet.registry.alias_sync import require_agreement
     from ratchet.registry.names import registered_name
     from ratchet.registry.promotion import Promotions
 
-    trained, name = TrainedModel.load(workspace), registered_name(params, workspace)
+    name = registered_name(params, workspace)
     require(params.access, "runners", user(), f"register {name}")
     require_agreement(workspace, params)  # before the model is exported and stored
-    weights = files.digest_file(workspace.model / "model.safetensors")
     promotions = Promotions(workspace, params, name)
-    run = _open_run(promotions, trained.key, weights)
-    _complete_run(run, trained, params, workspace, flow_run=flow_run)
-    run_id = run.send()
-    progress.update(1, _STEPS, "the training is in MLflow")
-
-    with calibrated(workspace) as (folder, spec):
-        model_uri = promotions.registry.log_model(run_id, folder, spec, exported=workspace.variants)
-    progress.update(2, _STEPS, "the model is stored")
-    record = promotions.registry.provenance_of(run_id)  # of a registered model; else the one begun with the training
-    record = record or finish_record(run.journal.folder, workspace, mlflow_run=run_id, training=run.key)
-    result = _Candidate(params, workspace, progress, promotions, run, run_id, model_uri, record).decide()
+    candidate = _Candidate.store(params, workspace, progress, promotions, flow_run=flow_run)
+    result = candidate.decide()
     if result.version:
-        run.journal.seal(weights)
-    run.journal.close()
+        candidate.run.journal.seal(candidate.weights)
+    candidate.run.journal.close()
     if head := promotions.ledger.head:
         result = replace(result, ledger=head.to_json())
     result.save(workspace)
@@ -116,6 +105,33 @@ class _Candidate:
     run_id: str
     model_uri: str
     record: "Provenance"
+    weights: str  # SHA-256 (hex) of model.safetensors
+
+    @classmethod
+    def store(
+        cls,
+        params: Params,
+        workspace: Workspace,
+        progress: StageProgress,
+        promotions: "Promotions",
+        *,
+        flow_run: str | None,
+    ) -> "_Candidate":
+        """Store the trained model and its training in MLflow, as far as they are not there."""
+        from ratchet.provenance.record import finish_record
+
+        trained, registry = TrainedModel.load(workspace), promotions.registry
+        weights = files.digest_file(workspace.model / "model.safetensors")
+        run = _open_run(promotions, trained.key, weights)
+        _complete_run(run, trained, params, workspace, flow_run=flow_run)
+        run_id = run.send()
+        progress.update(1, _STEPS, "the training is in MLflow")
+        with calibrated(workspace) as (folder, spec):
+            model_uri = registry.log_model(run_id, folder, spec, exported=workspace.variants)
+        progress.update(2, _STEPS, "the model is stored")
+        record = registry.provenance_of(run_id)  # of a registered model; else the one begun with the training
+        record = record or finish_record(run.journal.folder, workspace, mlflow_run=run_id, training=run.key)
+        return cls(params, workspace, progress, promotions, run, run_id, model_uri, record, weights)
 
     def decide(self) -> Registration:
         """Judge and register, and again if another model becomes champion meanwhile."""
@@ -186,7 +202,7 @@ class _Candidate:
         workspace = self.workspace
         self.run.tags(self._result_tags(verdict) | {"mlflow.note.content": message(verdict)})
         self.run.send()
-        reports = [workspace.reports / name for name in ("evaluation.json", "confusion.png", "predictions.parquet")]
+        reports = [workspace.reports / name for name in ("evaluation.json", "predictions.parquet")]
         cards = [workspace.card] if workspace.card.exists() else []  # DVC restores the data without it
         self.promotions.registry.log_files(
             self.run_id,

@@ -48,7 +48,7 @@ def train(
         TrainingError: training cannot continue, its code changed, or another process runs the same training.
     """
     meter = CostMeter()
-    from ratchet import doctor, training
+    from ratchet import training
     from ratchet.registry.runs import Run, total_cost
 
     bring_back(workspace)
@@ -65,15 +65,7 @@ def train(
         budget = Budget(params.budget, None if run.is_closed else total_cost(run.journal), meter)
         recorder = _Recorder(params, workspace, progress, run, budget)
         recorder.begin(job, store, rows=len(inputs.train), flow_run=flow_run)
-        if job.variant == "baseline":
-            inputs.check()
-            baseline = Baseline.fit(job, inputs.train)
-            finished = recorder.record(baseline.events(job, inputs))
-        else:
-            fit = partial(training.fit_in_processes, inputs, packed=workspace.packed, store=store)
-            profile, stop = run.journal.folder / "profile", partial(recorder.must_stop, stop_requested)
-            finished = recorder.record(fit(profile_to=profile, stop=stop, examine=doctor.examine))
-            baseline = Baseline.fit(job, inputs.train)
+        finished, baseline = recorder.train(job, inputs, store, stop_requested)
     if run.away:
         progress.say(run.away)
     _write_outputs(workspace, store.folder, finished, job, saved_spec, baseline)
@@ -150,6 +142,30 @@ class _Recorder:
             record_training(
                 self.run, self.params, self.workspace, flow_run=flow_run, inputs=job.identity, code_changes=code_changes
             )
+
+    def train(
+        self,
+        job: TrainingJob,
+        inputs: "training.TrainingInputs",
+        store: "training.CheckpointStore",
+        stop_requested: Callable[[], bool],
+    ) -> "tuple[training.Finished, Baseline]":
+        """Train the network and fit the baseline, or only fit the baseline where that is the model."""
+        from ratchet import doctor, training
+
+        if job.variant == "baseline":
+            inputs.check()
+            baseline = Baseline.fit(job, inputs.train)
+            return self.record(baseline.events(job, inputs)), baseline
+        events = training.fit_in_processes(
+            inputs,
+            packed=self.workspace.packed,
+            store=store,
+            profile_to=self.run.journal.folder / "profile",
+            stop=partial(self.must_stop, stop_requested),
+            examine=doctor.examine,
+        )
+        return self.record(events), Baseline.fit(job, inputs.train)
 
     def must_stop(self, stop_requested: Callable[[], bool]) -> bool:
         """Return whether to stop before the next step."""

@@ -10,7 +10,7 @@ import pytest
 from measured import measure_classes as measure
 
 from ratchet.errors import DataError
-from ratchet.evaluation.plots import draw_confusion, write_confusion, write_reliability
+from ratchet.evaluation.plots import write_confusion, write_reliability
 from ratchet.evaluation.predictions import Predictions, read_predictions, write_predictions
 from ratchet.problems import Classes
 from ratchet.settings.model import EvaluationSettings
@@ -109,26 +109,3 @@ def test_reliability_lines_add_up_to_the_images(tmp_path: Path, predictions: Pre
     write_reliability(tmp_path / "reliability.csv", metrics.reliability)
     with (tmp_path / "reliability.csv").open(newline="", encoding="utf-8") as file:
         assert sum(int(line["count"]) for line in csv.DictReader(file)) == 50
-
-
-@pytest.mark.parametrize("classes", [2, 10, 60])
-def test_confusion_image_is_complete_and_reproducible(classes: int) -> None:
-    import io
-
-    from PIL import Image
-
-    generator = np.random.default_rng(classes)
-    labels = generator.integers(classes, size=200)
-    logits = np.eye(classes, dtype=np.float32)[labels]
-    names = ["long 数 $name_{" * 9 if not number else f"c{number}" for number in range(classes)]
-    metrics = measure(logits, labels, classes=names, settings=EvaluationSettings(resamples=100))
-    content = draw_confusion(metrics)
-    assert content == draw_confusion(metrics)
-    with Image.open(io.BytesIO(content)) as image:
-        image.load()
-        assert image.format == "PNG"
-        pixels = np.asarray(image.convert("RGB"))
-    green = (pixels == (17, 107, 92)).all(axis=2).sum()
-    red = (pixels == (178, 60, 38)).all(axis=2).sum()
-    assert green > 10_000  # the whole diagonal
-    assert red == 0  # every prediction is right

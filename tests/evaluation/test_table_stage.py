@@ -70,5 +70,5 @@ def test_stage_measures_tables(tmp_path: Path, labels: str, problem: str, name: 
     assert len(predictions.ids) == metrics.rows
     assert {part.column for part in metrics.slices} >= {"area", "town"}
     assert Evaluation.load(workspace).summary.startswith(f"test {name} ")
-    for file in ("confusion.csv", "confusion.png", "reliability.csv", "explanations.safetensors"):
+    for file in ("confusion.csv", "reliability.csv", "explanations.safetensors"):
         assert (workspace.reports / file).stat().st_size > 0

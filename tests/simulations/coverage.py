@@ -103,7 +103,10 @@ def metric_coverage(population: Population, *, rows: int, sets: int, resamples: 
     for number in range(sets):
         drawn = generator.integers(_SIZE, size=rows)
         answers = class_answers(whole.logits[drawn], whole.labels[drawn])
-        bounds = intervals(answers, headline_metrics(answers, **how), settings=settings, seed=number)
+        values = headline_metrics(answers, **how)
+        bounds = intervals(
+            answers, macro_f1=values["macro_f1"], roc_auc=values["roc_auc"], settings=settings, seed=number
+        )
         for name, interval in bounds.items():
             held[name] += interval.low <= truth[name] <= interval.high
             measured[name] += 1

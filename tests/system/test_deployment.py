@@ -209,7 +209,7 @@ def test_a_deployment_run_completes_with_a_task_for_every_stage(served: Served, 
 
 def test_report_and_metrics_are_artifacts_of_the_run(served: Served, first: dict[str, Any]) -> None:
     artifacts = {artifact["key"]: artifact for artifact in served.of_run("artifacts", first)}
-    assert {"report", "classes", "confusion", "report-page"} <= set(artifacts)
+    assert {"report", "classes", "report-page"} <= set(artifacts)
     registration = files.read_json(served.root / "data" / "registration.json")
     assert first["state"]["message"] == registration["summary"]
     report = artifacts["report"]["data"]
@@ -218,7 +218,6 @@ def test_report_and_metrics_are_artifacts_of_the_run(served: Served, first: dict
     assert "`training.epochs`" in report  # a setting that is not the default is named
     rows = json.loads(artifacts["classes"]["data"])
     assert [row["class"] for row in rows] == [str(digit) for digit in range(10)]
-    assert artifacts["confusion"]["data"].startswith("data:image/png;base64,")
 
 
 def test_links_to_mlflow_open_the_run_and_its_report(served: Served, first: dict[str, Any]) -> None:

@@ -152,7 +152,7 @@ def test_mlflow_has_one_run_with_curves_data_and_report(clone: Any, first: RunRe
     metrics = json.loads((clone.root / "data" / "reports" / "metrics.json").read_text())
     assert run.data.metrics["test/accuracy"] == metrics["accuracy"]
     reported = {file.path for file in client.list_artifacts(run.info.run_id, "report")}
-    assert {"report/report.html", "report/confusion.png", "report/predictions.parquet"} <= reported
+    assert {"report/report.html", "report/predictions.parquet"} <= reported
     described = {file.path for file in client.list_artifacts(run.info.run_id, "data")}
     assert described == {"data/profile.json", "data/data.html"}
 

@@ -278,14 +278,8 @@ class ClassAnswers(Answers):
         names, (counts, hits) = self.target.names, self.counts
         per_class, confusion = self._by_class()
         macro, rare = self._averages("macro"), rare_class(counts)
-        values = {
-            "accuracy": float(self.score.mean()),
-            "macro_f1": macro.f1,
-            "top_k": float((self.rank < settings.top_k).mean()) if settings.top_k < self.width else None,
-            "roc_auc": _mean([row.roc_auc for row in per_class]),
-        }
-        defined = {name: value for name, value in values.items() if value is not None}
-        bounds = intervals(self, defined, settings=settings, seed=seed)
+        roc_auc = _mean([row.roc_auc for row in per_class])
+        bounds = intervals(self, macro_f1=macro.f1, roc_auc=roc_auc, settings=settings, seed=seed)
         return ClassificationMetrics(
             rows=self.rows,
             classes=tuple(names),
@@ -297,7 +291,7 @@ class ClassAnswers(Answers):
             macro_f1=bounds.get("macro_f1"),
             log_loss=bounds["log_loss"],
             ece=bounds["ece"],
-            roc_auc=values["roc_auc"],
+            roc_auc=roc_auc,
             roc_auc_interval=bounds.get("roc_auc"),
             pr_auc=_mean([row.pr_auc for row in per_class]),
             macro=macro,

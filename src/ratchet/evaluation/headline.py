@@ -4,7 +4,6 @@ Accuracy and top-k accuracy have Wilson's interval; log-loss, macro F1 and ROC-A
 calibration error has an interval of its own (see calibration.py).
 """
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,27 +31,25 @@ rarer class, and more than 90 % with 15. tests/evaluation/test_coverage.py repea
 
 
 def intervals(
-    answers: "ClassAnswers", values: Mapping[str, float], *, settings: EvaluationSettings, seed: int
+    answers: "ClassAnswers", *, macro_f1: float, roc_auc: float | None, settings: EvaluationSettings, seed: int
 ) -> dict[str, Interval]:
-    """Return the interval of each metric in `values`, by name; ROC-AUC and macro F1 are missing where they have none.
+    """Return the interval of each metric by name; top-k accuracy, ROC-AUC and macro F1 are missing if they have none.
 
     docs/evaluation.md has the measured coverage of each.
     """
-    level, loss = settings.confidence, float(answers.losses.mean())
+    level, loss, rows = settings.confidence, float(answers.losses.mean()), answers.rows
     bins = reliability(answers.confidence, answers.score, bins=CALIBRATION_BINS)
     bounds = {
+        "accuracy": share_interval(int(answers.score.sum()), rows, confidence=level),
         "log_loss": interval_of(loss, answers.losses - loss, "positive", confidence=level),
         "ece": calibration_interval(bins, resamples=settings.resamples, confidence=level, seed=seed),
     }
-    bounds |= {
-        name: share_interval(round(values[name] * answers.rows), answers.rows, confidence=level)
-        for name in ("accuracy", "top_k")
-        if name in values
-    }
+    if settings.top_k < answers.width:
+        bounds["top_k"] = share_interval(int((answers.rank < settings.top_k).sum()), rows, confidence=level)
     if rare_class(np.bincount(answers.labels, minlength=answers.width)) is None:
-        for name, influence in (("macro_f1", macro_f1_influence), ("roc_auc", roc_auc_influence)):
-            if name in values:
-                bounds[name] = interval_of(values[name], influence(answers), "share", confidence=level)
+        bounds["macro_f1"] = interval_of(macro_f1, macro_f1_influence(answers), "share", confidence=level)
+        if roc_auc is not None:
+            bounds["roc_auc"] = interval_of(roc_auc, roc_auc_influence(answers), "share", confidence=level)
     return bounds
 
 

@@ -42,7 +42,6 @@ def measure(
         samples: returns the arrays of some test samples, as `Program.predict` takes them.
         predictions: of the model for the same samples.
         columns: by name, the value of each sample to slice by.
-        settings: of the evaluation.
 
     Raises:
         Exception: of onnxruntime, or a TrainingError: an answer is not a finite number.
@@ -52,8 +51,8 @@ def measure(
     computed = np.concatenate([variant.predict(samples(part)) for part in batches(np.arange(rows))])
     ours = replace(predictions, outputs=target.outputs_of(computed)).checked()
     theirs = predictions.checked()
-    some = samples(np.arange(min(rows, BATCH)))
-    times = [side_by_side(*(_call(program, some, count) for program in (variant, full))) for count in (1, BATCH)]
+    batch = samples(np.arange(min(rows, BATCH)))
+    times, full_times = _times(variant, full, batch)
     return Measured(
         rows=rows,
         metric=ours.unit.name,
@@ -64,12 +63,19 @@ def measure(
         slices=_slices(ours, theirs, columns, settings),
         largest_difference=target.largest_difference(computed, target.predictions(predictions.outputs)),
         independent=_is_independent(variant, samples(np.arange(min(rows, _MIXED * BATCH)))),
-        batch=len(some[0]),
-        times=Times(times[0][0], times[1][0]),
-        full_times=Times(times[0][1], times[1][1]),
+        batch=len(batch[0]),
+        times=times,
+        full_times=full_times,
         size=_size(variant),
         full_size=_size(full),
     )
+
+
+def _times(variant: Program, full: Program, batch: Arrays) -> tuple[Times, Times]:
+    """Return the seconds of both programs for one sample and for a batch."""
+    pairs = [side_by_side(*(_call(program, batch, count) for program in (variant, full))) for count in (1, BATCH)]
+    ours, theirs = (Times(*seconds) for seconds in zip(*pairs, strict=True))
+    return ours, theirs
 
 
 def judge(measured: Measured, settings: ExportSettings) -> tuple[str, ...]:

@@ -112,10 +112,7 @@ def test_verdict_comes_before_anything_else(content: ReportContent) -> None:
     assert texts[:2] == ["digits", "Passed the gate"]
     assert content.verdict is not None
     (champion,) = (rule for rule in content.verdict.rules if rule.name == "champion")
-    assert texts[2] == shown(f"{content.verdict.summary}. {rule_text(champion).details}")
-    assert all(
-        shown(rule_text(rule).details) in texts for rule in content.verdict.rules
-    )  # folded away, but on the page
+    assert texts[2] == shown(f"{content.verdict.summary}. {rule_text(champion).details}".strip())
     headings = ("Metrics", "Training curves", "Confusion matrix", "Calibration")
     headings += ("Metrics by class", "Largest errors", "Data", "Settings", "Provenance")
     places = [texts.index(heading) for heading in headings]

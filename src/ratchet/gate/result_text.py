@@ -33,22 +33,21 @@ class RuleText:
     Attributes:
         measured: values.
         limit: that they were compared with.
-        details: every value, in sentences.
         fix: ways to pass, with the setting that decides; empty if the rule passed.
         short: `measured` and `limit` in one line.
+        details: of the comparison with the champion, in sentences.
     """
 
     measured: str
     limit: str
-    details: str
     fix: str = ""
     short: str = ""
+    details: str = ""
 
 
-def result_text(measured: str, limit: str, details: str, *, passed: bool, fix: str, short: str = "") -> RuleText:
+def result_text(measured: str, limit: str, *, passed: bool, fix: str, short: str = "", details: str = "") -> RuleText:
     """Return a result as text; the fix only where it did not pass."""
-    full = details if passed else f"{details} Fix: {fix}."
-    return RuleText(measured, limit, full, fix="" if passed else fix, short=short or f"{measured}, {limit}")
+    return RuleText(measured, limit, "" if passed else fix, short or f"{measured}, {limit}", details)
 
 
 def points(share: float) -> str:

@@ -102,9 +102,10 @@ def render(content: ReportContent) -> str:
 
 
 def _summary(verdict: Verdict) -> str:
-    """Return the rules that failed or leave a doubt, or else the comparison with the champion."""
-    champion = [rule_text(rule, verdict.kind).details for rule in verdict.rules if rule.name == "champion"]
-    return message(verdict) if verdict.failed or verdict.doubts else " ".join([f"{verdict.summary}.", *champion])
+    """Return the summary with the rules that failed or leave a doubt, and the comparison with the champion."""
+    begin = message(verdict) if verdict.failed or verdict.doubts else f"{verdict.summary}."
+    details = (rule_text(rule, verdict.kind).details for rule in verdict.rules)
+    return " ".join([begin, *filter(None, details)])
 
 
 def _curves(history: Epochs, own: Sequence[tuple[str, str]]) -> list[Chart]:

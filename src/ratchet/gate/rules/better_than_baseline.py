@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ratchet.evaluation.metrics import BaselineResult
-from ratchet.evaluation.wording import baseline_sentence, baseline_text
+from ratchet.evaluation.wording import baseline_text
 from ratchet.gate.case import Case
 from ratchet.gate.result_text import Noun, RuleText, result_text
 
@@ -28,11 +28,10 @@ class BaselineRule:
 
     def text(self, noun: Noun, kind: str) -> RuleText:
         result = self.result
-        details = baseline_sentence(result, self.confidence, kind)
         measured = baseline_text(result, self.confidence, kind)
         limit = "significantly better (gate.baseline)" if self.required else "reported only (gate.baseline)"
         fix = "train a better model, use the baseline with model.name, or set gate.baseline to report"
-        return result_text(measured, limit, details, passed=self.passed, fix=fix, short=measured)
+        return result_text(measured, limit, passed=self.passed, fix=fix, short=measured)
 
 
 def better_than_baseline(case: Case) -> BaselineRule | None:

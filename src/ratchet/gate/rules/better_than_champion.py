@@ -58,16 +58,14 @@ class ChampionResult:
 
     def text(self, noun: Noun, kind: str) -> RuleText:
         if self.champion is None:
-            details = "There is no champion yet, so there is nothing to compare with."
-            return RuleText("none yet", "no comparison", details, short="none yet")
+            return RuleText("none yet", "no comparison", short="none yet")
         if self.obstacle is not None:
             reason, fix = _obstacle(self, self.obstacle, noun)
             if self.obstacle.kind == "same weights":
                 measured = f"nothing new: the weights of {self.champion}"
-                return RuleText(measured, "other weights", f"{reason}. Fix: {fix}.", fix=fix, short=measured)
-            details = f"The champion ({self.champion}) cannot be compared: {reason}. Fix: {fix}."
+                return RuleText(measured, "other weights", fix, measured)
             measured = f"not comparable with {self.champion}: {reason}"
-            return RuleText(measured, "a champion of the same task", details, fix=fix, short=measured)
+            return RuleText(measured, "a champion of the same task", fix, measured)
         comparison = self.comparison
         assert comparison is not None, "without an obstacle there is a comparison"
         ci = f"{percent(self.confidence)} CI "
@@ -85,8 +83,9 @@ class ChampionResult:
             fix = f"add test {noun[1]}, which reveal smaller differences, or set gate.champion to not-worse"
         else:
             fix = "raise gate.tolerance to allow more"
-        return result_text(measured, f"p at most {limit.removeprefix('limit ')}", details, passed=self.passed, fix=fix,
-                     short=measured if same and self.passed else f"{measured}, {limit}")  # fmt: skip
+        short = measured if same and self.passed else f"{measured}, {limit}"
+        required = f"p at most {limit.removeprefix('limit ')}"
+        return result_text(measured, required, passed=self.passed, fix=fix, short=short, details=details)
 
 
 def better_than_champion(case: Case) -> ChampionResult:
@@ -138,8 +137,7 @@ def _obstacle(rule: ChampionResult, obstacle: Obstacle, noun: Noun) -> tuple[str
             return _other_classes(obstacle, noun)
         case "same weights":
             return (
-                f"This training has given exactly the weights of the champion ({rule.champion}): nothing new, so "
-                "nothing was compared and no try was used",
+                "the weights are the champion's",
                 "train with other data or settings",
             )
         case "no record":

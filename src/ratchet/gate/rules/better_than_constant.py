@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ratchet.evaluation.metrics import ConstantResult
-from ratchet.evaluation.wording import constant_sentence, constant_text
+from ratchet.evaluation.wording import constant_text
 from ratchet.gate.case import Case
 from ratchet.gate.result_text import Noun, RuleText, result_text
 
@@ -37,8 +37,7 @@ class ConstantRule:
         fix = "add training samples, of rare answers above all, or train longer; see `ratchet preflight`"
         if not result.one_answer:
             fix = "train a better model, add test samples, or set gate.constant to report"
-        details = constant_sentence(result, self.confidence, self.rows, kind)
-        return result_text(measured, limit, details, passed=self.passed, fix=fix, short=measured)
+        return result_text(measured, limit, passed=self.passed, fix=fix, short=measured)
 
 
 def better_than_constant(case: Case) -> ConstantRule | None:

@@ -25,11 +25,8 @@ class CalibrationResult:
         measured = f"ECE {around(self.ece, 1 if self.passed else 2, ci=ci)}"
         # Chance explains the rest
         value = f"ECE {percent(self.ece.value, 1)}" if self.ece.value <= self.limit else measured
-        details = (
-            f"Calibration error (ECE) {around(self.ece, 2, ci=ci)}, {limit}; the lower end of the interval decides."
-        )
         fix = "set evaluation.temperature_scaling, or raise gate.calibration_error"
-        return result_text(measured, limit, details, passed=self.passed, fix=fix, short=f"{value}, {limit}")
+        return result_text(measured, limit, passed=self.passed, fix=fix, short=f"{value}, {limit}")
 
 
 def calibrated(case: Case) -> CalibrationResult | None:

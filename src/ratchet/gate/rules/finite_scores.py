@@ -22,8 +22,7 @@ class ScoresResult:
         counts = " and ".join(f"{name} on {count:,} of {self.rows:,} test {noun[1]}" for name, count in self.counts)
         fix = "train again with a lower training.learning_rate; of a champion, `ratchet rollback` to another version"
         measured = f"not finite numbers: {counts}"
-        details = f"The outputs are not finite numbers: {counts}."
-        return result_text(measured, "finite numbers", details, passed=self.passed, fix=fix, short=measured)
+        return result_text(measured, "finite numbers", passed=self.passed, fix=fix, short=measured)
 
 
 def finite_scores(case: Case) -> ScoresResult | None:

@@ -22,23 +22,14 @@ class CostResult:
 
     def text(self, noun: Noun, kind: str) -> RuleText:
         ours, theirs = self.costs.candidate, self.costs.champion
+        values = f"{_bytes(ours.weights)} and {_bytes(theirs.weights)}"
         if self.name == "latency":
-            sentence, times = (
-                f"Measured side by side it takes {ours.single * 1e3:.3g} ms for one {noun[0]} (champion "
-                f"{theirs.single * 1e3:.3g} ms), {ours.batch * 1e3:.3g} ms for {self.costs.rows} {noun[1]} (champion "
-                f"{theirs.batch * 1e3:.3g} ms)",
-                "as long",
+            values = (
+                f"{ours.single * 1e3:.3g} and {theirs.single * 1e3:.3g} ms for one {noun[0]}, {ours.batch * 1e3:.3g} "
+                f"and {theirs.batch * 1e3:.3g} ms for {self.costs.rows} {noun[1]}"
             )
-        else:
-            sentence, times = (
-                f"The weights take {_bytes(ours.weights)}, the champion's {_bytes(theirs.weights)}",
-                "as much",
-            )
-        measured, limit = f"{self.factor:.2f} times the champion's", f"limit {self.limit:g} times"
-        details = f"{sentence}: {self.factor:.2f} times {times}, {limit}."
-        return result_text(
-            measured, limit, details, passed=self.passed, fix=f"raise gate.{self.name}_factor to allow more"
-        )
+        measured, limit = f"{self.factor:.2f} times the champion's ({values})", f"limit {self.limit:g} times"
+        return result_text(measured, limit, passed=self.passed, fix=f"raise gate.{self.name}_factor to allow more")
 
 
 def latency(case: Case) -> CostResult | None:

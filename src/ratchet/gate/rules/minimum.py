@@ -28,20 +28,17 @@ class MetricResult:
     def text(self, noun: Noun, kind: str) -> RuleText:
         metric = self.metric
         if metric is None:
-            details = f"The metric {self.key} is not defined on the {self.rows:,} test {noun[1]}."
-            return result_text(f"{self.key} not defined", f"gate.minimum {self.minimum:g}", details, passed=False,
-                         fix="name another metric in gate.minimum_metric")  # fmt: skip
+            measured = f"{self.key} not defined on the {self.rows:,} test {noun[1]}"
+            fix = "name another metric in gate.minimum_metric"
+            return result_text(measured, f"gate.minimum {self.minimum:g}", passed=False, fix=fix)
         shown = percent(self.minimum) if metric.share else f"{self.minimum:g}"
         limit = f"{'minimum' if metric.larger_is_better else 'maximum'} {shown}"
-        details = (
-            f"Test {metric.name} {ci_text(metric, self.confidence, digits=2)} on {self.rows:,} {noun[1]}, {limit}."
-        )
         digits = 1 if self.passed else 2  # a value just below the minimum must not look like it
         measured = f"{metric.name} {ci_text(metric, self.confidence, digits=digits)}"
         if self.name == metric.name:  # the table has it in the column before
             measured = f"{value_text(metric, digits=digits)} ({range_text(metric, digits=digits)})"
         fix = f"train a better model, or {'lower' if metric.larger_is_better else 'raise'} gate.minimum"
-        return result_text(measured, limit, details, passed=self.passed, fix=fix)
+        return result_text(measured, limit, passed=self.passed, fix=fix)
 
 
 def minimum(case: Case) -> MetricResult | None:

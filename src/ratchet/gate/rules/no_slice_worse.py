@@ -8,7 +8,7 @@ from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.slices import rows_by_slice
 from ratchet.evaluation.wording import gain_text, number
 from ratchet.gate.case import Case
-from ratchet.gate.result_text import Noun, RuleText, difference_text, listed, points, result_text, tolerance_text
+from ratchet.gate.result_text import Noun, RuleText, difference_text, points, result_text, tolerance_text
 
 __all__ = ["SlicesResult", "no_slice_worse"]
 
@@ -33,22 +33,14 @@ class SlicesResult:
             change = f"{unit.name} {gain_text(self.difference, factor=abs(unit.factor), share=unit.share)}"
         worst = f"{self.worst} {change}"
         if self.passed:
-            measured = f"none of {self.count} significantly worse{tolerance}"
-            details = (
-                f"On none of {self.count} slices is it significantly worse than the champion{tolerance}. "
-                f"Lowest: {worst}."
-            )
+            measured = f"none of {self.count} significantly worse{tolerance}; lowest: {worst}"
         else:
             measured = f"{len(self.worse)} of {self.count} significantly worse{tolerance}: {worst}"
-            details = (
-                f"On {len(self.worse)} of {self.count} slices it is significantly worse than the champion{tolerance}: "
-                f"{listed(self.worse)}. Lowest: {worst}."
-            )
         limit = f"no slice whose interval ends below {points(-self.tolerance)} points"
         if unit is not None and not unit.share:
             limit = f"no slice whose interval ends below {number(-self.tolerance * abs(unit.factor))}"
         fix = "raise gate.slice_tolerance to allow more"
-        return result_text(measured, limit, details, passed=self.passed, fix=fix, short=measured)
+        return result_text(measured, limit, passed=self.passed, fix=fix, short=measured)
 
 
 def no_slice_worse(case: Case) -> SlicesResult | None:

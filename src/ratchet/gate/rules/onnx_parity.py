@@ -29,15 +29,11 @@ class ExportResult:
         limit = f"limit {self.limit:g}"
         if self.missing:
             fix = f"change the model and train again, or {_NO_PROGRAM}"
-            details = f"There is no ONNX program of the model ({self.missing}). Fix: {fix}."
-            return RuleText("no program", limit, details, fix=fix, short=f"no program ({self.missing})")
+            return result_text(f"no program ({self.missing})", limit, passed=False, fix=fix)
         measured = f"max difference {largest(self.largest_difference)} on {self.images:,} {noun[1]}"
         measured += f", {self.other_class:,} in another class" if self.other_class else ""
-        agrees = "agrees" if self.passed else "does not agree"
-        same = "" if self.other_class else ", none in another class"
-        details = f"The ONNX program {agrees} with the model: {measured}{same}, {limit}."
         fix = f"raise gate.export_difference, or {_NO_PROGRAM}"
-        return result_text(measured, limit, details, passed=self.passed, fix=fix, short=measured if self.passed else "")
+        return result_text(measured, limit, passed=self.passed, fix=fix, short=measured if self.passed else "")
 
 
 def export_parity(case: Case) -> ExportResult | None:

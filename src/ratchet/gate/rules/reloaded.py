@@ -26,10 +26,8 @@ class ReloadResult:
             else f"max difference {largest(self.largest_difference)} on {self.images:,} {noun[1]}"
         )
         limit = f"limit {self.limit:g}"
-        agrees = "agrees" if self.passed else "does not agree"
-        details = f"The stored model loads and {agrees} with the evaluation: {measured}, {limit}."
         fix = "train again; the stored model is not the one that was evaluated"
-        return result_text(measured, limit, details, passed=self.passed, fix=fix, short=measured if self.passed else "")
+        return result_text(measured, limit, passed=self.passed, fix=fix, short=measured if self.passed else "")
 
 
 def reload_rule(*, images: int, largest_difference: float, tolerance: float) -> ReloadResult:

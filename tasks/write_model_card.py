@@ -66,7 +66,7 @@ def write_model_card(
     texts = {
         "card.md": model_card.render_markdown(content),
         "card.html": model_card.render_html(content),
-        "sbom.cdx.json": build_sbom(subject, workspace.root / "requirements.txt"),
+        "sbom.cdx.json": build_sbom(subject),
     }
     with tempfile.TemporaryDirectory() as folder:
         for name, text in texts.items():

@@ -1,7 +1,6 @@
 """Audit: do the ledger, the aliases and the files in MLflow agree?"""
 
 from collections.abc import Iterator
-from itertools import pairwise
 
 from ratchet.errors import LedgerBroken, RegistryError
 from ratchet.registry.alias_sync import AliasSync
@@ -49,7 +48,6 @@ def notes(workspace: Workspace, params: Params) -> Iterator[str]:
     ledger = Ledger.of(workspace, params)
     chain = ledger.read()
     yield from _recoveries(chain)
-    yield from _times(chain)
     if chain.entries and (ledger.heads.root / ".git").exists():
         yield from _git_proof(ledger, chain)
 
@@ -62,16 +60,6 @@ def _recoveries(chain: Chain) -> Iterator[str]:
             kept = f"{rows} its evidence" if aside else "no entry was set aside"
             who = f"{entry.who} at {entry.at[:19]}Z (entry {entry.number})"
             yield f"the ledger was recovered by {who}: {entry.why}; {kept}"
-
-
-def _times(chain: Chain) -> Iterator[str]:
-    """Yield each entry with an earlier time than the one before it."""
-    for before, entry in pairwise(chain.valid):
-        if entry.at < before.at:
-            yield (
-                f"ledger entry {entry.number} ({entry.what} {entry.model}) has the time {entry.at[:19]}Z, before that "
-                f"of entry {before.number}, {before.at[:19]}Z: a clock was changed. Entries count in their order"
-            )
 
 
 def _git_proof(ledger: Ledger, chain: Chain) -> Iterator[str]:

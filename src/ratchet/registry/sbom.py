@@ -6,18 +6,16 @@ It lists the model, its training data, Python, and every installed distribution 
 import importlib.metadata
 import json
 import platform
-import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from cyclonedx.contrib.license.factories import LicenseFactory
 from cyclonedx.exception.factory import InvalidLicenseExpressionException
-from cyclonedx.model import ExternalReference, ExternalReferenceType, HashAlgorithm, HashType, Property, XsUri
+from cyclonedx.model import HashAlgorithm, HashType, Property
 from cyclonedx.model.bom import Bom
 from cyclonedx.model.component import Component, ComponentType
 from cyclonedx.model.license import DisjunctiveLicense, License
@@ -33,8 +31,6 @@ from ratchet.typed_json import to_plain
 __all__ = ["SbomSubject", "build_sbom"]
 
 _NAMESPACE = uuid.UUID("5d2ff3a1-6c0e-4d3b-9a52-3f0f1d2f8c11")  # of the serial numbers
-_PINNED = re.compile(r"^([A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?==([^\s;\\]+)")
-_HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 _MAX_LICENCE = 100  # characters of a licence's name: some distributions put the whole text there
 
 
@@ -51,11 +47,8 @@ class SbomSubject:
     record: Provenance
 
 
-def build_sbom(subject: SbomSubject, lock: Path) -> str:
-    """Return the SBOM as JSON. The same version in the same environment gives the same bytes.
-
-    `lock` is the file of pinned requirements; each distribution that it pins is listed with its hashes.
-    """
+def build_sbom(subject: SbomSubject) -> str:
+    """Return the SBOM as JSON. The same version in the same environment gives the same bytes."""
     bom = Bom(serial_number=uuid.uuid5(_NAMESPACE, files.digest_json(to_plain(subject.record))))
     bom.metadata.timestamp = subject.at
     bom.metadata.component = model = _model(subject)
@@ -72,8 +65,8 @@ def build_sbom(subject: SbomSubject, lock: Path) -> str:
         bom_ref="data",
         properties=_properties({"dvc:md5": subject.data_version}),  # of DVC's listing of the folder
     )
-    distributions, pinned = _installed(), _pinned(lock)
-    components = {name: distribution.component(pinned) for name, distribution in distributions.items()}
+    distributions = _installed()
+    components = {name: distribution.component() for name, distribution in distributions.items()}
     for component in (python, data, *components.values()):
         bom.components.add(component)
     roots = set(components)  # distributions that no other one needs: the model depends on these
@@ -94,7 +87,7 @@ def _model(subject: SbomSubject) -> Component:
         version=subject.number,
         bom_ref="model",
         description="model.safetensors of this version",
-        hashes=_hashes([subject.weights] if subject.weights else []),
+        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=subject.weights)] if subject.weights else [],
         properties=_properties(
             {
                 "ratchet:provenance": record.id,
@@ -111,10 +104,6 @@ def _properties(values: dict[str, str | None]) -> list[Property]:
     return [Property(name=name, value=value) for name, value in values.items() if value]
 
 
-def _hashes(digests: list[str]) -> list[HashType]:
-    return [HashType(alg=HashAlgorithm.SHA_256, content=digest) for digest in digests]
-
-
 class _Distribution:
     """An installed distribution. importlib parses its metadata at each access, so they are read once."""
 
@@ -129,25 +118,16 @@ class _Distribution:
     def requirements(self) -> list[Requirement]:
         return [Requirement(line) for line in self._requires]
 
-    def component(self, pinned: Mapping[str, list[str]]) -> Component:
-        """Return what the SBOM lists. Which of the files that the lock allows was installed depends on the machine."""
+    def component(self) -> Component:
+        """Return what the SBOM lists."""
         name = canonicalize_name(self.name)
-        reference = f"{name}=={self.version}"
-        purl = PackageURL("pypi" if self.is_indexed else "generic", name=name, version=self.version)
-        allowed = ExternalReference(
-            type=ExternalReferenceType.DISTRIBUTION,
-            url=XsUri(purl.to_string()),
-            comment="the files that requirements.txt allows",
-            hashes=_hashes(pinned.get(reference, [])),
-        )
         return Component(
             type=ComponentType.LIBRARY,
             name=self.name,
             version=self.version,
-            bom_ref=reference,
-            purl=purl,
+            bom_ref=f"{name}=={self.version}",
+            purl=PackageURL("pypi" if self.is_indexed else "generic", name=name, version=self.version),
             licenses=_licences(self.metadata),
-            external_references=[allowed] if reference in pinned else [],
         )
 
 
@@ -161,21 +141,13 @@ def _installed() -> dict[str, _Distribution]:
 
 
 def _dependencies(distribution: _Distribution, installed: Mapping[str, _Distribution]) -> set[str]:
-    """Return the installed distributions that one requires, including those of the extras that it asks for."""
+    """Return the installed distributions that one requires."""
     names: set[str] = set()
     for requirement in distribution.requirements:
         name = canonicalize_name(requirement.name)
         if name in installed and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
             names.add(name)
-            names.update(_of_extras(installed[name], requirement.extras))
-    return names & installed.keys()
-
-
-def _of_extras(distribution: _Distribution, extras: set[str]) -> Iterator[str]:
-    for requirement in distribution.requirements if extras else ():
-        marker = requirement.marker
-        if marker is not None and any(marker.evaluate({"extra": extra}) for extra in extras):
-            yield canonicalize_name(requirement.name)
+    return names
 
 
 def _licences(metadata: Any) -> list[License]:
@@ -192,15 +164,3 @@ def _licences(metadata: Any) -> list[License]:
     if field and len(field) <= _MAX_LICENCE and "\n" not in field and not names:
         names = [field]
     return [DisjunctiveLicense(name=name) for name in names]
-
-
-def _pinned(lock: Path) -> dict[str, list[str]]:
-    """Return "name==version" -> the hashes in the lock file; empty without one."""
-    hashes: dict[str, list[str]] = {}
-    pinned = ""
-    for line in lock.read_text(encoding="utf-8").splitlines() if lock.exists() else ():
-        if match := _PINNED.match(line):
-            pinned = f"{canonicalize_name(match[1])}=={match[2]}"
-        if pinned:
-            hashes.setdefault(pinned, []).extend(_HASH.findall(line))
-    return hashes

@@ -139,7 +139,7 @@ def test_only_the_same_question_is_the_same_try() -> None:
 def test_a_candidate_without_a_champion_uses_no_try() -> None:
     log = Log()
     log.judge("first", ROWS, over=None)
-    assert tries_before(log.entries, ROWS, np.ones(3000, bool)) == Tries(0, 0.0, 0.0, 1.0)
+    assert tries_before(log.entries, ROWS, np.ones(3000, bool)) == Tries(0, 0.0, 0.0)
 
 
 def test_a_damaged_entry_is_ignored() -> None:

@@ -69,11 +69,15 @@ def _examples(
     assert isinstance(test, ImageSplit), "the input is an image"
     return [
         ErrorExample(
-            image, predictions.ids[row], predictions.truth(row), predictions.answer(row), predictions.sureness(row),
+            image,
+            predictions.ids[row],
+            predictions.truth(row),
+            predictions.answer(row),
+            predictions.sureness(row),
             explanations.of(row),
         )
         for row, image in zip(worst, test.images(worst), strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _data_facts(manifest: Manifest, workspace: Workspace) -> dict[str, Any]:

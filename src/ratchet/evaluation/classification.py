@@ -258,8 +258,10 @@ class ClassAnswers(Answers):
     @property
     def columns(self) -> dict[str, NDArray[Any]]:
         return {
-            "label": self.labels.astype(np.int64), "predicted": self.predicted, "probability": self.sureness,
-        }  # fmt: skip
+            "label": self.labels.astype(np.int64),
+            "predicted": self.predicted,
+            "probability": self.sureness,
+        }
 
     @property
     def counts(self) -> tuple[Integers, NDArray[Any]]:

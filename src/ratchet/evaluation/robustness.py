@@ -164,6 +164,10 @@ def _rounded(values: NDArray[np.floating]) -> Images:
 
 KINDS: Mapping[str, Callable[[Images, int, int], Images]] = MappingProxyType(
     {
-        "noise": _noise, "blur": _blur, "brightness": _brightness, "contrast": _contrast, "compression": _compression,
+        "noise": _noise,
+        "blur": _blur,
+        "brightness": _brightness,
+        "contrast": _contrast,
+        "compression": _compression,
     }
-)  # fmt: skip
+)

@@ -162,9 +162,11 @@ def constant_text(result: ConstantResult, confidence: float, rows: int, kind: st
 def constant_sentence(result: ConstantResult, confidence: float, rows: int, kind: str = "") -> str:
     """Return the headline of the best constant answer, and the comparison with the model's deciding metric."""
     text = constant_text(result, confidence, rows, kind)
-    could = "" if not result.is_better and not result.one_answer else (
-        f" {counted(rows, kind)} can show a difference of {_amount(result.smallest, result.metric)} at least."
-    )  # fmt: skip
+    could = (
+        ""
+        if not result.is_better and not result.one_answer
+        else (f" {counted(rows, kind)} can show a difference of {_amount(result.smallest, result.metric)} at least.")
+    )
     return f"{trivial_text(result)[:1].upper()}{trivial_text(result)[1:]}. {text[:1].upper()}{text[1:]}.{could}"
 
 

@@ -60,9 +60,16 @@ class Obstacle:
     """Reason why candidate and champion cannot be compared."""
 
     kind: Literal[
-        "input", "problem", "targets", "no shared class", "classes", "same weights", "no record", "too few images",
+        "input",
+        "problem",
+        "targets",
+        "no shared class",
+        "classes",
+        "same weights",
+        "no record",
+        "too few images",
         "scores",
-    ]  # fmt: skip
+    ]
     mismatch: str = ""  # of an input: "it takes float32 pixels, and these are uint8"; of a problem: both
     new_classes: tuple[str, ...] = ()  # that the champion does not know
     lost_classes: tuple[str, ...] = ()  # that the candidate does not know

@@ -60,10 +60,16 @@ MLflow has no other way to choose columns: without it, every experiment begins w
 """
 _VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
 _VIEW_COLUMNS = (
-    "tags.`ratchet.result`", "tags.`ratchet.gate`", "attributes.`Dataset`", "attributes.`Models`",
-    "metrics.`test/accuracy`", "metrics.`test/r2`", "metrics.`test/micro_f1`", "metrics.`test/bits_per_character`",
+    "tags.`ratchet.result`",
+    "tags.`ratchet.gate`",
+    "attributes.`Dataset`",
+    "attributes.`Models`",
+    "metrics.`test/accuracy`",
+    "metrics.`test/r2`",
+    "metrics.`test/micro_f1`",
+    "metrics.`test/bits_per_character`",
     "attributes.`Description`",
-)  # fmt: skip
+)
 
 
 def address(workspace: Workspace, settings: TrackingSettings) -> str:

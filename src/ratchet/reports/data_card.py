@@ -188,8 +188,10 @@ def _text_values(data: _PackedSet) -> dict[str, Any]:
         return {}
     facts = {f"{part}, {split}": profile[part][split] for part in ("characters", "lines", "files") for split in SPLITS}
     facts["different characters, train"] = profile["distinct_characters"]
-    facts |= {f"characters only in {split}": " ".join(map(repr, texts[:_VALUES])) or "none"
-              for split, texts in profile["unseen_characters"].items()}  # fmt: skip
+    facts |= {
+        f"characters only in {split}": " ".join(map(repr, texts[:_VALUES])) or "none"
+        for split, texts in profile["unseen_characters"].items()
+    }
     return {"facts": facts, "unit": "bytes"}
 
 

@@ -295,11 +295,17 @@ class LabelPages(Pages):
         header = ["label", "samples", "threshold", "precision", "recall", "F1", "CI of F1", "ROC-AUC"]
         rows = [
             (
-                each.name, each.support, f"{each.threshold:.3f}", decimal(each.precision), decimal(each.recall),
-                decimal(each.f1), _bounds(each.f1_interval), decimal(each.roc_auc),
+                each.name,
+                each.support,
+                f"{each.threshold:.3f}",
+                decimal(each.precision),
+                decimal(each.recall),
+                decimal(each.f1),
+                _bounds(each.f1_interval),
+                decimal(each.roc_auc),
             )
             for each in self.metrics.per_label
-        ]  # fmt: skip
+        ]
         return Table("", header, rows)
 
     def own_sections(self, predictions: Predictions | None) -> list[ReportSection]:

@@ -53,12 +53,16 @@ def trial_table(study: Study) -> tuple[list[str], list[list[str]]]:
     return header, [
         [
             f"{trial.number}" if trial.seed_of is None else f"{trial.seed_of}, seed {trial.seed}",
-            _state(trial), f"{trial.epochs:,}", *_values(study, trial),
+            _state(trial),
+            f"{trial.epochs:,}",
+            *_values(study, trial),
             *(one_line(setting(trial.values[key]), _LONGEST) if key in trial.values else "" for key in keys),
-            f"{trial.steps:,}", f"{trial.cpu:,.1f}", one_line(trial.reason, _REASON),
+            f"{trial.steps:,}",
+            f"{trial.cpu:,.1f}",
+            one_line(trial.reason, _REASON),
         ]
         for trial in _ordered(study)
-    ]  # fmt: skip
+    ]
 
 
 def _ordered(study: Study) -> Iterator[Trial]:

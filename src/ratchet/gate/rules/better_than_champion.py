@@ -180,19 +180,27 @@ def _paired(rule: ChampionResult, comparison: ChampionTest, noun: Noun, ci: str)
             return same, gain, f"On all {rows} this model is right exactly where the champion ({rule.champion}) is."
         ours, theirs = (round(model.interval.value * comparison.rows) for model in (scores.candidate, scores.champion))
         errors = "1 error" if scores.better == 1 else f"{scores.better:,} errors"
-        return "", gain, (
-            f"On the same {rows} this model is right on {ours:,} and the champion ({rule.champion}) on {theirs:,}: "
-            f"{errors} fixed, {scores.worse:,} new, {gain}."
-        )  # fmt: skip
+        return (
+            "",
+            gain,
+            (
+                f"On the same {rows} this model is right on {ours:,} and the champion ({rule.champion}) on {theirs:,}: "
+                f"{errors} fixed, {scores.worse:,} new, {gain}."
+            ),
+        )
     gain = f"{unit.name} {gain_text(scores.difference, factor=abs(unit.factor), share=unit.share, ci=ci)}"
     if equal:
         same = f"same {unit.name} on each of {rows} as {rule.champion}"
         return same, gain, f"On all {rows} this model scores exactly as {rule.champion}."
-    return "", gain, (
-        f"On the same {rows} this model has {unit.name} {value_text(scores.candidate)} and the champion "
-        f"({rule.champion}) {value_text(scores.champion)}: better on {scores.better:,}, worse on {scores.worse:,}, "
-        f"{gain}."
-    )  # fmt: skip
+    return (
+        "",
+        gain,
+        (
+            f"On the same {rows} this model has {unit.name} {value_text(scores.candidate)} and the champion "
+            f"({rule.champion}) {value_text(scores.champion)}: better on {scores.better:,}, worse on {scores.worse:,}, "
+            f"{gain}."
+        ),
+    )
 
 
 def _compared(rule: ChampionResult, comparison: ChampionTest, noun: Noun) -> str:

@@ -24,26 +24,11 @@ from tasks.dvc_store import DvcStore, hash_of
 __all__ = ["Trace", "print_trace", "trace"]
 
 _HASH = re.compile(r"^[0-9a-f]{32}(\.dir)?$")
-_SHORT_RUN = re.compile(r"^(?:run )?([0-9a-f]{8,31})$")
 _ACCEPTED = (
     "a version (models:/NAME/VERSION, NAME/VERSION or NAME@ALIAS), the id or name of an MLflow run, a DVC hash, a file "
-    "or folder, a provenance id, a commit, the id of a Prefect flow run, the SHA-256 of weights, settings, a lock or a "
-    "sample, the id of a sample, or the id of a logged answer"
+    "or folder, a value of a provenance record (commit, weights, settings, lock, Prefect flow run), the id or SHA-256 "
+    "of a sample, or the id of a logged answer"
 )
-_RECORDED = {
-    "weights": "the SHA-256 of the weights",
-    "settings": "the digest of the settings",
-    "lock": "the SHA-256 of requirements.txt",
-    "git_uncommitted": "the SHA-256 of the uncommitted changes",
-    "git_commit": "the commit",
-    "prefect_flow_run": "the Prefect flow run",
-    "training": "the training",
-    "search": "the trial of a search that chose the settings",
-}
-"""Keys of a provenance record that can be searched for -> their description."""
-
-
-_SHORT_COMMIT = 7  # digits, at least
 _Matches = tuple[list[str], list[ArchivedRun]]
 
 
@@ -142,24 +127,13 @@ class _Search:
         return [archived.label for archived in versions if (archived.name, archived.number) == version], [run]
 
     def _describe(self, run: ArchivedRun, name: str) -> str | None:
-        """Return what `name` is of a run: its id or name, a value of its record, or the digest of a sealed file."""
-        short, record = _SHORT_RUN.match(name), run.record
-        if run.run_id == name or (short and run.run_id.startswith(short[1])):
-            return f"the MLflow run {run.run_id}"
+        """Return what `name` is of a run: its id or name, or a value of its record."""
+        if name in (run.run_id, run.run_name):
+            return f"the MLflow run {name}"
         if any(tags.get(PROVENANCE_TAG) == name for tags in (run.tags, *(version.tags for version in run.versions))):
             return f"the provenance record {name}"
-        for key, description in _RECORDED.items() if record else ():
-            if getattr(record, key) == name:
-                return f"{description} {name}"
-        if record and len(name) >= _SHORT_COMMIT and str(record.git_commit).startswith(name):
-            return f"the commit {name}"
-        if run.run_name == name:
-            return f"the MLflow run named {name}"
-        if _HASH.match(name):  # the evidence of data is a DVC hash, which `_hash` describes
-            return None
-        evidence = self.sealed.evidence(run)[0] or {}
-        paths = sorted(path for path, digest in evidence.items() if digest == name)
-        return f"the SHA-256 of {', '.join(paths)}" if paths else None
+        values = vars(run.record).items() if run.record else ()
+        return next((f"{key} {name} of a provenance record" for key, value in values if value == name), None)
 
     def chains(self, runs: Sequence[ArchivedRun]) -> Iterator[Link]:
         """Yield one chain for each data version, in the order of the runs."""

@@ -1,8 +1,7 @@
-"""The address of MLflow's table of runs, with result and verdict as first columns."""
+"""The address of MLflow's table of runs."""
 
 from urllib.parse import quote
 
-from ratchet.registry.mlflow_store import VIEW
 from ratchet.servers.addresses import mlflow_credentials
 from ratchet.servers.http import read_json
 from ratchet.servers.supervisor import Service
@@ -20,4 +19,4 @@ def runs_page(mlflow: Service, experiment: str) -> str:
     if not answer:
         return f"{mlflow.shown}/#/experiments{TRAINING}"
     number = answer["experiment"]["experiment_id"]
-    return f"{mlflow.shown}/#/experiments/{number}/runs{TRAINING}&viewStateShareKey={VIEW}"
+    return f"{mlflow.shown}/#/experiments/{number}/runs{TRAINING}"

@@ -261,11 +261,6 @@ class Promotions(AliasSync):
             return stored[-1]
         if state.champion is None:
             raise RegistryError(f"{self.name}: the ledger names no champion: nothing to go back to")
-        if untrusted := sorted(state.ever_champion & versions - {state.champion}, key=int):
-            raise RegistryError(
-                f"{self.name}: no champion before version {state.champion} by the entries that count. Others that were "
-                f"champion: {', '.join(untrusted)}. Fix: name one, `ratchet rollback {self.name} --to {untrusted[-1]}`"
-            )
         raise RegistryError(f"{self.name}: no champion before version {state.champion}: nothing to go back to")
 
     def _promotable_evidence(self, version: Version) -> dict[str, str]:

@@ -4,7 +4,7 @@ Nothing is removed. The recovery is one entry with the digest of all rows that i
 this evidence is detected. Entries before the first fault stay valid.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,27 +162,10 @@ def _confirmed(model: AliasSync, aliases: Mapping[str, str | None], intact: int)
                 "or confirm another version"
             )
         held[number] = {"run": version.run_id, "evidence": evidence}
-    former = dict(_former(model, intact, {*held}))
     return {
         "champion": aliases.get("champion"),
         "challenger": aliases.get("challenger"),
-        "held": {**former, **held},
-        "former": [*former],
+        "held": held,
         "found": model.registry.aliases(model.name),
         "anchor": model.registry.anchor(model.name),
     }
-
-
-def _former(model: AliasSync, intact: int, confirmed: set[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the versions that entries to set aside name as champions, with run and evidence, if their files are intact.
-
-    A user can roll back to them by name. Without a name no rollback chooses them, since an entry may be forged.
-    """
-    entries = [entry for entry in model.entries() if entry.number > intact and entry.what in ("promote", "rollback")]
-    named = {entry.version for entry in entries if entry.version} - confirmed
-    for version in model.registry.versions(model.name):
-        recorded = model.recorded_evidence(version) if version.number in named else None
-        if recorded is not None:
-            evidence = model.evidence(version)
-            if not evidence_changes(recorded, evidence):
-                yield version.number, {"run": version.run_id, "evidence": evidence}

@@ -46,25 +46,18 @@ def compare_with_baseline(
     Args:
         metrics: of the model, with its comparison with a constant answer.
         network: predictions of the model.
-        baseline: predictions of the baseline for the same rows in the same order.
-        name: of the baseline, for people.
-        settings: of the evaluation.
+        baseline: predictions of the baseline, called `name`, for the same rows in the same order.
         seed: of the bootstrap's resamples.
     """
     ours, theirs = network.checked(), baseline.checked(f"the baseline {name}")
     useful = metrics.constant is None or metrics.constant.is_better
-    sign = 1.0 if ours.unit.larger_is_better else -1.0
-    difference = paired_difference(
-        sign * ours.values,
-        sign * theirs.values,
-        resamples=settings.resamples,
-        confidence=settings.confidence,
-        seed=seed,
-    )
+    sign, level = 1.0 if ours.unit.larger_is_better else -1.0, settings.confidence
+    scores = sign * ours.values, sign * theirs.values
+    difference = paired_difference(*scores, resamples=settings.resamples, confidence=level, seed=seed)
     result = BaselineResult(
         name=name,
-        headline=theirs.headline("baseline", settings.confidence),
-        network=ours.headline("baseline", settings.confidence),
+        headline=theirs.headline("baseline", level),
+        network=ours.headline("baseline", level),
         difference=difference,
         network_is_better=difference.low > 0.0 and useful,
         rows=ours.rows,

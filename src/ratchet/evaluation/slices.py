@@ -102,19 +102,16 @@ def slice_columns(packed: Path, settings: EvaluationSettings) -> dict[str, list[
             f"{', '.join(allowed)}"
         )
     test, train = (index.filter(polars.col("split") == name).sort("row") for name in ("test", "train"))
-    columns: dict[str, list[str | None]] = {}
-    for name in wanted:
-        values = None
-        if name in numbers["test"]:
-            values = thirds(numbers["test"][name], reference=numbers["train"][name])
-        elif index[name].dtype.is_numeric():
-            measured, reference = (rows[name].cast(polars.Float64).to_numpy() for rows in (test, train))
-            values = thirds(measured, reference=reference)
-        else:
-            values = test[name].cast(polars.String).to_list()
-        if values is not None:
-            columns[name] = values
-    return columns
+    for split, rows in (("test", test), ("train", train)):  # of a table itself they are there already
+        own_numbers = [name for name in wanted if name not in numbers[split] and rows[name].dtype.is_numeric()]
+        numbers[split] |= {name: rows[name].cast(polars.Float64).to_numpy() for name in own_numbers}
+    columns = {
+        name: thirds(numbers["test"][name], reference=numbers["train"][name])
+        if name in numbers["test"]
+        else test[name].cast(polars.String).to_list()
+        for name in wanted
+    }
+    return {name: values for name, values in columns.items() if values is not None}
 
 
 def _table_numbers(packed: Path) -> dict[str, dict[str, NDArray[np.float64]]]:

@@ -37,7 +37,6 @@ def measure(
     """Run the variant on the test samples and compare it.
 
     Args:
-        variant: the program to measure.
         full: the fp32 program.
         samples: returns the arrays of some test samples, as `Program.predict` takes them.
         predictions: of the model for the same samples.
@@ -49,8 +48,7 @@ def measure(
     variant, full = (replace(program, threads=1) for program in (variant, full))
     rows, target = len(predictions.ids), predictions.target
     computed = np.concatenate([variant.predict(samples(part)) for part in batches(np.arange(rows))])
-    ours = replace(predictions, outputs=target.outputs_of(computed)).checked()
-    theirs = predictions.checked()
+    ours, theirs = replace(predictions, outputs=target.outputs_of(computed)).checked(), predictions.checked()
     batch = samples(np.arange(min(rows, BATCH)))
     times, full_times = _times(variant, full, batch)
     return Measured(

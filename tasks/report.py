@@ -83,7 +83,6 @@ def _examples(
 def _data_facts(manifest: Manifest, workspace: Workspace) -> dict[str, Any]:
     """Return the facts about the data that the report shows: counts for people, no files or digests."""
     profile = files.read_json(workspace.packed / "profile.json")
-    of_class = profile["classes"]["train"]
     return {
         "name": manifest.name,
         "source": manifest.source,
@@ -93,6 +92,5 @@ def _data_facts(manifest: Manifest, workspace: Workspace) -> dict[str, Any]:
         "copies within splits": profile["copies_within_splits"],
         "label conflicts": profile["label_conflicts"]["groups"],
         kind_of(manifest.input).unit.replace("samples", "rows"): profile["rows"],
-        **({"training rows of each class": of_class} if of_class else {}),
         "quarantined by rule": dict(manifest.quarantined_by_rule),
     }

@@ -30,8 +30,6 @@ from ratchet.urls import redacted
 
 __all__ = ["ErrorExample", "ReportContent", "render"]
 
-_LISTED = 30  # longer lists show a part and fold the others away
-
 Epochs = Sequence[Mapping[str, float | None]]
 
 
@@ -57,16 +55,6 @@ class ReportContent:
     lineage: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Group:
-    """Named values: numbers have bars, of which long lists fold most away."""
-
-    title: str
-    bars: Mapping[str, float]
-    all_bars: Mapping[str, float]  # empty: `bars` are all of them
-    pairs: Mapping[str, object]
-
-
 def render(content: ReportContent) -> str:
     """Return the page as HTML; the same content gives the same text."""
     metrics, verdict, pages = content.metrics, content.verdict, pages_of(content.metrics)
@@ -79,10 +67,8 @@ def render(content: ReportContent) -> str:
         trivial=trivial_text(metrics.constant) if metrics.constant else "",
         metrics=metrics,
         curves=_curves(content.history, pages.curves),
-        data=_single(content.manifest),
-        data_groups=[_group(name, value) for name, value in content.manifest.items() if isinstance(value, Mapping)],
-        settings=_single(content.settings),
-        settings_groups={name: _flat(value) for name, value in content.settings.items() if isinstance(value, Mapping)},
+        data=_flat(content.manifest),
+        settings=_flat(content.settings),
         provenance=_flat(content.lineage),
         cards=list(metrics.named().values()),
         undefined=pages.undefined,
@@ -128,24 +114,6 @@ def _points(history: Epochs, column: str) -> list[tuple[float, float]]:
     """Return (epoch, value) for each epoch whose value in this column is finite."""
     values = [(epoch.get("epoch"), epoch.get(column)) for epoch in history]
     return [(float(x), float(y)) for x, y in values if x is not None and y is not None and math.isfinite(y)]
-
-
-def _single(content: Mapping[str, Any]) -> dict[str, object]:
-    return {name: _plain(value) for name, value in content.items() if not isinstance(value, Mapping)}
-
-
-def _group(name: str, values: Mapping[str, Any]) -> Group:
-    if values and all(isinstance(value, Mapping) and isinstance(value.get("rows"), int) for value in values.values()):
-        values = {split: value["rows"] for split, value in values.items()}  # not its files and digests
-    title = name.replace("_", " ")
-    title = title[:1].upper() + title[1:]
-    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values.values()):
-        return Group(title, {}, {}, _flat(values))
-    if len(values) <= _LISTED:
-        return Group(title, values, {}, {})
-    ordered = sorted(values.items(), key=lambda item: (-item[1], item[0]))
-    end = _LISTED // 4
-    return Group(title, dict(ordered[:end] + ordered[-end:]), dict(ordered), {})
 
 
 def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, object]:

@@ -117,7 +117,7 @@ def test_failures_at_any_request_end_with_one_version(line: Any, proxy: Proxy, f
             promote(line, run_id, model_uri)
         except TrackingUnavailable as error:
             errors.append(str(error))
-        fail_at += 7
+        fail_at += 12
     proxy.fails = lambda _: None
     promote(line, run_id, model_uri)
     assert errors

@@ -24,7 +24,7 @@ sys.path.insert(0, sys.argv[3])
 from simulated_search import Worker, new_study
 from ratchet.search.store import StudyStore
 
-params, study = new_study(trials=12, pruner="none", sampler="random", epochs=1)
+params, study = new_study(trials=6, pruner="none", sampler="random", epochs=1)
 store = StudyStore(None, sys.argv[1], "study")
 store.create(study)
 for act in Worker(store, params, sys.argv[2]).acts():
@@ -57,16 +57,16 @@ def test_workers_in_several_processes_train_each_trial_once(scheme: str, tmp_pat
         took += [line for line in output.splitlines() if line.startswith("took ")]
     study = store.require()
     assert study.state == "ended"
-    assert [trial.number for trial in study.trials] == list(range(12))
+    assert [trial.number for trial in study.trials] == list(range(6))
     assert {trial.state for trial in study.trials} == {"complete"}
-    assert len({trial.key for trial in study.trials}) == 12
+    assert len({trial.key for trial in study.trials}) == 6
     assert len(took) == len({*took})
 
 
 def test_optuna_itself_reads_the_study(new_store) -> None:
     import optuna
 
-    params, study = new_study(trials=9)
+    params, study = new_study(trials=4)
     store = new_store(study)
     ended = finish(store, params)
     read = optuna.load_study(study_name="study", storage=store.uri)
@@ -79,7 +79,7 @@ def test_optuna_itself_reads_the_study(new_store) -> None:
 
 
 def test_storage_holds_no_pickle(new_store) -> None:
-    params, study = new_study(trials=6)
+    params, study = new_study(trials=3)
     store = new_store(study)
     finish(store, params)
     path = store.uri.removeprefix("sqlite:///")

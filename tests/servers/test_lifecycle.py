@@ -238,14 +238,6 @@ def test_deployments_match_prefect_yaml(running: Running) -> None:
     assert "overrides" in deployments["local"]["parameter_openapi_schema"]["properties"]
 
 
-def test_nightly_runs_are_scheduled(running: Running) -> None:
-    """A cron line that the server stores but cannot use looks the same on every page. Only its runs show it."""
-    wanted = {"deployments": {"name": {"any_": ["nightly"]}}, "flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}}
-    log = running.workspace.state / "logs" / "prefect.log"
-    # The scheduler runs once a minute.
-    until(lambda: ask(f"{running.addresses.prefect_api}/flow_runs/count", wanted), log=log, pause=1.0)
-
-
 def test_container_works_in_the_folder_that_its_image_names(running: Running, tmp_path: Path) -> None:
     """Run the container's command with only its variables; no container is started."""
     text = (REPOSITORY / "deploy" / "Containerfile").read_text().partition("\nENV ")[2].partition("\n\n")[0]

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ports import reserved_port
@@ -39,42 +38,6 @@ def free_settings() -> PlatformSettings:
 
 def begin(workspace: Workspace, settings: PlatformSettings) -> Addresses:
     return up(workspace, Params(platform=settings, serving=ServingSettings(enabled=False)), say=print)
-
-
-def test_up_status_and_down_from_the_shell(new_project: Any) -> None:
-    copy = new_project("shell")
-    ports = [reserved_port(HOST) for _ in range(3)]
-    settings = zip(("platform.prefect_port", "platform.mlflow_port", "serving.port"), ports, strict=True)
-    copy.good("ratchet", "set", *(f"{name}={port}" for name, port in settings))
-    assert copy.run("ratchet", "status").returncode == 3
-    try:
-        dead = "http://127.0.0.1:9"  # a proxy that does not answer: no server here may be reached through one
-        output = copy.good("ratchet", "up", PREFECT_API_URL=f"{dead}/api", HTTP_PROXY=dead, http_proxy=dead)
-        first, *rest = [line for line in output.splitlines() if not line.startswith("warning")]
-        assert first.startswith("starting Prefect server, MLflow server, worker, model server; runs can begin after")
-        assert any(
-            line.startswith(f"MLflow server: http://{HOST}:{ports[1]}/#/experiments?workflowType=") for line in rest
-        )
-        trains = "train-flow/local, train-flow/nightly, train-flow/on-drift"
-        assert (
-            f"deployments: approve-flow/local, score-flow/local, search-flow/local, search-worker-flow/local, {trains}"
-            in output
-        )
-        status = copy.run("ratchet", "status")
-        *lines, serving = status.stdout.splitlines()
-        assert [line.partition(": up for ")[0] for line in lines] == ["Prefect server", "MLflow server", "worker"]
-        assert serving.startswith("model server: not ready at ")
-        assert serving.endswith(". No version answers yet")
-        assert "serving.model: found auto, and there are no packed data" in serving
-        assert status.returncode == 1
-        assert "'train-flow/nothing' not found" in copy.run("ratchet", "run", "train-flow/nothing").stdout
-    finally:
-        output = copy.good("ratchet", "down")
-    assert all(
-        f"{title}: stopped (" in output for title in ("Prefect server", "MLflow server", "worker", "model server")
-    )
-    assert copy.run("ratchet", "status").returncode == 3
-    assert not [path for path in copy.home.rglob("*") if "prefect" in path.name]
 
 
 def test_run_without_servers_is_refused_in_one_sentence(project: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,9 +129,15 @@ def test_an_edited_optimizer_is_refused_unless_allowed(
 
 
 def test_a_sealed_training_is_not_rewritten_by_changed_code(undisturbed: Any, new_project: Callable[..., Any]) -> None:
-    """A registered training that is trained again, killed and continued with changed code is another run."""
+    """A registered training that is trained again, killed and continued with changed code is another run.
+
+    Edited comments before that leave nothing to do.
+    """
     project = without_records(new_project("sealed", of=undisturbed))
     project.good("ratchet", "train")
+    say_more(project)
+    assert "Nothing to do" in project.good("ratchet", "train")
+    assert "up to date" in project.good("dvc", "status")
     before = project.digests("mlruns/artifacts")
     interrupt(project)
     halve_steps(project)
@@ -174,26 +180,8 @@ def test_dvc_trains_again_for_code_but_no_comment(undisturbed: Any, new_project:
     edit(project, "nets/small.py", "Dropout(0.2)", "Dropout(0.3)")
     assert "Running stage 'train'" in project.good("dvc", "repro", "train")
     halve_steps(project)
+    refusal = project.refused("dvc", "repro", "--single-item", "--force", "train")  # without the stage code
+    assert f"data/code.json: {OPTIMIZER} changed since it was written" in " ".join(refusal.split())
     output = project.good("dvc", "repro", "train")
     assert "Stage 'ingest' didn't change" in output
     assert "Running stage 'train'" in output
-
-
-def test_a_stage_refuses_code_that_is_not_recorded(undisturbed: Any, new_project: Callable[..., Any]) -> None:
-    """With `--single-item` DVC does not look at the stage code."""
-    project = without_records(new_project("stale", of=undisturbed))
-    halve_steps(project)
-    refusal = project.refused("dvc", "repro", "--single-item", "--force", "train")
-    assert f"data/code.json: {OPTIMIZER} changed since it was written" in " ".join(refusal.split())
-
-
-def test_an_edited_comment_leaves_nothing_to_do(
-    new_project: Callable[..., Any], use_small_net: Callable[[Any], None]
-) -> None:
-    project = new_project("done")
-    use_small_net(project)
-    settings.override(project.workspace.params, SETTINGS)
-    project.good("ratchet", "train")
-    say_more(project)
-    assert "Nothing to do" in project.good("ratchet", "train")
-    assert "up to date" in project.good("dvc", "status")

@@ -48,6 +48,7 @@ class Served:
     prefect_port: int
     mlflow_port: int
     serving_port: int
+    output: str  # of `ratchet up`
 
     @property
     def root(self) -> Path:
@@ -176,9 +177,11 @@ def served(new_project: Callable[[str], Any]) -> Iterator[Served]:
     ports = reserved_port(HOST), reserved_port(HOST), reserved_port(HOST)
     names = ("platform.prefect_port", "platform.mlflow_port", "serving.port")
     project.good("ratchet", "set", *(f"{name}={port}" for name, port in zip(names, ports, strict=True)))
-    project.good("ratchet", "up")
+    assert project.run("ratchet", "status").returncode == 3
+    dead = "http://127.0.0.1:9"  # a proxy that does not answer: no server here may be reached through one
+    output = project.good("ratchet", "up", PREFECT_API_URL=f"{dead}/api", HTTP_PROXY=dead, http_proxy=dead)
     try:
-        yield Served(project, *ports)
+        yield Served(project, *ports, output)
     finally:
         project.good("ratchet", "down")
 
@@ -196,6 +199,23 @@ def committed(served: Served, first: dict[str, Any]) -> None:
     """The record of that run is committed, as README.md asks."""
     served.project.good("git", "add", "dvc.lock")
     served.project.good("git", "commit", "--quiet", "--message=trained")
+
+
+def test_up_and_status_name_what_runs(served: Served) -> None:
+    first, *rest = [line for line in served.output.splitlines() if not line.startswith("warning")]
+    assert first.startswith("starting Prefect server, MLflow server, worker, model server; runs can begin after")
+    page = f"MLflow server: http://{HOST}:{served.mlflow_port}/#/experiments?workflowType="
+    assert any(line.startswith(page) for line in rest)
+    trains = "train-flow/local, train-flow/nightly, train-flow/on-drift"
+    others = "approve-flow/local, score-flow/local, search-flow/local, search-worker-flow/local"
+    assert f"deployments: {others}, {trains}" in served.output
+    status = served.project.run("ratchet", "status")
+    *lines, serving = status.stdout.splitlines()
+    assert [line.partition(": up for ")[0] for line in lines] == ["Prefect server", "MLflow server", "worker"]
+    assert serving.startswith("model server: not ready at ")
+    assert "serving.model: found auto, and there are no packed data" in serving
+    assert status.returncode == 1
+    assert "'train-flow/nothing' not found" in served.project.run("ratchet", "run", "train-flow/nothing").stdout
 
 
 def test_a_deployment_run_completes_with_a_task_for_every_stage(served: Served, first: dict[str, Any]) -> None:
@@ -486,7 +506,10 @@ def commit_new_data(project: Any) -> None:
 def test_down_leaves_no_process_and_no_open_port(served: Served) -> None:
     marks = [part["mark"] for part in served.parts().values()]
     assert all(marked(mark) for mark in marks)
-    served.project.good("ratchet", "down")
+    output = served.project.good("ratchet", "down")
+    for title in ("Prefect server", "MLflow server", "worker", "model server"):
+        assert f"{title}: stopped (" in output
+    assert served.project.run("ratchet", "status").returncode == 3
     assert not [pid for mark in marks for pid in marked(mark)]
     assert [port_holder(HOST, port) for port in (served.prefect_port, served.mlflow_port, served.serving_port)] == [
         None

@@ -23,6 +23,7 @@ from ratchet.typed_json import parse, to_plain
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
+    from filelock import FileLock
     from optuna.storages import BaseStorage
     from sqlalchemy import Engine
 
@@ -31,6 +32,7 @@ __all__ = ["LeaseLost", "StudyStore", "patiently"]
 T = TypeVar("T")
 _BUSY_SECONDS = 60.0  # that a worker waits for another one
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 15.0  # seconds between two attempts to reach the storage
+_LONGEST_WRITE = 10  # seconds until the lock of a process that was killed in a write to a journal is removed
 _LONGEST_SILENCE = 120.0  # seconds that a hung process or a lost machine can hold the lock in PostgreSQL
 _ALLOWED = "sqlite:///mlruns/search.db, postgresql://HOST/DATABASE or journal:///mlruns/search.log"
 
@@ -168,18 +170,24 @@ class StudyStore:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Be the only worker that decides about studies of this storage. A killed process leaves it."""
-        from filelock import FileLock
         from sqlalchemy import text
 
         with ExitStack() as held:
             with self._errors():
                 assert self._storage is not None  # now it is open
                 if self._file is not None:
-                    held.enter_context(FileLock(f"{self._file}.search-lock", timeout=_BUSY_SECONDS))
+                    held.enter_context(self._file_lock("search-lock"))
                 elif self._engine is not None:
                     connection = held.enter_context(self._engine.connect())
                     connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('ratchet.search'))"))
             yield
+
+    def _file_lock(self, name: str) -> "FileLock":
+        from filelock import FileLock
+
+        path = Path(f"{self._file}.{name}")
+        path.touch()  # an error now: a lock in a folder that cannot be written is waited for
+        return FileLock(path, timeout=_BUSY_SECONDS)
 
     @property
     def _file(self) -> Path | None:
@@ -191,7 +199,7 @@ class StudyStore:
     def _storage(self) -> "BaseStorage":
         """The storage, with its tables."""
         from optuna import logging, storages
-        from optuna.storages.journal import JournalFileBackend
+        from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
         logging.set_verbosity(logging.WARNING)
         if self.uri == "sqlite://":
@@ -208,11 +216,11 @@ class StudyStore:
             ) from error
         with quiet():
             if self.uri.startswith("journal:"):
-                return storages.JournalStorage(JournalFileBackend(str(self._file)))
+                lock = JournalFileSymlinkLock(str(self._file), grace_period=_LONGEST_WRITE)
+                return storages.JournalStorage(JournalFileBackend(str(self._file), lock))
             return self._database()
 
     def _database(self) -> "BaseStorage":
-        from filelock import FileLock
         from optuna import storages
         from sqlalchemy import create_engine, text
         from sqlalchemy.exc import ArgumentError, NoSuchModuleError
@@ -229,7 +237,7 @@ class StudyStore:
             ) from error
         with ExitStack() as held:  # two processes can make the tables at once
             if self._file:
-                held.enter_context(FileLock(f"{self._file}.tables-lock", timeout=_BUSY_SECONDS))
+                held.enter_context(self._file_lock("tables-lock"))
             else:
                 connection = held.enter_context(self._engine.connect())
                 connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('ratchet.search.tables'))"))

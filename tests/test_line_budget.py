@@ -23,7 +23,7 @@ LIMITS = {
     "scale": 700,
     "search": 1_200,
     "servers": 1_500,
-    "serving": 6_500,
+    "serving": 6_910,
     "settings": 2_400,
     "tasks": 4_800,
     "tokens": 400,

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from filelock import FileLock
+from waiting import until
 
 from ratchet.traffic.log_reader import DAMAGED, find, read
 from ratchet.traffic.request_log import RequestLog
@@ -200,3 +202,14 @@ def test_sampling_depends_on_the_id_alone(tmp_path: Path) -> None:
     assert 800 < sum(is_sampled(answer, 0.25) for answer in ids) < 1200
     assert all(is_sampled(answer, 1.0) for answer in ids)
     assert not any(is_sampled(answer, 0.0) for answer in ids)
+
+
+def test_no_part_is_written_while_another_process_merges(tmp_path: Path) -> None:
+    """A merge deletes the drafts of its hour."""
+    with FileLock(tmp_path / "lock"):
+        waiting = RequestLog(tmp_path, share=1.0, inputs="hash", days=30.0, mib=64.0, clock=lambda: NOW)
+        waiting.add(f"{1:032x}", lambda: logged(1))
+        waiting.close(0.5)
+        assert not list(tmp_path.rglob("*.parquet"))
+    until(lambda: len(read(tmp_path)) == 1)
+    assert waiting.lost == 0

@@ -154,7 +154,7 @@ def serving_launch(workspace: Workspace, host: str, settings: ServingSettings) -
     """Return the command and environment of the model server. Models of the project's own code can be imported."""
     environment = service_environment(workspace)
     environment["PYTHONPATH"] = _with_project(workspace, environment)
-    command = [sys.executable, "-m", "ratchet.serving", "--host", host, "--port", str(settings.port)]
+    command = [sys.executable, "-m", "ratchet.serving", "--host", host, "--port", str(settings.port), "--wait"]
     place = address(host, settings.port)
     service = _service(workspace, "serving", place, health=f"{place}/health", grace=settings.deadline + 2.0)
     return Launch(service, command, environment)

@@ -16,9 +16,11 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--model")
+    parser.add_argument("--wait", action="store_true", help="start before there is a version")
     arguments = parser.parse_args()
     try:
-        serve(Workspace.find(), host=arguments.host, port=arguments.port, wait=True, say=_LOG.info)
+        serve(Workspace.find(), say=_LOG.info, **vars(arguments))
     except RatchetError as error:
         print(f"ratchet: {error}", file=sys.stderr)
         return 1

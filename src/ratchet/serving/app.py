@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -26,8 +27,9 @@ from ratchet.serving.http_request import Refused, error_response, json_response
 from ratchet.serving.label_endpoint import LabelEndpoint
 from ratchet.serving.openapi import document
 from ratchet.serving.page import page
-from ratchet.serving.server_metrics import ServerMetrics
+from ratchet.serving.server_metrics import ServerMetrics, Snapshot, counters, text_of
 from ratchet.serving.shadow import Shadow
+from ratchet.serving.shared_state import EVERY, SharedStates
 from ratchet.serving.versions.alias_watcher import AliasWatcher, PinnedVersion
 from ratchet.serving.versions.batching import Batcher
 from ratchet.settings.model import ServingSettings
@@ -60,8 +62,9 @@ class ModelServer:
         fallback: AliasWatcher | None = None,
         shadow: AliasWatcher | None = None,
         canary: Canary | None = None,
+        group: SharedStates | None = None,
     ) -> None:
-        self.watcher, self.settings = watcher, settings
+        self.watcher, self.settings, self.group = watcher, settings, group
         self.batcher = Batcher(queue_rows=settings.queue)
         self.metrics = ServerMetrics(watcher, self.batcher, deadline=settings.deadline)
         self.fallback = Fallback(fallback, queue_rows=settings.queue) if fallback else None
@@ -108,7 +111,7 @@ class ModelServer:
             "/v1/models": self._models,
             "/ping": self._ready,
             "/version": lambda _: Response(_mlflow_version(), media_type="text/plain"),
-            "/metrics": lambda _: Response(self.metrics.text(), media_type="text/plain; version=0.0.4"),
+            "/metrics": lambda _: Response(self._metrics(), media_type="text/plain; version=0.0.4"),
             "/v2": lambda _: json_response({"name": "ratchet", "version": "2", "extensions": EXTENSIONS}),
             "/v2/health/live": lambda _: json_response({"live": True}),
             "/v2/health/ready": self._ready,
@@ -128,6 +131,9 @@ class ModelServer:
         for watcher in (self.watcher, *([self.canary.watcher] if self.canary else [])):
             if isinstance(watcher, AliasWatcher):  # a bundle is for machines without PyTorch
                 tasks.append(asyncio.create_task(self.explaining.warm(watcher, every=self.settings.poll)))
+        if self.group:
+            self._publish(self.group)
+            tasks.append(asyncio.create_task(self._publish_often(self.group)))
         try:
             yield
         finally:
@@ -141,6 +147,25 @@ class ModelServer:
             for each in filter(None, closed):
                 each.close()
 
+    async def _publish_often(self, group: SharedStates) -> None:
+        while True:
+            await asyncio.sleep(EVERY)
+            self._publish(group)
+
+    def _publish(self, group: SharedStates) -> Snapshot:
+        """Show the state of this process to the others, and return its metrics."""
+        metrics = self.metrics.snapshot(group.earlier.get("metrics", []))
+        group.publish({"state": self._own_state(), "metrics": metrics})
+        return metrics
+
+    def _metrics(self) -> bytes:
+        """Return the metrics of all processes."""
+        if self.group is None:
+            return self.metrics.text()
+        own, others = self._publish(self.group), self.group.others().values()
+        metrics = [(each.get("metrics", []), each["late"]) for each in others]
+        return text_of([own, *(counters(each) if is_late else each for each, is_late in metrics)])
+
     def _health(self, _: Request) -> Response:
         return json_response({"status": "live", **self._state()})
 
@@ -148,6 +173,23 @@ class ModelServer:
         return json_response(self._state(), status=200 if self.watcher.current else 503)
 
     def _state(self) -> dict[str, Any]:
+        """Return the state of this process, with problems of the others, and each one's version."""
+        own = self._own_state()
+        if self.group is None:
+            return own
+        others, problems = self.group.others(), [own["problem"]] if "problem" in own else []
+        processes = {self.group.number: {"pid": os.getpid(), "version": own["version"]}}
+        for number, other in others.items():
+            state = other.get("state", {})
+            problem = "it does not answer" if other["late"] else state.get("problem", "")
+            problems += [f"process {number}: {problem}"] if problem and problem not in problems else []
+            version = None if other["late"] else state.get("version")
+            processes[number] = {"pid": other.get("pid"), "version": version}
+            own = {key: state[key] for key in ("refused", "withdrawn") if key in state} | own
+        own["processes"] = [processes[number] for number in sorted(processes)]
+        return own | ({"problem": "; ".join(problems)} if problems else {})
+
+    def _own_state(self) -> dict[str, Any]:
         problems = [self.watcher.problem, self.log.problem if self.log else ""]
         if self.fallback:
             problems.append(self.fallback.problem(self.watcher.current))

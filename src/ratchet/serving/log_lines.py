@@ -18,7 +18,7 @@ _UNLIMITED = (
     "ratchet.serving.process",
     "ratchet.traffic",
 )
-_FORM = "%(asctime)s %(levelname)s %(message)s"
+_FORM = "%(asctime)s %(levelname)s {}%(message)s"
 _TIME = "%Y-%m-%dT%H:%M:%S%z"
 Kind = tuple[object, ...]
 
@@ -35,7 +35,7 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]
         self._clock = clock
         self._written: dict[Kind, float] = {}  # time of the latest line
         self._left_out: dict[Kind, int] = {}
-        self.setFormatter(logging.Formatter(_FORM, _TIME))
+        self.setFormatter(logging.Formatter(_FORM.format(""), _TIME))
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record, or count it."""
@@ -60,7 +60,12 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]
         super().close()
 
 
-def set_up() -> None:
-    """Write the log of this process to the standard error. Libraries write warnings and errors only."""
-    logging.basicConfig(level=logging.WARNING, handlers=[LimitedHandler()], force=True)
+def set_up(process: str = "") -> None:
+    """Write the log of this process to the standard error. Libraries write warnings and errors only.
+
+    `process` names it in each line.
+    """
+    handler = LimitedHandler()
+    handler.setFormatter(logging.Formatter(_FORM.format(process), _TIME))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("ratchet").setLevel(logging.INFO)

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import math
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable, Collection
@@ -16,6 +17,8 @@ from ratchet.registry.models import ModelRegistry
 from ratchet.registry.versions import REFERENCE
 from ratchet.request_filter import HOSTS_FIX, RequestFilter
 from ratchet.serving import log_lines
+from ratchet.serving.process_group import process_count, run_group, threads_each
+from ratchet.serving.shared_state import Member, SharedStates
 from ratchet.settings.model import Params, ServingSettings
 from ratchet.traffic.log_reader import log_folder
 from ratchet.traffic.request_log import RequestLog
@@ -61,14 +64,21 @@ def serve(
 
     params = settings.load(workspace.params)
     host, port = host or params.platform.host, port or params.serving.port
-    store = KeyStore.of(workspace)
+    store, member, count = KeyStore.of(workspace), Member.enter(), process_count(params.serving)
     require_key(store, host, always=params.serving.keys == "required")
-    check_free(host, port, named=("platform.host", "serving.port"))
-    server = _server(workspace, params, lambda: model or configured(workspace, params), wait=wait)
-    run(server, store, host=host, port=port, allowed=params.platform.allowed_hosts, say=say)
+    if member is None:
+        check_free(host, port, named=("platform.host", "serving.port"))
+        if count > 1:
+            command = [sys.executable, "-m", "ratchet.serving", "--host", host, "--port", str(port)]
+            command += [*(["--model", model] if model else []), *(["--wait"] if wait else [])]
+            run_group(command, count, host=host, port=port, deadline=params.serving.deadline, say=say)
+    server = _server(workspace, params, lambda: model or configured(workspace, params), wait=wait, member=member)
+    run(server, store, host=host, port=port, allowed=params.platform.allowed_hosts, say=say, member=member)
 
 
-def _server(workspace: Workspace, params: Params, reference: Callable[[], str], *, wait: bool) -> "ModelServer":
+def _server(
+    workspace: Workspace, params: Params, reference: Callable[[], str], *, wait: bool, member: Member | None
+) -> "ModelServer":
     """Return the application, with the versions that the settings name beside the served one."""
     from ratchet.serving.app import ModelServer
     from ratchet.serving.canary import Canary
@@ -81,13 +91,13 @@ def _server(workspace: Workspace, params: Params, reference: Callable[[], str], 
         AliasWatcher,
         registry,
         folder=workspace.state / "served",
-        threads=serving.threads,
+        threads=threads_each(serving, process_count(serving)),
         variant=serving.variant,
     )
     if not wait:
         _check_exists(registry, reference())
     served = watch(reference)
-    if not wait:
+    if not wait or member:  # the other processes answer meanwhile
         served.check()
 
     def beside(name: str) -> "AliasWatcher | None":
@@ -101,6 +111,7 @@ def _server(workspace: Workspace, params: Params, reference: Callable[[], str], 
         fallback=beside(serving.fallback),
         shadow=beside(serving.shadow),
         canary=Canary(canary, serving, workspace.state / "canary.json") if canary else None,
+        group=SharedStates(member) if member else None,
     )
 
 
@@ -125,6 +136,7 @@ def run(
     allowed: Collection[str],
     say: Callable[[str], None],
     fix: str = HOSTS_FIX,
+    member: Member | None = None,
 ) -> None:
     """Answer requests at an address until a signal ends the process.
 
@@ -135,20 +147,23 @@ def run(
         allowed: further names of it, as platform.allowed_hosts.
         say: gets the line for the user.
         fix: sentence that says how to add a name.
+        member: place of this process among several, whose parent writes the line.
     """
     from ratchet.servers.addresses import address
     from ratchet.serving.http_protocol import Server
 
-    log_lines.set_up()
-    place, watcher = address(host, port), server.watcher
+    log_lines.set_up(f"process {member.number} " if member else "")
+    watcher = server.watcher
     served = watcher.current.identity if watcher.current else f"no version yet ({watcher.problem})"
-    say(f"{served} at {place}; Ctrl-C ends it")
+    if member is None:
+        say(f"{served} at {address(host, port)}; Ctrl-C ends it")
     sys.setswitchinterval(_SWITCH)
     gc.collect()
     gc.set_threshold(_OBJECTS, 10, 10)
     gc.freeze()  # each request makes thousands of objects, and a collection would walk through all of the libraries'
     config = configuration(server, store, host=host, port=port, allowed=allowed, fix=fix)
-    _run_until_signal(Server(config), server.settings.deadline + _LAST)
+    sockets = [socket.socket(fileno=member.listening)] if member else None
+    _run_until_signal(Server(config), server.settings.deadline + _LAST, sockets)
 
 
 def configuration(
@@ -193,7 +208,7 @@ def configuration(
     )
 
 
-def _run_until_signal(server: "uvicorn.Server", seconds: float) -> None:
+def _run_until_signal(server: "uvicorn.Server", seconds: float, sockets: list[socket.socket] | None) -> None:
     """Run the server. A signal ends the process within so many seconds, whatever a user's model does."""
     handle_exit = server.handle_exit
 
@@ -205,7 +220,7 @@ def _run_until_signal(server: "uvicorn.Server", seconds: float) -> None:
 
     server.handle_exit = end  # type: ignore[method-assign]
     with contextlib.suppress(KeyboardInterrupt):
-        server.run()
+        server.run(sockets)
     if not server.started:
         sys.exit(_NOT_STARTED)
 

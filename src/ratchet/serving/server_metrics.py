@@ -2,8 +2,8 @@
 
 import time
 from collections import Counter as Tally
-from collections.abc import Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -18,12 +18,18 @@ if TYPE_CHECKING:
     from ratchet.serving.handler import ServedRequest
     from ratchet.serving.versions.loaded import LoadedVersion
 
-__all__ = ["Meter", "ServerMetrics"]
+__all__ = ["Meter", "ServerMetrics", "Snapshot", "counters", "text_of"]
 
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)  # seconds
+_LEAST = ("ratchet_ready", "process_start_time_seconds")  # of several processes the least counts, not the sum
+_MOST = ("ratchet_version_info", "ratchet_version_refused")
 _LEFT = 499  # status of a request whose client left before the answer
 _FAILED = 500
 _NO_WEBSOCKET = 403
+
+
+Snapshot = list[Any]
+"""Metrics of one process as JSON: lists of name, description, type, and samples, each a list of name, labels, value."""
 
 
 class ServerMetrics:
@@ -76,10 +82,75 @@ class ServerMetrics:
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus's text format."""
+        self._count_refused()
+        return generate_latest(self.registry)
+
+    def snapshot(self, earlier: Snapshot) -> Snapshot:
+        """Return all metrics, added to the counters of the process before this one."""
+        self._count_refused()
+        return _snapshot(_sum([_snapshot(self.registry.collect()), counters(earlier)]))
+
+    def _count_refused(self) -> None:
         for (envelope, status), number in self.refused.items():
             self._requests.labels(envelope, str(status), "", "").inc(number)
         self.refused.clear()
-        return generate_latest(self.registry)
+
+
+def counters(snapshot: Snapshot) -> Snapshot:
+    """Return the metrics of a process that stay true when it has ended."""
+    return [family for family in snapshot if family[2] in ("counter", "histogram")]
+
+
+def text_of(snapshots: Iterable[Snapshot]) -> bytes:
+    """Return the metrics of all processes in Prometheus's text format."""
+    whole = CollectorRegistry()
+    whole.register(_Fixed(_sum(snapshots)))
+    return generate_latest(whole)
+
+
+def _snapshot(metrics: Iterable[Metric]) -> Snapshot:
+    return [
+        [
+            each.name,
+            each.documentation,
+            each.type,
+            [[sample.name, sample.labels, sample.value] for sample in each.samples],
+        ]
+        for each in metrics
+    ]
+
+
+def _sum(snapshots: Iterable[Snapshot]) -> list[Metric]:
+    families: dict[str, tuple[Metric, dict[tuple[str, tuple[tuple[str, str], ...]], float]]] = {}
+    for name, description, kind, samples in (family for snapshot in snapshots for family in snapshot):
+        _, values = families.setdefault(name, (Metric(name, description, kind), {}))
+        for sample, labels, value in samples:
+            key = (sample, tuple(labels.items()))
+            if key not in values:
+                values[key] = value
+            elif name in _LEAST or sample.endswith("_created"):
+                values[key] = min(values[key], value)
+            else:
+                values[key] = max(values[key], value) if name in _MOST else values[key] + value
+    for metric, values in families.values():
+        for (sample, labels), value in values.items():
+            metric.add_sample(sample, dict(labels), value)
+    return [metric for metric, _ in families.values()]
+
+
+class _Fixed(Collector):
+    """Returns metrics that were collected before."""
+
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> list[Metric]:
+        """Return the metrics."""
+        return self._metrics
+
+    def describe(self) -> list[Metric]:
+        """Return no names, since no other collector is there."""
+        return []
 
 
 class _State(Collector):

@@ -470,6 +470,7 @@ class ServingSettings(Section):
         "auto", "variant of the program that is served; auto: the fastest that passed (see export)"
     )
     port: Port = setting(8000, "port; the address is platform.host")
+    processes: Literal["auto"] | Positive = setting(1, "processes that answer; auto: one for each core")
     threads: Positive = setting(1, "threads that compute one batch; more are faster for large models only")
     poll: PositiveAmount = setting(2.0, "seconds between two looks at the alias")
     deadline: PositiveAmount = setting(10.0, "seconds within which a request is answered or refused")

@@ -166,7 +166,9 @@ class RequestLog:
         whole = pa.concat_tables(part.tables, promote_options="permissive").combine_chunks()
         # A dictionary of the other columns would double the time and the file: their values differ in each row.
         repeated = [name for name in whole.column_names if name in REPEATED or name.startswith(SLICE)]
-        with files.draft_file(path, private=True) as draft:  # inputs may be personal
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # Another process that merges this hour deletes drafts. Inputs may be personal.
+        with FileLock(self.folder / "lock"), files.draft_file(path, private=True) as draft:
             pq.write_table(whole, draft, compression="zstd", use_dictionary=repeated)
 
     def _tidy(self, now: float) -> None:

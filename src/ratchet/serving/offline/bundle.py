@@ -36,7 +36,7 @@ _PACKAGES = [
     "filelock", "httptools", "numpy", "onnxruntime", "orjson", "pillow", "prometheus-client", "psutil", "pydantic",
     "python-multipart", "starlette", "uvicorn", "uvloop",
 ]  # fmt: skip
-_SETTINGS = {"port", "threads", "deadline", "queue", "rows", "body_mib", "keys"}  # of serving
+_SETTINGS = {"port", "processes", "threads", "deadline", "queue", "rows", "body_mib", "keys"}  # of serving
 _SCRIPT = '''"""Serve the model of this folder: python serve.py [--host HOST] [--port PORT]."""
 
 import sys

@@ -3,7 +3,6 @@
 import argparse
 import sys
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -15,6 +14,8 @@ from ratchet.exports.variants import FULL
 from ratchet.serving.app import ModelServer
 from ratchet.serving.keys import KeyStore, require_key
 from ratchet.serving.process import check_free, run
+from ratchet.serving.process_group import process_count, run_group, threads_each
+from ratchet.serving.shared_state import Member, SharedStates
 from ratchet.serving.versions.alias_watcher import PinnedVersion
 from ratchet.serving.versions.loaded import Identity, LoadedVersion
 from ratchet.settings.errors import explain
@@ -56,21 +57,34 @@ def main(bundle: Path) -> int:
         given = _arguments(about.settings)
         store = KeyStore(bundle / KEYS)
         require_key(store, given.host, always=about.settings.keys == "required", named="--host")
-        check_free(given.host, given.port, named=("--host", "--port"))
-        server = ModelServer(PinnedVersion(load(bundle, about, threads=given.threads)), about.settings)
+        member, settings = Member.enter(), about.settings.model_copy(update={"processes": given.processes})
+        count = process_count(settings)
+        if member is None:
+            check_free(given.host, given.port, named=("--host", "--port"))
+            if count > 1:
+                command = [sys.executable, "-I", str(bundle / "serve.py"), *sys.argv[1:]]
+                run_group(command, count, host=given.host, port=given.port, deadline=settings.deadline, say=_say)
+        threads = threads_each(settings.model_copy(update={"threads": given.threads}), count)
+        version = PinnedVersion(load(bundle, about, threads=threads))
+        server = ModelServer(version, settings, group=SharedStates(member) if member else None)
         run(
             server,
             store,
             host=given.host,
             port=given.port,
             allowed=given.allow,
-            say=partial(print, flush=True),
+            say=_say,
             fix="Fix: name it by the option --allow.",
+            member=member,
         )
     except RatchetError as error:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 def _read(bundle: Path) -> About:
@@ -86,6 +100,10 @@ def _read(bundle: Path) -> About:
         raise RegistryError(f"{path}: cannot be read ({error}). Fix: write the bundle again") from error
 
 
+def _processes(text: str) -> int | str:
+    return text if text == "auto" else int(text)
+
+
 def _arguments(settings: ServingSettings) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Answer requests with the model of this folder.")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
@@ -93,9 +111,12 @@ def _arguments(settings: ServingSettings) -> argparse.Namespace:
     parser.add_argument(
         "--threads", type=int, default=settings.threads, help="that compute one batch (default: %(default)s)"
     )
+    parser.add_argument(
+        "--processes", type=_processes, default=settings.processes, help="that answer, or auto (default: %(default)s)"
+    )
     parser.add_argument("--allow", action="append", default=[], metavar="NAME", help="another host name of this server")
     given = parser.parse_args()
-    for name, largest in (("port", 65535), ("threads", 1024)):
-        if not 1 <= (value := getattr(given, name)) <= largest:
+    for name, largest in (("port", 65535), ("threads", 1024), ("processes", 1024)):
+        if (value := getattr(given, name)) != "auto" and not 1 <= value <= largest:
             parser.error(f"--{name}: found {value}; allowed: 1 to {largest}")
     return given

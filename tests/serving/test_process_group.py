@@ -1,0 +1,285 @@
+"""The model server in two processes: right answers from both, one state for readers, and deaths that others survive."""
+
+import json
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from http.client import HTTPConnection, HTTPException
+from typing import Any
+from urllib.error import URLError
+
+import numpy as np
+import psutil
+import pytest
+from ports import reserved_port
+from prometheus_client.parser import text_string_to_metric_families
+from waiting import until
+
+from ratchet import settings
+from ratchet.serving.shared_state import Member, SharedStates, read_block
+from ratchet.serving.versions.alias_watcher import load
+from ratchet.traffic.log_reader import log_folder, read
+from tests.serving.test_model_server import HOST, SPECS, Served, expected, model_server
+
+SWAPS = int(os.environ.get("RATCHET_SWAPS", "20"))
+CLIENTS = 6
+PIXELS = np.random.default_rng(1).integers(0, 256, (64, 8, 8, 3), dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def registry(new_project: Callable[[str], Any]) -> Served:
+    project = new_project("group")
+    settings.override(project.workspace.params, {"registry.export": "onnx"})
+    served = Served(project)
+    for seed in (1, 2):
+        served.add("image", SPECS["image"], seed=seed)
+    return served
+
+
+@pytest.fixture(scope="module")
+def group(registry: Served) -> Iterator[Served]:
+    """Two processes."""
+    with model_server(registry, "image", processes=2, deadline=30.0) as served:
+        until(lambda: all(processes(served).values()))
+        yield served
+
+
+def processes(served: Served) -> dict[int, str | None]:
+    """Return the version of each process by its id."""
+    return {each["pid"]: each["version"] for each in served.get("/health")[1]["processes"]}
+
+
+def parent(served: Served) -> psutil.Process:
+    started = psutil.Process(next(iter(processes(served)))).parent()
+    assert started
+    return started
+
+
+def predictions(content: Any) -> Any:
+    return np.array(content["predictions"], np.float32)
+
+
+class Client:
+    """Asks over one connection that stays open, and compares each answer with that of its version."""
+
+    def __init__(self, served: Served, answers: dict[str, Any], seed: int) -> None:
+        self.connection, self.answers = HTTPConnection(HOST, served.port), answers
+        self.choose, self.close = np.random.default_rng(seed), self.connection.close
+
+    def ask(self) -> str:
+        """Return the version that answered."""
+        rows = self.choose.integers(0, len(PIXELS), self.choose.integers(1, 6))
+        body = json.dumps({"inputs": PIXELS[rows].tolist()})
+        self.connection.request("POST", "/invocations", body, {"Content-Type": "application/json"})
+        with self.connection.getresponse() as response:
+            content = json.loads(response.read())
+        assert response.status == 200, content
+        version = response.headers["ratchet-version"].partition("/")[2]
+        assert predictions(content).tobytes() == self.answers[version][rows].tobytes(), version
+        return version
+
+
+@pytest.fixture(scope="module")
+def answers(registry: Served, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Answers of both versions to all pixels, which MLflow's loader confirms."""
+    result, folder = {}, tmp_path_factory.mktemp("versions")
+    for version in ("1", "2"):
+        loaded = load(registry.registry, registry.registry.find(f"image/{version}"), folder / version, threads=1)
+        result[version] = loaded.predict((PIXELS,))
+        assert np.abs(result[version] - expected(registry, "image", PIXELS.tolist(), version)).max() < 1e-3
+    return result
+
+
+def sample(served: Served, name: str, **labels: str) -> float:
+    """Return the sum of a metric's samples with these labels."""
+    import urllib.request
+
+    with urllib.request.urlopen(served.url("/metrics")) as answer:
+        text = answer.read().decode()
+    return sum(
+        each.value
+        for family in text_string_to_metric_families(text)
+        for each in family.samples
+        if each.name == name and labels.items() <= each.labels.items()
+    )
+
+
+@pytest.mark.system
+def test_answers_labels_and_metrics_are_those_of_all_processes(answers: dict[str, Any], group: Served) -> None:
+    """Both processes have logged requests, by the names of the log's files."""
+    pids, ids, count = set(processes(group)), [], 0
+    before = sample(group, "ratchet_requests_total", envelope="own", status="200")
+    content = json.dumps({"input": PIXELS[:1].tolist()})
+
+    def ask(_: int) -> str:
+        with closing(HTTPConnection(HOST, group.port)) as client:
+            client.request("POST", "/v1/predict", content, {"Content-Type": "application/json"})
+            answer = json.loads(client.getresponse().read())
+        names = ("ant", "bee", "cat")
+        assert answer["predictions"][0]["class"] == names[answers["1"][0].argmax()]
+        return str(answer["id"])
+
+    def writers() -> set[int]:
+        return {int(path.name.split("-")[1]) for path in log_folder(group.workspace).rglob("*-*-*.parquet")} & pids
+
+    def both_have_answered() -> bool:
+        nonlocal count
+        with ThreadPoolExecutor(16) as pool:
+            ids.extend(pool.map(ask, range(64)))
+        count += 64
+        return writers() == pids
+
+    until(both_have_answered)
+    until(lambda: sample(group, "ratchet_requests_total", envelope="own", status="200") == before + count)
+    assert sample(group, "ratchet_ready") == 1
+    until(lambda: set(ids) <= set(read(log_folder(group.workspace))["answer"]))
+    for answer in ids[:: len(ids) // 8]:
+        status, stored, _ = group.ask("/v1/labels", {"labels": [{"id": answer, "label": "cat"}]})
+        assert (status, stored) == (200, {"new": 1, "corrected": 0, "known": 0})
+
+
+@pytest.mark.system
+def test_a_killed_process_is_replaced_and_others_answer(
+    answers: dict[str, Any], group: Served, request: pytest.FixtureRequest
+) -> None:
+    clients = [Client(group, answers, number) for number in range(16)]
+    for client in clients:
+        request.addfinalizer(client.close)
+        client.ask()
+    before, pids = sample(group, "ratchet_requests_total", envelope="mlflow"), set(processes(group))
+    killed, other = pids
+    os.kill(killed, signal.SIGKILL)
+    outcomes = Counter[str]()
+    for client in clients:
+        try:
+            outcomes[client.ask()] += 1
+        except (ConnectionError, HTTPException):
+            outcomes["connection error"] += 1
+    assert outcomes["1"] > 0, outcomes
+    with closing(Client(group, answers, 0)) as client:
+        assert client.ask() == "1"
+    until(lambda: killed not in (now := processes(group)) and all(now.values()))
+    assert other in processes(group)
+    assert sample(group, "ratchet_requests_total", envelope="mlflow") >= before + outcomes["1"]
+
+
+@pytest.mark.system
+@pytest.mark.slow
+def test_a_process_that_hangs_is_killed_and_others_answer(answers: dict[str, Any], group: Served) -> None:
+    hung, _ = processes(group)
+    os.kill(hung, signal.SIGSTOP)
+    with closing(Client(group, answers, 0)) as client:
+        assert client.ask() == "1"
+    until(lambda: hung not in processes(group) and all(processes(group).values()))
+
+
+@pytest.mark.system
+def test_nothing_survives_a_killed_parent(registry: Served) -> None:
+    settings.override(registry.workspace.params, {"serving.processes": 2})
+    served = Served(registry.project, reserved_port(HOST))
+    log = registry.workspace.root / "killed.log"
+    command = ("ratchet", "serve", "--model", "image@champion", "--port", str(served.port))
+    started = registry.project.start(*command, log=log)
+    until(lambda: all(processes(served).values()), process=started, log=log)
+    pids = [*processes(served)]
+    started.kill()
+    until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+    assert started.wait() == -signal.SIGKILL
+
+
+@pytest.mark.system
+def test_sigterm_lets_requests_end(registry: Served, answers: dict[str, Any], request: pytest.FixtureRequest) -> None:
+    """Bodies of which a half has come, in both processes, are read to their end and answered."""
+    body = json.dumps({"inputs": PIXELS.tolist()}).encode()
+    with model_server(registry, "image", processes=2) as served:
+        head = f"POST /invocations HTTP/1.1\r\nHost: {HOST}:{served.port}\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(body)}\r\n\r\n"
+        started = parent(served)
+        clients = [HTTPConnection(HOST, served.port) for _ in range(16)]
+        for client in clients:
+            request.addfinalizer(client.close)
+            client.connect()
+            client.sock.sendall(head.encode() + body[:100])
+        until(lambda: sample(served, "ratchet_requests_in_flight") > len(clients))
+        started.terminate()
+        started.send_signal(signal.SIGTERM)
+        until(lambda: _is_refused(served))
+        for client in clients:
+            client.sock.sendall(body[100:])
+        for client in clients:
+            response = client.response_class(client.sock)
+            response.begin()
+            assert predictions(json.loads(response.read())).tobytes() == answers["1"].tobytes()
+
+
+def _is_refused(served: Served) -> bool:
+    try:
+        served.get("/health")
+    except (URLError, ConnectionError):
+        return True
+    return False
+
+
+@pytest.mark.system
+@pytest.mark.slow
+def test_swaps_under_load_give_no_wrong_answer(registry: Served, answers: dict[str, Any]) -> None:
+    """Each connection sees the versions in the order in which they were promoted. RATCHET_SWAPS: number of swaps."""
+    promoted, stop, counts = ["1"], threading.Event(), Counter[str]()
+
+    def ask(seed: int) -> None:
+        place = 0
+        with closing(Client(served, answers, seed)) as client:
+            while not stop.is_set():
+                version = client.ask()
+                place = promoted.index(version, place)
+                counts[version] += 1
+
+    with model_server(registry, "image", processes=2, poll=0.05) as served, ThreadPoolExecutor(CLIENTS) as pool:
+        until(lambda: all(processes(served).values()))
+        jobs = [pool.submit(ask, seed) for seed in range(CLIENTS)]
+        try:
+            for swap in range(SWAPS):
+                version = "21"[swap % 2]
+                promoted.append(version)
+                registry.promote("image", version)
+                until(lambda version=version: set(processes(served).values()) == {f"image version {version}"})  # type: ignore[misc]
+                for job in jobs:
+                    assert not job.done(), job.result()
+        finally:
+            stop.set()
+        for job in jobs:
+            job.result()
+    registry.promote("image", "1")
+    assert counts.keys() == {"1", "2"}
+    print(dict(counts))
+
+
+@pytest.mark.system
+def test_canary_needs_one_process(registry: Served) -> None:
+    settings.override(registry.workspace.params, {"serving.processes": 2, "serving.canary": "image@challenger"})
+    try:
+        message = registry.project.refused("ratchet", "serve", "--port", str(reserved_port(HOST)))
+    finally:
+        settings.override(registry.workspace.params, {"serving.processes": 1, "serving.canary": "none"})
+    assert "serving.processes: found 2, with serving.canary image@challenger" in message
+
+
+def test_states_are_seen_by_others_and_by_the_next_process() -> None:
+    now = 100.0
+    blocks = tuple(os.memfd_create(str(number)) for number in range(2))
+    first, second = (SharedStates(Member(number, 0, blocks, 0), clock=lambda: now) for number in range(2))
+    assert second.others() == {0: {"late": True}}
+    first.publish({"state": {"ready": True}, "text": "long " * 1000})
+    first.publish({"state": {"ready": True}})
+    assert second.others()[0] == {"state": {"ready": True}, "pid": os.getpid(), "time": 100.0, "late": False}
+    now = 200.0
+    assert second.others()[0]["late"]
+    assert SharedStates(Member(0, 0, blocks, 0)).earlier["state"] == {"ready": True}
+    os.pwrite(blocks[0], b"x", 20)  # as after a kill while it was written
+    assert read_block(blocks[0]) == {}
+    for block in blocks:
+        os.close(block)

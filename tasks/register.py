@@ -150,9 +150,9 @@ class _Candidate:
 
         promotions = self.promotions
         over = promotions.synchronize().champion
-        known = promotions.registry.version_of(promotions.name, self.run_id)
+        version = promotions.registry.version_of(promotions.name, self.run_id)
         self.run.is_closed = _is_sealed(promotions, self.run)  # perhaps by the judgement before
-        verdict = self._valid_verdict(known, over) if known else None
+        verdict = self._valid_verdict(version, over) if version else None
         if verdict is None:
             verdict = judge_model(promotions, self.run_id, self.model_uri, self.params, self.workspace, over=over)
         self.progress.update(3, _STEPS, "judged")
@@ -161,7 +161,7 @@ class _Candidate:
             self._record_outcome(verdict)
             self._store_provenance()
         self.progress.update(4, _STEPS, "reported")
-        version = self._enter(verdict, over) if verdict.passed or known else None
+        version = self._enter(verdict, over) if verdict.passed or version else None
         return Registration(
             passed=verdict.passed,
             summary=message(verdict),

@@ -52,11 +52,11 @@ def run(root: Path, *arguments: str, environment: Mapping[str, str] | None = Non
         GitMissing: git cannot be started.
         GitError: it failed; the message has its standard error output.
     """
-    kept = {name: value for name, value in os.environ.items() if name not in _REMOVED}
+    environ = {name: value for name, value in os.environ.items() if name not in _REMOVED}
     try:
         done = subprocess.run(
             ["git", "-C", str(root), *_OPTIONS, *arguments],
-            env=kept | _FIXED | dict(environment or {}),
+            env=environ | _FIXED | dict(environment or {}),
             input=stdin,
             capture_output=True,
             check=False,

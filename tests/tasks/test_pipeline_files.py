@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from ratchet.settings.model import BESIDE, Params
+from ratchet.settings.model import RUNTIME_SECTIONS, Params
 from ratchet.workspace import Workspace
 from tasks.code import completed_settings
 
@@ -41,7 +41,11 @@ def test_every_completed_setting_belongs_to_a_stage() -> None:
         each for stage in STAGES.values() for entry in stage["params"] for each in entry.get("data/settings.json", ())
     ]
     completed = completed_settings(Params())
-    assert {name.partition(".")[0] for name in tracked} == completed.keys() == Params.model_fields.keys() - BESIDE
+    assert (
+        {name.partition(".")[0] for name in tracked}
+        == completed.keys()
+        == Params.model_fields.keys() - RUNTIME_SECTIONS
+    )
     assert "epochs" in completed["training"]
     assert "checkpoint_steps" not in completed["training"]
 

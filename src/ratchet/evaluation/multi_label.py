@@ -181,8 +181,8 @@ class LabelAnswers(Answers):
     def common(self) -> CommonAnswer:
         sets, counts = np.unique(self.predicted, axis=0, return_counts=True)
         most = sets[counts.argmax()]
-        given = ((values == most).all(axis=1) for values in (self.predicted, self.truth))
-        return common(_listed(self._names(most)), *given)
+        masks = ((values == most).all(axis=1) for values in (self.predicted, self.truth))
+        return common(_listed(self._names(most)), *masks)
 
     def against_constant(
         self, settings: EvaluationSettings, headline: NamedMetric, shares: Answers | None = None

@@ -57,13 +57,13 @@ def in_terms_of(ours: Target, outputs: NDArray[np.float32], theirs: Target) -> N
     Raises:
         DataError: it predicts something else.
     """
-    names, known = ours.names, theirs.names
-    if ours.problem != theirs.problem or set(names) != set(known):
+    names, others = ours.names, theirs.names
+    if ours.problem != theirs.problem or set(names) != set(others):
         raise DataError(
-            f"it predicts {theirs.problem} of {', '.join(known) or 'tokens'}, and these data have {ours.problem} of "
+            f"it predicts {theirs.problem} of {', '.join(others) or 'tokens'}, and these data have {ours.problem} of "
             f"{', '.join(names) or 'tokens'}. Fix: train both on the same targets"
         )
-    return ours.from_other(outputs, theirs, [known.index(name) for name in names]) if names else outputs
+    return ours.from_other(outputs, theirs, [others.index(name) for name in names]) if names else outputs
 
 
 def read_metrics(reports: Path) -> Metrics:

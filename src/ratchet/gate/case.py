@@ -140,8 +140,8 @@ class Case:
         ours, labels = self.candidate.target.names, self.candidate.labels
         if labels is None:
             return np.zeros(len(self.candidate.score), np.bool_)
-        known = self.champion.target.names if self.champion else ours
-        new = np.array([name not in known for name in ours], np.bool_)
+        their_names = self.champion.target.names if self.champion else ours
+        new = np.array([name not in their_names for name in ours], np.bool_)
         mask: Mask = new[labels]
         return mask
 

@@ -105,12 +105,12 @@ def p_not_worse(wins: int, losses: int, rows: int, *, tolerance: float) -> float
     if tolerance == 0.0:
         return p_better(wins, losses)
     share = _least_favourable(wins, losses, rows, tolerance)
-    either, given = 2 * share - tolerance, (share - tolerance) / (2 * share - tolerance)
+    either, win_share = 2 * share - tolerance, (share - tolerance) / (2 * share - tolerance)
     spread = _REACH * math.sqrt(rows * either * (1 - either)) + _REACH**2
     low, high = max(0, math.floor(rows * either - spread)), min(rows, math.ceil(rows * either + spread))
     differing = np.arange(low, high + 1)
     needed = np.ceil((differing + wins - losses) / 2)  # wins for a difference as large as the measured one
-    tail = binom.pmf(differing, rows, either) * binom.sf(needed - 1, differing, given)
+    tail = binom.pmf(differing, rows, either) * binom.sf(needed - 1, differing, win_share)
     return min(1.0, float(tail.sum()))
 
 

@@ -100,7 +100,8 @@ def _add(project: Workspace, top: Path, commit: str) -> None:
 def _check_out(top: Path, lock: Path, commit: str) -> None:
     """Restore all files as committed, except for a dvc.lock that is newer than the commit's.
 
-    The worktree's dvc.lock records what was built there. It stays unless the commit has another one than HEAD.
+    The worktree's dvc.lock records what was built there. It is kept unless the commit contains a different
+    dvc.lock.
     """
     index_lock = top / git.text(top, "rev-parse", "--git-path", "index.lock")
     index_lock.unlink(missing_ok=True)  # of a killed checkout; this folder is locked, so no other process uses it

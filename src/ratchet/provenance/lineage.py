@@ -54,8 +54,8 @@ def _source(run: ArchivedRun) -> tuple[str, ...]:
     if source is None or path is None:
         return ("unknown: the run's settings are not in MLflow",)
     value = run.record.dvc_inputs.get(path) if run.record else None
-    known = f"DVC hash {value}" if value else "DVC hash unknown: DVC had not recorded it when the run was made"
-    return (f"{source}, read from {path}", known)
+    dvc_hash = f"DVC hash {value}" if value else "DVC hash unknown: DVC had not recorded it when the run was made"
+    return (f"{source}, read from {path}", dvc_hash)
 
 
 def _data(run: ArchivedRun) -> tuple[str, ...]:

@@ -217,7 +217,7 @@ class AliasSync:
         )
 
     def _update_mlflow(self) -> AliasState:
-        """Move the aliases, then the anchor. The caller holds the ledger, so that no older entry is applied after."""
+        """Move the aliases, then the anchor. Caller must hold the ledger lock."""
         state = self.state()
         if state.seal is None or not self.registry.exists(self.name):
             return state

@@ -57,9 +57,9 @@ def _recoveries(chain: Chain) -> Iterator[str]:
         if entry.what == "recover" and {"intact", "aside"} <= entry.content.keys():
             intact, aside = entry.content["intact"], entry.content["aside"]
             rows = f"entries {intact + 1} to {intact + aside} are" if aside > 1 else f"entry {intact + 1} is"
-            kept = f"{rows} its evidence" if aside else "no entry was set aside"
+            evidence = f"{rows} its evidence" if aside else "no entry was set aside"
             who = f"{entry.who} at {entry.at[:19]}Z (entry {entry.number})"
-            yield f"the ledger was recovered by {who}: {entry.why}; {kept}"
+            yield f"the ledger was recovered by {who}: {entry.why}; {evidence}"
 
 
 def _git_proof(ledger: Ledger, chain: Chain) -> Iterator[str]:
@@ -118,10 +118,10 @@ def repair(workspace: Workspace, params: Params, model: str | None = None) -> li
 
 def _models(workspace: Workspace, params: Params, name: str | None, ledger: Ledger) -> list[AliasSync]:
     """Return every model that has an entry, or an anchor in MLflow; or only the one of this name."""
-    known = AliasSync.known(workspace, params, ledger)
-    chosen = [model for model in known if name in (None, model.name)]
+    models = AliasSync.known(workspace, params, ledger)
+    chosen = [model for model in models if name in (None, model.name)]
     if name is not None and not chosen:
-        names = ", ".join(model.name for model in known)
+        names = ", ".join(model.name for model in models)
         raise RegistryError(f"{name}: the ledger knows no such model; it knows {names or 'none'}")
     return chosen
 

@@ -88,11 +88,11 @@ class Chain:
     def read_again(self, rows: list[Row]) -> "Chain":
         """Return the chain of these rows. Rows that did not change are not verified again."""
         count = len(self.rows)
-        known = rows[:count] == self.rows
-        if known and len(rows) == count:
+        is_longer = rows[:count] == self.rows
+        if is_longer and len(rows) == count:
             return self
         chain = Chain()
-        if known:
+        if is_longer:
             chain.rows, chain.entries = self.rows[:], self.entries[:]
             chain.valid, chain.faults = self.valid[:], self.faults[:]
         chain._add(rows[len(chain.rows) :])

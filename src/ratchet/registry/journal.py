@@ -37,7 +37,7 @@ class Journal:
 
     Args:
         folder: created if it does not exist.
-        store: the address that it is sent to; another one than before gets everything from the beginning. None keeps
+        store: the address that it is sent to; a new address receives the whole journal. None keeps
             the one before.
     """
 

@@ -64,9 +64,9 @@ class ModelRegistry(Versions):
 
         export = self._export_tag(exported)
         with reachable(self.uri):
-            known = self._logged(run_id, export)
-        if known:
-            return known
+            address = self._logged(run_id, export)
+        if address:
+            return address
         requirements = _requirements(spec)  # before the exporter imports more
         with tempfile.TemporaryDirectory() as place:
             sealed = Path(place, _ARTIFACT)
@@ -155,10 +155,10 @@ class ModelRegistry(Versions):
             folder = str(self.download(model_uri, Path(place), artifact_uri=model_uri))
             with active(self.workspace, self.params.tracking), file_errors(model_uri, self.uri):
                 try:
-                    loaded = mlflow.pyfunc.load_model(folder)
+                    model = mlflow.pyfunc.load_model(folder)
                 except TrainingError as error:  # of `pyfunc`: files that are not those that were stored
                     raise self._damaged(model_uri, error, Path(folder, "data", _ARTIFACT)) from error
-            yield loaded, Path(folder, "data", _ARTIFACT)
+            yield model, Path(folder, "data", _ARTIFACT)
 
     def champion(self, name: str, into: Path) -> ChampionFiles | None:
         """Copy the champion's files to `into`; return None if there is no champion yet.

@@ -76,25 +76,25 @@ def tries_before(
         aside: the model's entries that a recovery set aside. Their tries were made, so they stay used, on all samples.
     """
     judged = _judged([*aside, *entries])
-    known = _KnownRows(judged, rows, compared)
+    earlier = _KnownRows(judged, rows, compared)
     now = Tries()
     untrusted = {entry.number for entry in aside}
     for entry in _since_promotion([*entries, *aside], untrusted, model):
         if entry.number in untrusted:
             now = replace(now, count=now.count + 1, spent=now.spent + 1)
-        elif known.include(entry.content["rows"]):
+        elif earlier.include(entry.content["rows"]):
             before = entry.content["before"]  # with what that set inherited
             count, spent = max(now.count, before["count"]), max(now.spent, before["spent"])
             now = replace(now, count=count + 1, spent=spent + 1)
     unreadable = any(entry.what == "judge" for entry in aside) and not judged
-    return replace(now, new_rows=0.0 if unreadable else known.share_new)
+    return replace(now, new_rows=0.0 if unreadable else earlier.share_new)
 
 
 def judgement(entries: Iterable[LedgerEntry], question: TryKey, before: Tries, verdict: Verdict) -> dict[str, Any]:
     """Return the content of a `judge` entry; p and level are None without a champion to compare with."""
     comparison = verdict.comparison
     fingerprint = question.rows.fingerprint
-    known = any(content["rows"] == fingerprint for content in _judged(entries))
+    is_known = any(content["rows"] == fingerprint for content in _judged(entries))
     return {
         "question": question.digest,
         "run": question.run,
@@ -107,7 +107,7 @@ def judgement(entries: Iterable[LedgerEntry], question: TryKey, before: Tries, v
         "level": comparison.level if comparison else None,
         "won": comparison.won if comparison else False,
         "passed": verdict.passed,
-        **({} if known else {"sample": _sample(question.rows)}),
+        **({} if is_known else {"sample": _sample(question.rows)}),
     }
 
 
@@ -159,8 +159,8 @@ class _KnownRows:
         shares, one_in = [1.0] if not samples else [], max((sample["one_in"] for sample in samples), default=1)
         for name, digests in self._digests.items() if samples else ():
             subset = digests[digests % np.uint64(one_in) == 0]
-            known = np.concatenate([_unpacked(sample[name]) for sample in samples])
-            shares.append(float(np.mean(np.isin(subset, known))) if len(subset) else 1.0)
+            earlier = np.concatenate([_unpacked(sample[name]) for sample in samples])
+            shares.append(float(np.mean(np.isin(subset, earlier))) if len(subset) else 1.0)
         return max(shares)
 
 
@@ -168,11 +168,11 @@ def _sample(rows: Samples) -> dict[str, Any]:
     one_in = 1
     while len(rows) > 2 * _KEPT * one_in:
         one_in *= 2
-    kept = {
+    subsets = {
         name: base64.b64encode(np.sort(values[values % np.uint64(one_in) == 0]).astype("<u8").tobytes()).decode()
         for name, values in (("content", rows.content), ("pixels", rows.pixels))
     }
-    return {"count": len(rows), "one_in": one_in, **kept}
+    return {"count": len(rows), "one_in": one_in, **subsets}
 
 
 def _unpacked(text: str) -> NDArray[np.uint64]:

@@ -159,10 +159,10 @@ class Versions:
         if stored is not None:
             return as_version(stored, aliases)
         listed = [f"{name}/{version.number}" for version in self.versions(name)[-10:]]
-        known = (
+        existing = (
             f"there are {', '.join(listed)}" if listed else f"registered are {', '.join(self.names()) or 'no models'}"
         )
-        raise RegistryError(f"{reference}: MLflow has no such version; {known}")
+        raise RegistryError(f"{reference}: MLflow has no such version; {existing}")
 
     def describe(self, version: Version, text: str) -> None:
         """Set the description, in Markdown, at the top of MLflow's page of the version."""

@@ -103,17 +103,17 @@ def line_chart(lines: Sequence[Line], *, name: str, x_label: str, share: bool = 
 def reliability_chart(bins: Sequence[Bin]) -> Markup:
     """Draw the accuracy of each confidence bin against the diagonal of perfect calibration, and the samples below."""
     most = max((bin.count for bin in bins), default=0) or 1
-    known = [bin for bin in bins if bin.count]
+    filled = [bin for bin in bins if bin.count]
     middles, width, ticks = (
-        [(bin.low + bin.high) / 2 for bin in known],
+        [(bin.low + bin.high) / 2 for bin in filled],
         0.9 / max(1, len(bins)),
         (0, 0.25, 0.5, 0.75, 1),
     )
     with canvas("Accuracy by confidence", 360, 336, right=64, bottom=36, shares="xy") as drawn:
         axes = drawn.axes
-        axes.bar(middles, [bin.accuracy or 0 for bin in known], width, color=_COLOUR["--series-1"], alpha=0.4)
-        dots(axes, [(bin.confidence or 0, bin.accuracy or 0) for bin in known], "--series-1", 7)
-        heights = [max(0.006, 0.15 * bin.count / most) for bin in known]
+        axes.bar(middles, [bin.accuracy or 0 for bin in filled], width, color=_COLOUR["--series-1"], alpha=0.4)
+        dots(axes, [(bin.confidence or 0, bin.accuracy or 0) for bin in filled], "--series-1", 7)
+        heights = [max(0.006, 0.15 * bin.count / most) for bin in filled]
         axes.bar(middles, heights, width, -0.18, color=_COLOUR["--soft"], alpha=0.5)
         axes.axline((0, 0), slope=1, **_DASHED)
         axes.text(1.03, -0.17, "samples")

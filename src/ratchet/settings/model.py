@@ -40,8 +40,8 @@ from ratchet.settings.section import (
 )
 
 __all__ = [
-    "BESIDE",
     "NEUTRAL",
+    "RUNTIME_SECTIONS",
     "AccessSettings",
     "AlertSettings",
     "BudgetSettings",
@@ -373,7 +373,7 @@ class GateSettings(Section):
     minimum_rows: Positive = setting(
         100, "fewest unseen test samples for a comparison; of real scores so many that failures on 1 of these are seen"
     )
-    slice_tolerance: Fraction = setting(0.0, "the same on a slice against the champion")
+    slice_tolerance: Fraction = setting(0.0, "largest drop on any slice, compared with the champion")
     calibration_error: Share = setting(
         0.25, "highest calibration error (ECE); a model fails only if it is significantly above; 1: no rule"
     )
@@ -472,7 +472,7 @@ class ServingSettings(Section):
     port: Port = setting(8000, "port; the address is platform.host")
     processes: Literal["auto"] | Positive = setting(1, "processes that answer; auto: one for each core")
     threads: Positive = setting(1, "threads that compute one batch; more are faster for large models only")
-    poll: PositiveAmount = setting(2.0, "seconds between two looks at the alias")
+    poll: PositiveAmount = setting(2.0, "how often the alias is checked, seconds")
     deadline: PositiveAmount = setting(10.0, "seconds within which a request is answered or refused")
     queue: Positive = setting(1024, "rows that may wait for the model")
     fallback: Text = setting(
@@ -573,7 +573,7 @@ class Params(Section):
         return files.digest_json(self.model_dump(mode="json"))
 
 
-BESIDE = frozenset({"access", "alerts", "budget", "platform", "scale", "search", "serving"})
+RUNTIME_SECTIONS = frozenset({"access", "alerts", "budget", "platform", "scale", "search", "serving"})
 """Sections that do not change the output of any stage. They may change during a run."""
 
 NEUTRAL = frozenset(name for name, field in TrainingSettings.model_fields.items() if field.json_schema_extra)

@@ -128,11 +128,7 @@ def edits(registry: "ModelRegistry", version: "Version") -> Iterator[str]:
             )
             return
         current = _current(registry.client, version)
-        metrics = dict(current.metrics)
-        for name, point in _last_points(registry.client, version.run_id, sealed.metrics).items():
-            if _same(metrics.get(name), sealed.metrics[name]):
-                metrics[name] = point  # MLflow's charts show the points, not the metric's last value
-    before, after = sealed.values(), replace(current, metrics=metrics).values()
+    before, after = sealed.values(), current.values()
     for kind, name in dict.fromkeys((*before, *after)):
         expected, value = before.get((kind, name)), after.get((kind, name))
         if not _same(expected, value):
@@ -152,17 +148,6 @@ def _current(client: "MlflowClient", version: "Version") -> SealedValues:
         description=stored.description or "",
         status=run.info.status,
     )
-
-
-def _last_points(client: "MlflowClient", run_id: str, names: Mapping[str, float]) -> dict[str, float]:
-    """Return the last point of each test metric, which MLflow's charts show."""
-    last = {}
-    for name in names:
-        if name.startswith("test"):
-            points = client.get_metric_history(run_id, name)
-            if points:
-                last[name] = max(points, key=lambda point: (point.step, point.timestamp)).value
-    return last
 
 
 def _same(a: object, b: object) -> bool:

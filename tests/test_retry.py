@@ -107,8 +107,6 @@ UNIMPORTABLE = ONCE + "import nothing_like_it\n"
 NO_RETRY = {
     "collection": (UNIMPORTABLE, PARALLEL, {1, 2}),
     "interruption": (ONCE + "def test_z(): raise KeyboardInterrupt\n", (), {2}),
-    "maxfail": (ONCE + "def test_z(): pass\n", ("-x",), {1}),
-    "usage": (ONCE, ("--no-such-option",), {4}),
 }
 
 

@@ -9,8 +9,6 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from measured import class_answers
 from measured import measure_classes as measure
 from scipy.special import log_softmax as scipy_log_softmax
@@ -143,16 +141,6 @@ def plain_calibration_error(confidence: np.ndarray, correct: np.ndarray, bins: i
 @pytest.mark.parametrize("name", cases())
 def test_metrics_on_degenerate_predictions(name: str) -> None:
     assert_metrics_as_defined(*cases()[name])
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.data())
-def test_metrics_on_any_predictions(data: st.DataObject) -> None:
-    rows, classes = data.draw(st.integers(1, 15)), data.draw(st.integers(2, 6))
-    levels = st.sampled_from([-10_000.0, -200.0, -1.0, 0.0, 0.5, 2.0, 300.0, 10_000.0])
-    cells = data.draw(st.lists(levels, min_size=rows * classes, max_size=rows * classes))
-    labels = data.draw(st.lists(st.integers(0, classes - 1), min_size=rows, max_size=rows))
-    assert_metrics_as_defined(np.array(cells, np.float32).reshape(rows, classes), np.array(labels))
 
 
 def test_without_ties_top_k_equals_scikit_learn() -> None:

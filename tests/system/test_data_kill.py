@@ -16,7 +16,7 @@ from ratchet.data.manifest import Manifest
 pytestmark = pytest.mark.slow
 
 FILES, ADDED = 1_020, 100  # enough that worker processes read them
-KILLS = 3
+KILLS = 2
 CLASSES = ("cat", "dog")
 
 
@@ -78,7 +78,7 @@ def test_a_killed_ingest_leaves_the_last_version_complete(photos) -> None:
         assert photos.digests("data/packed") in (before[0], after[0]), number
         photos.good(*photos.stage("ingest"))
         assert _written(photos) == after
-    assert cut >= KILLS // 3
+    assert cut
     assert not [path.name for path in packed.parent.iterdir() if path.name.startswith(".draft")]
 
 

@@ -246,6 +246,26 @@ def requests() -> None:
 
 
 @models.command(rich_help_panel=Panel.USE)
+def monitor(
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Forget all windows, and begin with a new reference.")
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", resolve_path=True, help="Where to write the page.")
+    ] = None,
+) -> None:
+    """Judge whether the logged requests of the served versions have drifted. Exit code 3: one has.
+
+    It judges the windows that are over since the last time. The page of --html shows what has changed.
+    """
+    with project_folder() as workspace:
+        from commands.traffic import print_drift
+
+        if print_drift(workspace, restart=restart, html=html):
+            raise typer.Exit(3)
+
+
+@models.command(rich_help_panel=Panel.USE)
 def shadow(
     by: Annotated[
         str, typer.Option(metavar="COLUMN", help="A column of serving.log_columns: one line for each of its values.")

@@ -83,6 +83,8 @@ def show_status() -> None:
     """Show the servers' status. Exit code 0: all that was started is up; 1: something is not; 3: nothing is started."""
     from flows.server.status import status
     from ratchet import settings
+    from ratchet.monitoring.state import read_state
+    from ratchet.monitoring.wording import lines
     from ratchet.registry.relocation import moved_fault
 
     workspace = Workspace.find()
@@ -92,6 +94,8 @@ def show_status() -> None:
     services = status(workspace)
     for service in services:
         echo(_line(service))
+    for line in lines(read_state(workspace)):
+        echo(f"monitoring: {line}")
     started = [service for service in services if service.service]
     if not started:
         raise typer.Exit(3)

@@ -1,12 +1,18 @@
-"""`ratchet requests` and `ratchet shadow`: logged requests, and the answers of shadow versions beside the others."""
+"""`ratchet requests`, `shadow` and `monitor`: logged requests, answers of shadow versions, and drift."""
 
-from commands.app import new_console
+import time
+from pathlib import Path
+
+from commands.app import echo, new_console
+from ratchet import files
+from ratchet.monitoring.state import current_versions, monitor_of
+from ratchet.monitoring.wording import lines
 from ratchet.traffic.log_reader import log_folder
 from ratchet.traffic.log_summary import HourOfVersion, summary
 from ratchet.traffic.shadow_comparison import ShadowComparison, comparisons
 from ratchet.workspace import Workspace
 
-__all__ = ["print_requests", "print_shadow"]
+__all__ = ["print_drift", "print_requests", "print_shadow"]
 
 
 def print_requests(workspace: Workspace) -> None:
@@ -61,3 +67,27 @@ def _shadow_quality(pair: ShadowComparison) -> str:
         low, value, high = pair.difference.low, pair.difference.value, pair.difference.high
         return f"{failed}, mean absolute difference {value:.4g} (95 % CI {low:.4g} to {high:.4g})"
     return failed
+
+
+def print_drift(workspace: Workspace, *, restart: bool, html: Path | None) -> bool:
+    """Judge the windows of the log that are over, and print a line for each served version. Return whether one drifts.
+
+    Raises:
+        PlatformError: the stored state is damaged.
+    """
+    monitor = monitor_of(workspace)
+    if restart:
+        monitor.restart(now=time.time())
+        echo("All windows are forgotten. The next reference begins with the next window.")
+        return False
+    state = monitor.update(now=time.time())
+    for line in lines(state):
+        echo(line)
+    if not state.versions:
+        echo("No requests are logged. `ratchet serve` logs them where `serving.log` is true.")
+    if html:
+        from ratchet.reports.drift_page import drift_page
+
+        files.write_text(html, drift_page(state))
+        echo(f"page: {html}")
+    return any(version.verdict.alarm for version in current_versions(state).values())

@@ -349,7 +349,7 @@ def test_a_section_with_a_plain_value_is_reported_once(file: Path) -> None:
         (
             "zzz",
             "Allowed: seed, data, model, training, budget, evaluation, export, gate, registry, access, tracking, "
-            "platform, serving, scale, search, alerts",
+            "platform, serving, scale, search, alerts, monitoring",
         ),
     ],
 )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ratchet.problems import Target
 
 __all__ = [
+    "UNKNOWN",
     "Arrays",
     "InputError",
     "Json",
@@ -37,6 +38,8 @@ Arrays = tuple[NDArray[Any], ...]
 Json = dict[str, Any]
 RawValue = Callable[[int, str], Any]
 """Returns the value of a row in a column, as the client sent it."""
+UNKNOWN = "(not in the training rows)"
+"""Stands for a category that a model does not know."""
 _LONGEST = 600  # characters of a message
 
 
@@ -210,6 +213,15 @@ class Kind(Generic[S]):
 
     def columns(self, arrays: Arrays, spec: S, names: Collection[str]) -> dict[str, list[float | str | None]]:
         """Return columns of the rows with their values; of most kinds none."""
+        return {}
+
+    def features(self, arrays: Arrays, spec: S) -> dict[str, NDArray[Any]]:
+        """Return features of rows by name, to watch for drift: numbers (NaN: missing), or objects (None: missing).
+
+        Args:
+            arrays: of a program, each (rows, values): its rows are flat, and filled up with zeros.
+            spec: the model's input.
+        """
         return {}
 
     def unusual(self, arrays: Arrays, spec: S, raw_value: RawValue) -> Iterator[Unusual]:

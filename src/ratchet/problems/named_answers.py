@@ -30,6 +30,7 @@ _SHARE: Mapping[str, Any] = MappingProxyType({"type": "number", "minimum": 0, "m
 _NUMBER: Mapping[str, Any] = MappingProxyType({"type": "number"})
 _LARGEST = 3.4e38  # of float32
 _LISTED = 20  # classes that a message lists
+_WATCHED = 32  # classes whose probabilities are watched for drift, each for itself
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,10 @@ class NamedAnswers(ABC):
     def columns(self, predictions: Predictions) -> dict[str, NDArray[Any]]:
         """Return the answers as columns of a file of scores."""
         return {name: predictions[:, place].copy() for place, name in enumerate(self.target.names)}
+
+    def features(self, predictions: Floats) -> dict[str, NDArray[Any]]:
+        """Return features of answers by name, to watch for drift."""
+        return {f"answer.{name}": predictions[:, place] for place, name in enumerate(self.target.names)}
 
     @property
     def label_schema(self) -> Schema:
@@ -102,6 +107,15 @@ class _Classes(NamedAnswers):
     def columns(self, predictions: Predictions) -> dict[str, NDArray[Any]]:
         names = np.array(self.target.names, dtype=str)
         return {"class": names[predictions.argmax(axis=1)], "probability": predictions.max(axis=1)}
+
+    def features(self, predictions: Floats) -> dict[str, NDArray[Any]]:
+        """Return probabilities and confidence; with many classes, the class and its confidence."""
+        confidence = {"confidence": predictions.max(axis=1)}
+        if len(self.target.names) <= _WATCHED:
+            return super().features(predictions) | confidence
+        classes = np.array([*self.target.names, None], object)
+        best = np.where(np.isnan(confidence["confidence"]), len(classes) - 1, predictions.argmax(axis=1))
+        return {"answer": classes[best]} | confidence
 
     @property
     def label_schema(self) -> Schema:

@@ -26,6 +26,7 @@ from ratchet.settings.section import (
     InnerShare,
     Kind,
     MinimumMetric,
+    Minutes,
     Names,
     Port,
     Positive,
@@ -545,6 +546,19 @@ class AlertSettings(Section):
     memory_used: PositiveShare = setting(0.95, "alert above this share of memory in use; 1: never")
 
 
+class MonitoringSettings(Section):
+    """Detection of drift in the logged requests; see docs/monitoring.md."""
+
+    window: Minutes = setting(60, "minutes of a window; a day has a whole number of windows", decides=False)
+    season: Literal["none", "day", "week"] = setting(
+        "none", "pattern of normal traffic that repeats: windows are compared at the same time of it", decides=False
+    )
+    alpha: InnerShare = setting(0.05, "probability of a false alarm for a served version, over all time", decides=False)
+    good_windows: Positive = setting(
+        30, "windows before the first is judged, for each time of the season", decides=False
+    )
+
+
 class Params(Section):
     """All settings."""
 
@@ -566,6 +580,7 @@ class Params(Section):
     scale: ScaleSettings = ScaleSettings()
     search: SearchSettings = SearchSettings()
     alerts: AlertSettings = AlertSettings()
+    monitoring: MonitoringSettings = MonitoringSettings()
 
     @property
     def digest(self) -> str:
@@ -573,7 +588,7 @@ class Params(Section):
         return files.digest_json(self.model_dump(mode="json"))
 
 
-RUNTIME_SECTIONS = frozenset({"access", "alerts", "budget", "platform", "scale", "search", "serving"})
+RUNTIME_SECTIONS = frozenset({"access", "alerts", "budget", "monitoring", "platform", "scale", "search", "serving"})
 """Sections that do not change the output of any stage. They may change during a run."""
 
 NEUTRAL = frozenset(name for name, field in TrainingSettings.model_fields.items() if field.json_schema_extra)

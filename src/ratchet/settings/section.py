@@ -16,6 +16,7 @@ __all__ = [
     "InnerShare",
     "Kind",
     "MinimumMetric",
+    "Minutes",
     "Names",
     "Port",
     "Positive",
@@ -43,6 +44,13 @@ def _require_power_of_two(number: int) -> int:
     return number
 
 
+def _require_part_of_day(minutes: int) -> int:
+    if _DAY % minutes:
+        raise ValueError("allowed are minutes of which a day has a whole number: 5, 60, 1440, ...")
+    return minutes
+
+
+_DAY = 1440  # minutes
 Text = Annotated[str, Field(min_length=1)]
 Function = Annotated[str, Field(pattern=r"^(none|[\w.]+:\w+)$")]
 Kind = Annotated[str, Field(pattern=r"^(image|table|text|tokens|[\w.]+:\w+)$")]
@@ -55,6 +63,7 @@ MinimumMetric = Literal[
 ColumnType = Literal["numeric", "categorical", "datetime", "text", "id", "ignored"]
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
+Minutes = Annotated[int, Field(ge=1, le=_DAY), AfterValidator(_require_part_of_day)]
 PowerOfTwo = Annotated[int, Field(ge=1), AfterValidator(_require_power_of_two)]
 Amount = Annotated[float, Field(ge=0.0)]
 PositiveAmount = Annotated[float, Field(gt=0.0)]

@@ -74,6 +74,9 @@ class CustomKind(Kind[ArraysInput]):
     def values(self, arrays: Arrays, spec: ArraysInput) -> dict[str, NDArray[Any]]:
         return dict(zip(spec.names, arrays, strict=True))
 
+    def features(self, arrays: Arrays, spec: ArraysInput) -> dict[str, NDArray[Any]]:
+        return {f"mean of {name}": array.mean(1) for name, array in zip(spec.names, arrays, strict=True)}
+
     def unusual(self, arrays: Arrays, spec: ArraysInput, raw_value: RawValue) -> Iterator[Unusual]:
         for values, array in zip(arrays, spec.arrays, strict=True):
             yield from far_values(values, array.name, array.range)

@@ -104,6 +104,10 @@ class Images(Kind[ImageInput]):
     def values(self, arrays: Arrays, spec: ImageInput) -> NDArray[Any]:
         return arrays[0] if spec.depth is None else raw_values(arrays[0], spec.depth)
 
+    def features(self, arrays: Arrays, spec: ImageInput) -> dict[str, NDArray[Any]]:
+        (pixels,) = arrays
+        return {"brightness": pixels.mean(1, np.float64), "contrast": pixels.std(1, np.float64)}
+
     def unusual(self, arrays: Arrays, spec: ImageInput, raw_value: RawValue) -> Iterator[Unusual]:
         return far_values(arrays[0], "pixels", spec.range)
 

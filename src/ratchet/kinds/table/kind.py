@@ -11,7 +11,18 @@ from numpy.typing import NDArray
 
 from ratchet.errors import DataError
 from ratchet.kinds.inputs import Column, TableInput
-from ratchet.kinds.protocol import Arrays, InputError, Json, Kind, RawValue, TensorSpec, Unencoded, Unusual, go_on
+from ratchet.kinds.protocol import (
+    UNKNOWN,
+    Arrays,
+    InputError,
+    Json,
+    Kind,
+    RawValue,
+    TensorSpec,
+    Unencoded,
+    Unusual,
+    go_on,
+)
 from ratchet.kinds.raw_values import json_type
 from ratchet.kinds.table.requests import encode_requests, frame_of
 
@@ -102,9 +113,17 @@ class Tables(Kind[TableInput]):
                 values[column.name] = [None if np.isnan(value) else value for value in read.tolist()]
         for place, column in enumerate(spec.categorical):
             if column.name in names:
-                known = (None, "(not in the training rows)", *column.categories)
+                known = (None, UNKNOWN, *column.categories)
                 values[column.name] = [known[code] for code in codes[:, place].tolist()]
         return values
+
+    def features(self, arrays: Arrays, spec: TableInput) -> dict[str, NDArray[Any]]:
+        """Return the columns: numbers as they are packed, and categories."""
+        numbers, codes = arrays
+        features: dict[str, NDArray[Any]] = {column.name: numbers[:, at] for at, column in enumerate(spec.numeric)}
+        for place, column in enumerate(spec.categorical):
+            features[column.name] = np.array([None, UNKNOWN, *column.categories], object)[codes[:, place]]
+        return features
 
     def unusual(self, arrays: Arrays, spec: TableInput, raw_value: RawValue) -> Iterator[Unusual]:
         numbers, codes = arrays

@@ -65,6 +65,9 @@ class Texts(Kind[TextInput]):
         texts: list[str] = split.texts(rows)
         return texts
 
+    def features(self, arrays: Arrays, spec: TextInput) -> dict[str, NDArray[Any]]:
+        return {"length": (arrays[0] > 0).sum(1)}
+
     def unusual(self, arrays: Arrays, spec: TextInput, raw_value: RawValue) -> Iterator[Unusual]:
         (ids,) = arrays
         for row in np.flatnonzero(~(ids > _UNKNOWN).any(axis=1)).tolist():

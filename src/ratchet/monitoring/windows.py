@@ -1,0 +1,96 @@
+"""Rows of the request log by version and window. The log is read file by file, and answers are counted once."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ratchet.traffic.log_reader import KEY, log_files, read_file
+from ratchet.traffic.retention import time_of
+from ratchet.traffic.schema import SHADOW, row_schema
+
+if TYPE_CHECKING:
+    import polars
+
+__all__ = ["Piece", "first_hour", "pieces"]
+
+_HOUR = 3600
+
+
+class Piece(NamedTuple):
+    """Rows of one version in one window, from one file. `version`: NAME/VERSION. `start`: seconds since 1970."""
+
+    version: str
+    start: int
+    rows: "polars.DataFrame"
+
+
+def first_hour(folder: Path) -> int | None:
+    """Return the start of the oldest hour in the log, in seconds since 1970; None: it is empty."""
+    return min(map(_hour_of, log_files(folder)), default=None)
+
+
+def pieces(folder: Path, begin: int, end: int, *, window: int, columns: Sequence[str] | None = None) -> Iterator[Piece]:
+    """Yield the answered rows of the log from `begin` to `end`, in the order of hours, files, versions and windows.
+
+    Rows of shadow versions are left out. A row that two files have, after a merge that was interrupted, comes once.
+
+    Args:
+        folder: of the log.
+        begin, end: seconds since 1970; both are starts of windows.
+        window: seconds.
+        columns: besides those of the key and the time; None: all.
+    """
+    hours = {hour for hour in map(_hour_of, log_files(folder)) if begin - _HOUR < hour < end}
+    wanted = None if columns is None else [*KEY, "time", *columns]
+    for hour in sorted(hours):
+        for rows in _rows_of_hour(folder, hour, wanted):
+            yield from _by_window(rows, begin, end, window)
+
+
+def _rows_of_hour(folder: Path, hour: int, columns: list[str] | None) -> "Iterator[polars.DataFrame]":
+    """Yield the rows of an hour by files, each row once. Files that the server merges meanwhile are found again."""
+    import polars as pl
+
+    seen, done = np.empty(0, np.uint64), set[tuple[Path, int]]()
+    while files := [file for file in _files_of(folder, hour) if file not in done]:
+        try:
+            rows = read_file(files[0][0], row_schema(), columns=columns)
+        except FileNotFoundError:  # merged or deleted
+            continue
+        done.add(files[0])
+        rows = rows.filter(pl.col("envelope") != SHADOW)
+        rows = rows.unique(KEY, maintain_order=True)
+        keys = rows.select(KEY).hash_rows().to_numpy()
+        is_new = ~np.isin(keys, seen)
+        seen = np.concatenate([seen, keys[is_new]])
+        yield rows.filter(pl.Series(is_new, dtype=pl.Boolean))
+
+
+def _files_of(folder: Path, hour: int) -> list[tuple[Path, int]]:
+    """Return the files of an hour, each with the time of its change: a merged file can grow."""
+    paths = []
+    for path in log_files(folder):
+        try:
+            if _hour_of(path) == hour:
+                paths.append((path, path.stat().st_mtime_ns))
+        except FileNotFoundError:  # merged or deleted
+            continue
+    return paths
+
+
+def _by_window(rows: "polars.DataFrame", begin: int, end: int, window: int) -> Iterator[Piece]:
+    import polars as pl
+
+    seconds = pl.col("time").dt.epoch("s")
+    rows = rows.with_columns(served=pl.format("{}/{}", "model", "version"), start=seconds // window * window)
+    rows = rows.filter((pl.col("start") >= begin) & (pl.col("start") < end)).sort(
+        "served", "start", maintain_order=True
+    )
+    for (version, start), group in rows.group_by(("served", "start"), maintain_order=True):
+        yield Piece(str(version), int(str(start)), group)
+
+
+def _hour_of(path: Path) -> int:
+    return int(time_of(path)) - _HOUR

@@ -1,0 +1,246 @@
+"""Drift in real log files, which RequestLog has written."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ratchet.errors import PlatformError
+from ratchet.kinds import ModelSpec
+from ratchet.kinds.inputs import Column, ImageInput, TableInput, TextInput
+from ratchet.monitoring.rule import judge
+from ratchet.monitoring.state import Monitor, State, current_versions, read_state
+from ratchet.monitoring.wording import lines
+from ratchet.problems import Classes
+from ratchet.settings.model import MonitoringSettings
+from ratchet.traffic.log_reader import log_files, log_folder
+from ratchet.traffic.request_log import RequestLog
+from ratchet.traffic.schema import SHADOW, Logged
+from ratchet.workspace import Workspace
+
+BEGIN, HOUR = 1_760_000_400 // 3600 * 3600, 3600
+SPEC = ModelSpec("convnet", ImageInput(2, 2, 1, (0.0,), (1.0,)), Classes(("cat", "dog")))
+SETTINGS = MonitoringSettings(good_windows=10)
+
+
+def answers(seed: int, rows: int = 60, *, shift: float = 0.0) -> np.ndarray[Any, np.dtype[np.float32]]:
+    logits = np.random.default_rng(seed).normal(shift, 1.0, rows)
+    cat = 1 / (1 + np.exp(-logits))
+    return np.stack([cat, 1 - cat], 1).astype(np.float32)
+
+
+def request(
+    number: int, at: float, predictions: Any, *, version: str = "3", envelope: str = "own", **inputs: Any
+) -> Logged:
+    values = inputs or {"pixels": np.full((len(predictions), 2, 2, 1), number % 200, np.uint8)}
+    return Logged(f"{number:032x}", at, 0.01, envelope, "digits", version, "record", "anna", values, predictions)
+
+
+def write(workspace: Workspace, requests: list[Logged], *, inputs: str = "hash") -> None:
+    """Write a log file for each hour and version, as a server does."""
+    now = max(each.time for each in requests)
+    log = RequestLog(log_folder(workspace), share=1.0, inputs=inputs, days=1e6, mib=64.0, clock=lambda: now)
+    for each in requests:
+        log.add(each.answer, lambda each=each: each)
+    log.close()
+    assert not log.lost
+
+
+def hours(
+    first: int, last: int, *, shift: float = 0.0, version: str = "3", make: Callable[..., Logged] = request
+) -> list[Logged]:
+    return [make(n, BEGIN + n * HOUR + 60, answers(n, shift=shift), version=version) for n in range(first, last)]
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path)
+
+
+def monitor(workspace: Workspace, settings: MonitoringSettings = SETTINGS, spec: ModelSpec | None = SPEC) -> Monitor:
+    return Monitor(workspace, log_folder(workspace), settings, lambda name: spec)
+
+
+def update(workspace: Workspace, hour: float, **changed: Any) -> State:
+    """Update as if the hour after BEGIN were now."""
+    return monitor(workspace, **changed).update(now=BEGIN + hour * HOUR)
+
+
+def test_no_drift_then_drift(workspace: Workspace) -> None:
+    write(workspace, hours(0, 40))
+    assert lines(update(workspace, 41)) == ["digits/3: no drift in 25 windows"]
+    write(workspace, hours(40, 70, shift=2.0))
+    state = update(workspace, 71)
+    alarm = state.versions["digits/3"].verdict.alarm
+    assert alarm is not None
+    assert alarm.feature in ("answer.cat", "answer.dog", "confidence")
+    assert abs(alarm.since - (BEGIN + 40 * HOUR)) <= 2 * HOUR
+    assert lines(state)[0].startswith("digits/3: drift since 2025-10-")
+
+
+def test_replay_of_the_whole_log_equals_live_updates(workspace: Workspace, tmp_path: Path) -> None:
+    """Bit for bit, also in what was stored as JSON between the updates; hours are written and merged meanwhile."""
+    for hour in range(60):
+        write(workspace, hours(hour, hour + 1, shift=1.5 * (hour >= 40)))
+        live = update(workspace, hour + 1.5)
+    replayed = Monitor(Workspace(tmp_path / "replay"), log_folder(workspace), SETTINGS, lambda name: SPEC)
+    assert replayed.update(now=BEGIN + 60.5 * HOUR) == live == read_state(workspace)
+    version = live.versions["digits/3"]
+    assert version.layouts is not None
+    assert version.verdict.alarm is not None
+    assert judge("digits/3", version.layouts, version.windows, live.rule, version.reference) == version.verdict
+
+
+def test_answer_in_two_files_is_counted_once(workspace: Workspace) -> None:
+    """A merge that was killed leaves the parts beside the whole file."""
+    write(workspace, hours(0, 12))
+    part = log_files(log_folder(workspace))[0]
+    copy = part.parent.parent / f"{part.parent.name}.00000.parquet" if part.parent != log_folder(workspace) else None
+    assert (copy or part.with_name(part.name.replace("00000", "00001"))).write_bytes(part.read_bytes())
+    assert {window.rows for window in update(workspace, 13).versions["digits/3"].windows} == {60}
+
+
+def test_shadow_rows_are_left_out(workspace: Workspace) -> None:
+    write(workspace, hours(0, 12))
+    write(workspace, hours(0, 12, version="4", make=lambda *a, **k: request(*a, **k, envelope=SHADOW)))
+    assert update(workspace, 13).versions.keys() == {"digits/3"}
+
+
+def test_window_closes_ten_minutes_after_its_end(workspace: Workspace) -> None:
+    write(workspace, hours(0, 2))
+    assert len(update(workspace, 1 + 9 / 60).versions) == 0
+    assert len(update(workspace, 1 + 10 / 60).versions["digits/3"].windows) == 1
+
+
+def test_late_rows_are_counted_and_not_judged(workspace: Workspace) -> None:
+    write(workspace, hours(0, 20))
+    before = update(workspace, 21).versions["digits/3"]
+    write(workspace, [request(500, BEGIN + 15 * HOUR + 90, answers(500, rows=7))])
+    state = update(workspace, 22)
+    assert (state.versions["digits/3"].verdict, state.versions["digits/3"].windows[15].rows) == (before.verdict, 60)
+    assert lines(state) == ["digits/3: no drift in 5 windows; 7 late rows are not judged"]
+
+
+def test_missing_windows_are_skipped(workspace: Workspace) -> None:
+    write(workspace, [*hours(0, 10), *hours(30, 40)])
+    version = update(workspace, 41).versions["digits/3"]
+    assert [(window.start - BEGIN) // HOUR for window in version.windows] == [*range(10), *range(30, 40)]
+    assert version.verdict.judged == 5
+
+
+def test_clock_that_was_ahead_stops_nothing(workspace: Workspace) -> None:
+    write(workspace, [*hours(0, 10), *hours(200, 201)])  # a request of the future
+    assert len(update(workspace, 10.5).versions["digits/3"].windows) == 10  # its window is not over
+    assert len(update(workspace, 300).versions["digits/3"].windows) == 11
+    write(workspace, hours(10, 20))
+    state = update(workspace, 10.6)
+    assert state.position == BEGIN + 10 * HOUR
+    state = update(workspace, 20.5)
+    assert len(state.versions["digits/3"].windows) == 21
+    assert update(workspace, 201.5) == update(workspace, 201.5)
+    assert [window.rows for window in read_state(workspace).versions["digits/3"].windows] == [60] * 21  # type: ignore[union-attr]
+
+
+def test_damaged_file_is_set_aside_and_others_are_read(workspace: Workspace) -> None:
+    write(workspace, hours(0, 12))
+    damaged = log_files(log_folder(workspace))[3]
+    damaged.write_bytes(b"PAR1")
+    assert len(update(workspace, 13).versions["digits/3"].windows) == 11
+
+
+def test_new_version_gets_a_new_reference(workspace: Workspace) -> None:
+    write(workspace, hours(0, 60, shift=0.0)[:40] + hours(40, 60, shift=2.0))
+    alarm = update(workspace, 61).versions["digits/3"].verdict
+    write(workspace, hours(60, 80, shift=2.0, version="4"))
+    state = update(workspace, 81)
+    assert state.versions["digits/3"].verdict == alarm
+    assert current_versions(state).keys() == {"digits/4"}
+    assert lines(state) == ["digits/4: no drift in 5 windows"]
+
+
+def test_restart_forgets_an_alarm(workspace: Workspace) -> None:
+    write(workspace, hours(0, 40) + hours(40, 60, shift=2.0))
+    assert update(workspace, 61).versions["digits/3"].verdict.alarm
+    monitor(workspace).restart(now=BEGIN + 61.2 * HOUR)
+    write(workspace, hours(61, 81, shift=2.0))
+    assert lines(update(workspace, 82)) == ["digits/3: no drift in 4 windows"]
+
+
+def test_first_windows_are_the_reference(workspace: Workspace) -> None:
+    """At least 5 windows and 200 rows. Then 10 good ones."""
+    for hour in range(7):
+        write(workspace, [request(hour, BEGIN + hour * HOUR, answers(hour, rows=30))])
+    state = update(workspace, 6.5)
+    assert lines(state) == ["digits/3: learning, 0 of 10 windows (6 windows for the reference so far)"]
+    state = update(workspace, 7.5)
+    assert state.versions["digits/3"].reference == 7
+    write(workspace, hours(7, 12))
+    assert lines(update(workspace, 13)) == ["digits/3: learning, 5 of 10 windows"]
+
+
+def test_changed_settings_apply_after_a_restart(workspace: Workspace) -> None:
+    write(workspace, hours(0, 12))
+    rule = update(workspace, 13).rule
+    changed = MonitoringSettings(window=30, season="day", alpha=0.01)
+    assert update(workspace, 14, settings=changed).rule == rule
+    monitor(workspace, changed).restart(now=BEGIN + 14 * HOUR)
+    assert update(workspace, 15, settings=changed).rule.window == 1800
+
+
+def test_columns_of_tables_are_watched_with_missing_and_unknown(workspace: Workspace) -> None:
+    columns = (Column("age", "numeric"), Column("job", "categorical", categories=("cook", "nurse")))
+    spec = ModelSpec("tabm", TableInput(columns), Classes(("no", "yes")))
+
+    def logged(number: int, at: float, predictions: Any, **more: Any) -> Logged:
+        random, late = np.random.default_rng(number), number >= 40
+        numbers = random.normal(size=(60, 1)).astype(np.float32)
+        numbers[random.random(60) < (0.5 if late else 0.1)] = np.nan
+        codes = random.integers(1 if late else 2, 4, (60, 1))
+        return request(number, at, predictions, numbers=numbers, codes=codes, **more)
+
+    write(workspace, hours(0, 70, make=logged), inputs="keep")
+    version = update(workspace, 71, spec=spec).versions["digits/3"]
+    assert [layout.name for layout in version.layouts or []] == [
+        "answer.no", "answer.yes", "confidence", "input.age", "input.job",
+    ]  # fmt: skip
+    assert version.verdict.alarm is not None
+    assert version.verdict.alarm.feature in ("input.age", "input.job")
+    assert sum(version.windows[60].counts["input.job"]) == 60
+    assert version.windows[60].counts["input.job"][1] > 0  # unknown
+
+
+@pytest.mark.parametrize(
+    ("spec", "inputs", "names"),
+    [
+        (SPEC, {"pixels": np.zeros((60, 2, 2, 1), np.uint8)}, {"input.brightness", "input.contrast"}),
+        (ModelSpec("bag", TextInput(), Classes(("a", "b"))), {"ids": np.ones((60, 3), np.int64)}, {"input.length"}),
+        (None, {"pixels": np.zeros((60, 2, 2, 1), np.uint8)}, {"answer.0", "answer.1"}),
+    ],
+)
+def test_kept_inputs_of_each_kind_have_features(
+    workspace: Workspace, spec: ModelSpec | None, inputs: dict[str, Any], names: set[str]
+) -> None:
+    write(workspace, hours(0, 6, make=lambda *a, **k: request(*a, **k, **inputs)), inputs="keep")
+    layouts = update(workspace, 7, spec=spec).versions["digits/3"].layouts or []
+    assert {layout.name for layout in layouts} >= names
+
+
+def test_prompts_and_written_texts_are_watched_by_length(workspace: Workspace) -> None:
+    prompts = [request(n, BEGIN + n * HOUR, ["or not"] * 60, prompt=("To be",) * 60) for n in range(6)]
+    write(workspace, prompts, inputs="keep")
+    layouts = update(workspace, 7, spec=None).versions["digits/3"].layouts or []
+    assert [layout.name for layout in layouts] == ["length of text", "length of input.prompt"]
+
+
+def test_damaged_state_is_an_error_with_a_fix(workspace: Workspace) -> None:
+    write(workspace, hours(0, 3))
+    update(workspace, 3.5)
+    path = workspace.state / "monitoring" / "state.json"
+    path.write_text("{")
+    with pytest.raises(PlatformError, match=r"state.json: is damaged .* Fix: `ratchet monitor --restart`"):
+        update(workspace, 4)
+    monitor(workspace).restart(now=time.time())
+    assert read_state(workspace) is not None

@@ -1,0 +1,78 @@
+"""The rule W3 on counts: its ranks, bets, seasons and floor."""
+
+import numpy as np
+import pytest
+
+from ratchet.kinds.protocol import UNKNOWN
+from ratchet.monitoring.rule import Rule, bets, judge, scores
+from ratchet.monitoring.sketch import Layout, WindowSketch, layout_of
+
+HOUR = 3600
+
+
+def sketches(values: np.ndarray, layout: Layout) -> list[WindowSketch]:  # type: ignore[type-arg]
+    """Windows of an hour, from rows of values."""
+    return [WindowSketch(place * HOUR, len(row), {layout.name: layout.count(row)}) for place, row in enumerate(values)]
+
+
+def test_wealth_follows_its_definition() -> None:
+    """Smoothed ranks among earlier scores, bets k p^(k-1) for three k and none, and a jump of .03 before each."""
+    random = np.random.default_rng(3)
+    values, uniform = random.integers(0, 9, (60, 2)).astype(float), random.random((60, 2))
+    wealth = bets(values, np.zeros(60, int), uniform, good_windows=20)
+    for column in range(2):
+        shares, total = np.array([1.0, 0, 0, 0]), 0.0
+        for place in range(60):
+            past, value = values[:place, column], values[place, column]
+            if place >= 20:
+                rank = ((past > value).sum() + uniform[place, column] * ((past == value).sum() + 1)) / (place + 1)
+                shares = 0.97 * shares + 0.03 * shares.sum() / 4
+                shares[1:] *= [k * rank ** (k - 1) for k in (0.15, 0.4, 0.7)]
+                total += np.log(shares.sum())
+                shares /= shares.sum()
+            assert wealth[place, column] == pytest.approx(total, abs=1e-9)
+
+
+def test_season_classes_are_judged_apart() -> None:
+    """Weekends differ from other days. That is drift without a season, and none with one."""
+    values = np.random.default_rng(1).normal(size=(168 * 15, 20))
+    values += 2.0 * (np.arange(168 * 15) % 168 >= 120)[:, None]
+    layout = layout_of("load", values[:168].ravel())
+    windows = sketches(values, layout)
+    seasonal = judge("load/1", [layout], windows, Rule(HOUR, "week", 0.05, 4), 168)
+    assert (seasonal.alarm, seasonal.judged, seasonal.learning_classes) == (None, 168 * 10, 0)
+    assert judge("load/1", [layout], windows, Rule(HOUR, "none", 0.05, 20), 5).alarm
+
+
+def test_change_below_the_floor_is_no_alarm() -> None:
+    random = np.random.default_rng(2)
+    values = random.normal(size=(400, 4000))
+    values[200:] += 0.05
+    layout = layout_of("x", values[:50].ravel())
+    verdict = judge("x/1", [layout], sketches(values, layout), Rule(HOUR, "none", 0.05, 30), 50)
+    assert verdict.alarm is None
+    assert max(verdict.evidence) > verdict.limit
+
+
+def test_window_without_a_feature_moves_no_martingale() -> None:
+    counts = np.array([[0, 3, 1], [0, 0, 0]])
+    assert np.isnan(scores(counts, np.array([0, 5, 5]), is_number=True)[1]).all()
+
+
+def test_frequent_values_have_bins_of_their_own() -> None:
+    layout = layout_of("gain", np.array([0.0] * 80 + list(range(1, 21))))
+    below, zero = layout.count(np.array([-1.0, 0.0]))[1:3]
+    assert (below, zero) == (1, 1)
+    assert layout.count(np.array([99.0, np.nan, np.inf]))[-1] == 2
+    assert len(layout.names) == layout.bins
+
+
+def test_categories_are_counted_with_missing_unknown_and_other() -> None:
+    layout = layout_of("job", np.array(["cook", "cook", "nurse", None, UNKNOWN], object))
+    assert layout.count(np.array(["pilot", None, None, UNKNOWN, "nurse"], object)) == [2, 1, 1, 0, 1]
+    assert layout.names == ["missing", "unknown", "other", "cook", "nurse"]
+
+
+def test_sketches_of_parts_add_up() -> None:
+    first, second = WindowSketch(0, 2, {"x": [0, 2]}), WindowSketch(0, 3, {"x": [1, 1], "y": [3]})
+    assert first + second == WindowSketch(0, 5, {"x": [1, 3], "y": [3]})

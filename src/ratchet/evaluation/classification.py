@@ -2,13 +2,12 @@
 
 import functools
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, PlainSerializer
 
 from ratchet.errors import DataError
 from ratchet.evaluation.answers import Answers, Columns, CommonAnswer, ScoreUnit, Validation
@@ -18,7 +17,7 @@ from ratchet.evaluation.headline import intervals, rare_class
 from ratchet.evaluation.intervals import Interval, share_difference, share_interval
 from ratchet.evaluation.metrics import ConstantResult, Metric, Metrics, NamedMetric
 from ratchet.evaluation.robustness import NotMeasured, Robustness
-from ratchet.evaluation.slices import Slice, slices
+from ratchet.evaluation.slices import slices
 from ratchet.problems import Classes
 from ratchet.settings.model import EvaluationSettings
 
@@ -49,31 +48,6 @@ class Averages:
     precision: float
     recall: float
     f1: float
-
-
-def _stored(measured: tuple[Slice, ...]) -> list[dict[str, Any]]:
-    """Return slices as evaluation.json has them: the mean is called accuracy, and the other metrics are beside it."""
-    return [
-        {
-            "column": part.column,
-            "value": part.value,
-            "rows": part.rows,
-            "accuracy": asdict(part.mean),
-            "gap": asdict(part.gap),
-            **part.others,
-        }
-        for part in measured
-    ]
-
-
-def _read(stored: Any) -> Any:
-    """Return slices from what `_stored` returned."""
-    return [part if isinstance(part, Slice) else _read_slice(dict(part)) for part in stored]
-
-
-def _read_slice(part: dict[str, Any]) -> dict[str, Any]:
-    others = {name: part.pop(name) for name in ("macro_f1", "log_loss", "ece")}
-    return {**part, "mean": part.pop("accuracy"), "is_worse": part["gap"]["high"] < 0.0, "others": others}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +82,6 @@ class ClassificationMetrics(Metrics):
     per_class: tuple[ClassMetrics, ...]
     confusion: tuple[tuple[int, ...], ...]  # [actual][predicted]
     reliability: tuple[Bin, ...]
-    slices: Annotated[tuple[Slice, ...], BeforeValidator(_read), PlainSerializer(_stored)] = ()
     robustness: Robustness | NotMeasured
 
     @property

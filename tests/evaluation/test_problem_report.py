@@ -69,7 +69,7 @@ def test_page_and_card_are_complete_and_escaped(problem: str) -> None:
     )  # fmt: skip
     assert "<script" not in render_html(card)
     text = render_markdown(card)
-    assert "The network " in text
+    assert "The model beats " in text
     assert "on 120 test samples" in text
     assert "Small test set (120 samples)" in text
     assert "images" not in text
@@ -82,7 +82,7 @@ def test_baseline_that_is_not_beaten_is_a_limit() -> None:
     lost = compare_with_baseline(
         metrics, predictions("regression", noise=0.9), predictions("regression"), name="mean", settings=FEW
     )
-    assert "does not beat the baseline mean" in render(replace(content("regression"), metrics=lost))
+    assert "does not beat mean" in render(replace(content("regression"), metrics=lost))
 
 
 def test_scatter_of_many_rows_stays_small() -> None:

@@ -91,7 +91,7 @@ def test_angles_of_images_are_predicted(project) -> None:
     report, card = (path.read_text() for path in (project.workspace.report, project.workspace.card))
     assert "MAE" in report
     assert "Target angle" in card
-    assert "The network beats the baseline mean" in report
+    assert "The model beats mean" in report
 
 
 def test_several_labels_of_images_are_predicted(project) -> None:

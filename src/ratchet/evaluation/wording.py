@@ -8,7 +8,6 @@ from ratchet.evaluation.metrics import BaselineResult, ConstantResult, NamedMetr
 from ratchet.kinds.registry import noun_of
 
 __all__ = [
-    "baseline_sentence",
     "baseline_text",
     "ci_text",
     "constant_sentence",
@@ -116,22 +115,11 @@ def counted(rows: int, kind: str) -> str:
 
 
 def baseline_text(result: BaselineResult, confidence: float, kind: str = "") -> str:
-    """Return the comparison with the baseline in one line; `kind` is that of the samples."""
+    """Return the comparison with the baseline as the end of a sentence; `kind` is that of the samples."""
     ours, ci = result.network, f"{100 * confidence:g} % CI "
     gain, reservation = gain_text(result.difference, share=ours.share, ci=ci), _reservation(result, kind)
-    verb = "beats" if result.network_is_better else "against" if reservation else "does not beat"
+    verb = "beats" if result.network_is_better else "is not shown to beat" if reservation else "does not beat"
     return f"{verb} {result.name}: {ours.name} {gain}{reservation}"
-
-
-def baseline_sentence(result: BaselineResult, confidence: float, kind: str = "") -> str:
-    """Return whether the model is better than its baseline, with both metrics and their difference."""
-    ours, theirs, ci = result.network, result.headline, f"{100 * confidence:g} % CI "
-    gain, reservation = gain_text(result.difference, share=ours.share, ci=ci), _reservation(result, kind)
-    values = f"{ours.name} {value_text(ours)} against {value_text(theirs)}"
-    if reservation:
-        return f"The network has {values} of the baseline {result.name}: {gain}{reservation}."
-    verb = "beats" if result.network_is_better else "does not beat"
-    return f"The network {verb} the baseline {result.name}: {values}, {gain}."
 
 
 def _reservation(result: BaselineResult, kind: str) -> str:
@@ -161,13 +149,8 @@ def constant_text(result: ConstantResult, confidence: float, rows: int, kind: st
 
 def constant_sentence(result: ConstantResult, confidence: float, rows: int, kind: str = "") -> str:
     """Return the headline of the best constant answer, and the comparison with the model's deciding metric."""
-    text = constant_text(result, confidence, rows, kind)
-    could = (
-        ""
-        if not result.is_better and not result.one_answer
-        else (f" {counted(rows, kind)} can show a difference of {_amount(result.smallest, result.metric)} at least.")
-    )
-    return f"{trivial_text(result)[:1].upper()}{trivial_text(result)[1:]}. {text[:1].upper()}{text[1:]}.{could}"
+    trivial, text = trivial_text(result), constant_text(result, confidence, rows, kind)
+    return f"{trivial[:1].upper()}{trivial[1:]}. {text[:1].upper()}{text[1:]}."
 
 
 def trivial_text(result: ConstantResult) -> str:

@@ -13,7 +13,7 @@ from ratchet.cost import TrainingCost
 from ratchet.evaluation.metrics import Metrics
 from ratchet.evaluation.robustness import Robustness
 from ratchet.evaluation.wording import (
-    baseline_sentence,
+    baseline_text,
     constant_sentence,
     range_text,
     value_text,
@@ -109,7 +109,7 @@ def _performance(content: CardContent) -> dict[str, object]:
         "metrics": metrics,
         "task": pages.task(samples),
         "headline_metric": headline.name[:1].upper() + headline.name[1:],
-        "baseline": baseline_sentence(metrics.baseline, level, kind) if metrics.baseline else "",
+        "baseline": f"The model {baseline_text(metrics.baseline, level, kind)}." if metrics.baseline else "",
         "trivial": constant_sentence(metrics.constant, level, metrics.rows, kind) if metrics.constant else "",
         "samples": samples,
         "output": pages.output,

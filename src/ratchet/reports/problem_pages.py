@@ -15,7 +15,7 @@ from ratchet.evaluation.predictions import Predictions
 from ratchet.evaluation.regression import NumberMetrics, RegressionMetrics
 from ratchet.evaluation.robustness import STRENGTHS, Robustness
 from ratchet.evaluation.wording import (
-    baseline_sentence,
+    baseline_text,
     constant_sentence,
     metric_text,
     number,
@@ -123,7 +123,9 @@ class Pages:
         metrics: Metrics = self.metrics
         result, constant, level = metrics.baseline, metrics.constant, metrics.confidence
         useless = [] if constant is None or constant.is_better else [constant_sentence(constant, level, metrics.rows)]
-        return useless + ([] if result is None or result.network_is_better else [baseline_sentence(result, level)])
+        return useless + (
+            [] if result is None or result.network_is_better else [f"The model {baseline_text(result, level)}."]
+        )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from ratchet.evaluation.importance import Importance
 from ratchet.evaluation.metrics import BaselineResult, Metrics, NamedMetric
 from ratchet.evaluation.predictions import Predictions
 from ratchet.evaluation.slices import Slice
-from ratchet.evaluation.wording import baseline_sentence, range_text, signed_range, value_text
+from ratchet.evaluation.wording import baseline_text, range_text, signed_range, value_text
 from ratchet.reports.charts import Chart, bar_chart
 from ratchet.reports.numbers import decimal, percent
 
@@ -65,7 +65,9 @@ def baseline_section(result: BaselineResult | None, confidence: float, kind: str
         for label, metric in (("this model", result.network), (result.name, result.headline))
     ]
     table = Table("On the same test samples", ["model", result.network.name, ci], rows)
-    return [ReportSection("Baseline", sentences=[baseline_sentence(result, confidence, kind)], tables=[table])]
+    return [
+        ReportSection("Baseline", sentences=[f"The model {baseline_text(result, confidence, kind)}."], tables=[table])
+    ]
 
 
 def worst_slices(metrics: Metrics) -> list[tuple[Slice, NamedMetric]]:

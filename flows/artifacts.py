@@ -16,6 +16,7 @@ from ratchet.errors import TrackingUnavailable
 from ratchet.evaluation.metrics import Metrics
 from ratchet.evaluation.problems import read_metrics
 from ratchet.gate.text import verdict_table
+from ratchet.registry.mlflow_store import VIEW
 from ratchet.reports.problem_pages import pages_of
 from ratchet.reports.templating import escaped
 from ratchet.servers.addresses import mlflow_credentials
@@ -63,8 +64,8 @@ def _report(
     results = {caption: escaped(text) for caption, text in summary(params, workspace).items()}
     if page:
         results["MLflow run"] = f"[{registration.run_id}]({page}{TRAINING})"
-        runs = f"{page.rpartition('/')[0]}{TRAINING}"
-        results["All runs"] = f"[MLflow's table]({runs})"
+        runs = f"{page.rpartition('/')[0]}{TRAINING}&viewStateShareKey={VIEW}"
+        results["All runs"] = f"[MLflow's table, results first]({runs})"
     lines += [f"| {caption} | {text} |" for caption, text in results.items()]
     changed = settings.changed(params, _DECIDE)
     lines += ["", "## Settings that are not the default", ""]

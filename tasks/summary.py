@@ -5,10 +5,7 @@ import sys
 import textwrap
 
 from ratchet.errors import RegistryError
-from ratchet.evaluation.problems import read_metrics
 from ratchet.gate.text import verdict_table
-from ratchet.gate.verdict import Verdict
-from ratchet.problems import PROBLEMS
 from ratchet.registry.alias_state import replay
 from ratchet.registry.journal import Journal
 from ratchet.registry.ledger import Ledger
@@ -16,12 +13,13 @@ from ratchet.registry.runs import total_cost
 from ratchet.settings.model import Params
 from ratchet.terminal_lines import columns_of, fitted, wrapped
 from ratchet.workspace import Workspace
+from tasks.advice import steps_of
 from tasks.evaluate import Evaluation
 from tasks.ingest import Dataset
 from tasks.register import Registration
 from tasks.trained_model import TrainedModel
 
-__all__ = ["card_place", "earlier_version", "model_line", "newest_checkpoint", "next_steps", "print_summary", "summary"]
+__all__ = ["card_place", "earlier_version", "model_line", "newest_checkpoint", "print_summary", "summary"]
 
 _COLUMNS = 100
 
@@ -46,7 +44,7 @@ def print_summary(params: Params, workspace: Workspace, *, title: str | None = N
     verdict = registration.verdict
     console.print(verdict_table(verdict, columns=columns), markup=False)
     console.print()
-    steps = next_steps(verdict, read_metrics(workspace.reports).problem)
+    steps = steps_of(params, workspace, verdict)
     width = max(len(command) for command, _ in steps)
     for number, (command, purpose) in enumerate(steps):
         lead = "" if number else "Next:"
@@ -55,19 +53,6 @@ def print_summary(params: Params, workspace: Workspace, *, title: str | None = N
             continue
         console.print(wrapped(f"{lead:7}{command}", columns), style="bold", markup=False)
         console.print(wrapped(f"{'':9}{purpose}", columns), markup=False)
-
-
-def next_steps(verdict: Verdict, problem: str) -> list[tuple[str, str]]:
-    """Return at most three commands with their purposes, by the result of a run."""
-    named = {rule.name for rule in (*verdict.failed, *verdict.doubts)}
-    steps = [("ratchet preflight", "it is not shown to be useful: look for errors in the data")] * ("constant" in named)
-    steps += [("ratchet data labels", "the most confident errors: some labels may be wrong")] * PROBLEMS[
-        problem
-    ].finds_wrong_labels
-    steps.append(("ratchet search", "search better settings" + "; the champion stays" * ("champion" in named)))
-    if verdict.passed:
-        steps.append(("ratchet up", "start the servers: the model answers, and MLflow's page compares runs"))
-    return steps[:3]
 
 
 def summary(params: Params, workspace: Workspace) -> dict[str, str]:

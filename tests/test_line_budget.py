@@ -19,7 +19,7 @@ LIMITS = {
     "problems": 960,
     "provenance": 1_060,
     "ratchet": 1_725,
-    "registry": 4_310,
+    "registry": 4_520,
     "reports": 2_060,
     "scale": 700,
     "search": 1_200,

@@ -1,7 +1,8 @@
-"""The address of MLflow's table of runs."""
+"""The address of MLflow's table of runs, with result and verdict as first columns."""
 
 from urllib.parse import quote
 
+from ratchet.registry.mlflow_store import VIEW
 from ratchet.servers.addresses import mlflow_credentials
 from ratchet.servers.http import read_json
 from ratchet.servers.supervisor import Service
@@ -19,4 +20,4 @@ def runs_page(mlflow: Service, experiment: str) -> str:
     if not answer:
         return f"{mlflow.shown}/#/experiments{TRAINING}"
     number = answer["experiment"]["experiment_id"]
-    return f"{mlflow.shown}/#/experiments/{number}/runs{TRAINING}"
+    return f"{mlflow.shown}/#/experiments/{number}/runs{TRAINING}&viewStateShareKey={VIEW}"

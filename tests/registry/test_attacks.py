@@ -183,7 +183,7 @@ def test_recovery_keeps_the_evidence_and_ends_clean(alone: Line, kind: str) -> N
 
 
 def test_former_champions_survive_a_recovery(alone: Line) -> None:
-    """Those of trusted entries stay in order; those that only edited entries name are none."""
+    """Those of trusted entries stay in order; those that only edited entries name need their name."""
     line = alone
     for _ in range(4):
         line.champion()
@@ -191,6 +191,29 @@ def test_former_champions_survive_a_recovery(alone: Line) -> None:
     recovery.recover(line.place.workspace, line.params, confirmed(line, "4"), why="edited")
     assert line.promotions.state().champions == ("1", "2", "4")
     assert line.promotions.rollback(None, why="4 is bad").champion == "2"
+    assert line.promotions.rollback("3", why="3 was good").champion == "3"
+    assert line.faults() == []
+
+
+def test_a_recovery_without_trusted_entries_names_former_champions(alone: Line) -> None:
+    line = alone
+    for _ in range(2):
+        line.champion()
+    edit(line, "UPDATE ledger SET who = 'eve' WHERE number = 1")
+    recovery.recover(line.place.workspace, line.params, confirmed(line, "2"), why="edited")
+    with pytest.raises(RegistryError, match=rf"Others that were champion: 1\. Fix: .*rollback {line.name} --to 1"):
+        line.promotions.rollback(None, why="2 is bad")
+    assert line.promotions.rollback("1", why="2 is bad").champion == "1"
+
+
+def test_dropped_triggers_are_named_and_created_again(alone: Line) -> None:
+    line = alone
+    line.champion()
+    edit(line)
+    fresh = line.under()  # opening the ledger must not hide it
+    assert fresh.ledger.read().faults == []
+    assert [fault for fault in line.faults() if "lacks the trigger ledger_no_update" in fault]
+    assert "the ledger's database: trigger ledger_no_delete created" in line.repair()
     assert line.faults() == []
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ratchet.errors import ChampionMoved, LedgerBroken, NotAllowed, RegistryError
+from ratchet.registry import audit as auditing
 from ratchet.registry.access import user
 from ratchet.registry.alias_sync import require_agreement
 from ratchet.registry.ledger import Ledger
@@ -66,6 +67,35 @@ def test_a_rejected_version_cannot_become_champion(line: Line) -> None:
     assert line.faults() == []
     line.promotions.approve(second, why="1 and 7 are fine")
     assert line.promotions.promote(second, why="better").champion == "2"
+
+
+def test_the_model_card_shows_a_rejection(line: Line, tmp_path: Path) -> None:
+    """The note is no part of the evidence, but another text in its place is a change of the card."""
+    line.champion()
+    second = line.version()
+    contents = {"card.html": "<header>\n<h1>x</h1>\n<p>Good.</p>\n", "card.md": "# x\n\nGood.\n"}
+    for name, text in contents.items():
+        (tmp_path / name).write_text(text)
+        line.promotions.registry.log_files(second.run_id, {tmp_path / name: "card"})
+    line.promotions.register(second, why="good", over="1")
+    for why in ("too slow", "confuses <1> and 7"):  # the later one replaces the note
+        line.promotions.reject(second, why=why)
+    page, text = (line.artifact(second, name) for name in contents)
+    assert page.read_text().startswith(
+        f'<header>\n<h1>x</h1>\n<p class="summary"><strong>Rejected</strong> by {user()}'
+    )
+    assert page.read_text().endswith(": confuses &lt;1&gt; and 7</p>\n<p>Good.</p>\n")
+    assert text.read_text().startswith(f"# x\n\n**Rejected** by {user()} at ")
+    assert "too slow" not in page.read_text() + text.read_text()
+    assert line.faults() == []
+    kept = page.read_bytes()
+    page.write_bytes(kept.replace(b"Rejected", b"Approved"))
+    assert line.faults() == [f"{line.name} version 2: card/card.html was replaced"]
+    page.write_bytes(kept)
+    line.promotions.approve(second, why="fine")
+    assert {name: line.artifact(second, name).read_text() for name in contents} == contents
+    assert line.promotions.promote(second, why="better").champion == "2"
+    assert line.faults() == []
 
 
 def test_a_shadow_rule_holds_back_a_promotion(line: Line) -> None:
@@ -190,6 +220,9 @@ def test_rollback_to_a_time_follows_the_chain(line: Line, monkeypatch: pytest.Mo
     with pytest.raises(RegistryError, match="monday: neither a version nor a time"):
         line.promotions.rollback("monday", why="as it was")
     assert line.promotions.rollback("2026-11-25T11:30+00:00", why="as it was").champion == "1"
+    noted = [text for text in auditing.notes(line.place.workspace, line.params) if "a clock was changed" in text]
+    assert len(noted) == 1
+    assert "has the time 2026-11-25T11:00:00Z, before that of entry 4, 2026-11-25T12:00:00Z" in noted[0]
     assert line.faults() == []
 
 

@@ -14,7 +14,7 @@ from waiting import until
 
 from ratchet.cost import TrainingCost
 from ratchet.errors import RegistryError, TrackingRefused, TrackingUnavailable, TrainingError
-from ratchet.registry.mlflow_store import check_experiment, connect, experiment_id, file_errors, reachable
+from ratchet.registry.mlflow_store import VIEW, check_experiment, connect, experiment_id, file_errors, reachable
 from ratchet.registry.runs import NAME, Run, send_all, total_cost
 from ratchet.settings.model import ModelSettings, Params, TrackingSettings
 from ratchet.workspace import Workspace
@@ -142,6 +142,19 @@ def test_a_run_s_name_fits_its_column(model: dict[str, str], shown: str, databas
     [stored] = database.runs(run.journal.uid)
     assert stored.info.run_name == f"{shown}-{run.journal.uid[:6]}"
     assert len(stored.info.run_name) <= 21
+
+
+def test_the_runs_page_has_a_view_with_results_first(place: Any, key: str) -> None:
+    """Also in an experiment that existed before the view."""
+    tag = f"mlflow.sharedViewState.{VIEW}"
+    for experiment in (place.params.tracking.experiment, f"older-{key}"):
+        settings = place.params.tracking.model_copy(update={"experiment": experiment})
+        if experiment != place.params.tracking.experiment:
+            place.client.create_experiment(experiment)
+        identity = experiment_id(place.client, place.workspace, settings)
+        saved = json.loads(place.client.get_experiment(identity).tags[tag])
+        assert saved["name"] == "Results"
+        assert json.loads(saved["state"])["selectedColumns"][:2] == ["tags.`ratchet.result`", "tags.`ratchet.gate`"]
 
 
 def test_a_run_gets_the_name_that_is_recorded(place: Any, key: str) -> None:

@@ -1,13 +1,12 @@
 """Summary at the end of a run: it fits one screen and names existing files."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.metrics import NamedMetric
-from ratchet.gate.rules import ChampionResult, MetricResult
+from ratchet.gate.rules import MetricResult
 from ratchet.gate.verdict import Verdict
 from ratchet.registry.ledger import Ledger
 from ratchet.settings.model import Params
@@ -45,8 +44,7 @@ def test_summary_fits_one_screen(
         run_id="8e95", provenance="0011",
     )  # fmt: skip
     monkeypatch.setattr(summary.Registration, "load", lambda workspace: registration)
-    monkeypatch.setattr(summary, "read_metrics", lambda reports: SimpleNamespace(problem="classification"))
-    monkeypatch.setattr(summary, "next_steps", lambda verdict, problem: [("ratchet up", "start")] * 3)
+    monkeypatch.setattr(summary, "steps_of", lambda params, workspace, verdict: [("ratchet up", "start")] * 3)
     print_summary(Params(), Workspace(tmp_path), title="Nothing to do.")
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 24
@@ -54,15 +52,6 @@ def test_summary_fits_one_screen(
     printed = " ".join(" ".join(lines).split())
     assert all(f"{caption} {text}" in printed for caption, text in LINES.items())
     assert "Next: ratchet up" in printed
-
-
-def test_next_steps_follow_the_verdict() -> None:
-    passed, refused = Verdict(True, (RULE,)), Verdict(False, (ChampionResult(False),))
-    commands = [command for command, _ in summary.next_steps(passed, "classification")]
-    assert commands == ["ratchet data labels", "ratchet search", "ratchet up"]
-    assert summary.next_steps(refused, "regression") == [
-        ("ratchet search", "search better settings; the champion stays")
-    ]
 
 
 def test_end_of_a_run_with_an_earlier_version_says_so(tmp_path: Path) -> None:

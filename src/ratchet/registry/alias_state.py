@@ -51,7 +51,7 @@ def _apply(state: AliasState, entry: LedgerEntry, model: str) -> AliasState:
         champion, challenger = content.get("champion"), content.get("challenger")
         champions = _up_to(state.champions, champion) if champion else ()
         held = frozenset(filter(None, (champion, challenger)))
-        ever = state.ever_champion | frozenset(champions)
+        ever = state.ever_champion | frozenset(champions) | frozenset(content.get("former", ()))
         return AliasState(champion, challenger, champions, ever, held, state.rejected)
     if entry.what == "repair":
         return _without(state, frozenset(entry.content.get("deleted", ())))

@@ -165,7 +165,11 @@ class AliasSync:
 
     def evidence(self, version: Version) -> dict[str, str]:
         """Return the version's present evidence, as `collect_evidence` does."""
-        return collect_evidence(self.registry, version)
+        return collect_evidence(self.registry, version, self.rejections(version))
+
+    def rejections(self, version: Version) -> list[LedgerEntry]:
+        """Return every entry that rejected the version, oldest first."""
+        return [entry for entry in self.entries() if entry.what == "reject" and _is_about(entry, version)]
 
     def last_judgement(self, version: Version) -> Mapping[str, Any] | None:
         """Return the content of the version's last judgement, with `over` (the champion then) and `passed`."""

@@ -1,6 +1,7 @@
 """Audit: do the ledger, the aliases and the files in MLflow agree?"""
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from ratchet.errors import LedgerBroken, RegistryError
 from ratchet.registry.alias_sync import AliasSync
@@ -29,6 +30,11 @@ def audit(workspace: Workspace, params: Params, model: str | None = None) -> Ite
     yield from faults
     if faults:
         yield f"no act is possible while the ledger has a fault. Fix: restore it from a backup; without one, {RECOVER}"
+    for name in ledger.dropped_guards():
+        yield (
+            f"the ledger's database lacks the trigger {name}, which refuses changes of entries. Fix: `ratchet audit "
+            "--repair` creates it again"
+        )
     for sync in _models(workspace, params, model, ledger):
         # The state by a broken ledger means nothing, but another ledger can be recognized.
         fault = sync.fault() if not faults or sync.is_other_ledger else None
@@ -48,6 +54,7 @@ def notes(workspace: Workspace, params: Params) -> Iterator[str]:
     ledger = Ledger.of(workspace, params)
     chain = ledger.read()
     yield from _recoveries(chain)
+    yield from _times(chain)
     if chain.entries and (ledger.heads.root / ".git").exists():
         yield from _git_proof(ledger, chain)
 
@@ -60,6 +67,16 @@ def _recoveries(chain: Chain) -> Iterator[str]:
             evidence = f"{rows} its evidence" if aside else "no entry was set aside"
             who = f"{entry.who} at {entry.at[:19]}Z (entry {entry.number})"
             yield f"the ledger was recovered by {who}: {entry.why}; {evidence}"
+
+
+def _times(chain: Chain) -> Iterator[str]:
+    """Yield each entry with an earlier time than the one before it."""
+    for before, entry in pairwise(chain.valid):
+        if entry.at < before.at:
+            yield (
+                f"ledger entry {entry.number} ({entry.what} {entry.model}) has the time {entry.at[:19]}Z, before that "
+                f"of entry {before.number}, {before.at[:19]}Z: a clock was changed. Entries count in their order"
+            )
 
 
 def _git_proof(ledger: Ledger, chain: Chain) -> Iterator[str]:
@@ -98,6 +115,7 @@ def repair(workspace: Workspace, params: Params, model: str | None = None) -> li
         ledger.require_intact()
         if lost := ledger.lost():
             raise LedgerBroken(f"{lost}. No alias was moved. Fix: restore it; or, {RECOVER}")
+        done += [f"the ledger's database: trigger {name} created" for name in ledger.restore_guards()]
         for sync in _models(workspace, params, model, ledger):
             fault, deleted = sync.fault(), sync.deleted()
             if sync.is_other_ledger:

@@ -1,17 +1,20 @@
 """Digests of everything that a version was judged by: its files, report, data and verdict. They are its evidence."""
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ratchet import files
+from ratchet.registry.card_note import CARDS, without_notes
 from ratchet.registry.mlflow_store import file_errors
 from ratchet.registry.provenance_record import PACKED, PROVENANCE_FILE, Provenance
 from ratchet.registry.versions import MLFLOW_NOTE
 from ratchet.typed_json import parse
 
 if TYPE_CHECKING:
+    from ratchet.registry.ledger import LedgerEntry
     from ratchet.registry.models import ModelRegistry
     from ratchet.registry.versions import Version
 
@@ -20,10 +23,12 @@ __all__ = ["collect_evidence", "evidence_changes", "listed", "unexpected_changes
 _FOLDERS = ("report", "provenance", "card")  # of the run's artifacts
 
 
-def collect_evidence(registry: "ModelRegistry", version: "Version") -> dict[str, str]:
+def collect_evidence(
+    registry: "ModelRegistry", version: "Version", rejections: "Collection[LedgerEntry]" = ()
+) -> dict[str, str]:
     """Return the SHA-256 (hex) of each file of the version, of its run's report and provenance, and of its verdict.
 
-    `data` has the DVC hash (MD5) of the packed data.
+    `data` has the DVC hash (MD5) of the packed data. Notes about `rejections` in the model card are left out.
 
     Raises:
         RegistryError: the version, its run or its files are gone.
@@ -42,6 +47,8 @@ def collect_evidence(registry: "ModelRegistry", version: "Version") -> dict[str,
             for path in sorted(folder.rglob("*"))
             if path.is_file() and path.name != MLFLOW_NOTE
         }
+        for name in set(CARDS).intersection(digests) if rejections else ():
+            digests[name] = sha256(without_notes(name, (folder / name).read_bytes(), rejections)).hexdigest()
         data = _data_hash(folder / PROVENANCE_FILE)
     return {**digests, "data": data, "verdict": files.digest_json(stored.tags.get("ratchet.verdict", ""))}
 

@@ -157,6 +157,46 @@ class Ledger:
                 f"backup; without one, {RECOVER}"
             )
 
+    def dropped_guards(self) -> list[str]:
+        """Return the names of the triggers against changes that the database lacks, or has in another form."""
+        from sqlalchemy import text
+        from sqlalchemy.exc import DBAPIError
+
+        is_sqlite = self._engine.dialect.name == "sqlite"
+        query = (
+            "SELECT name, sql FROM sqlite_master WHERE type = 'trigger' AND tbl_name = 'ledger'"
+            if is_sqlite
+            else "SELECT tgname, tgname FROM pg_trigger WHERE tgrelid = 'ledger'::regclass AND tgenabled = 'O'"
+        )
+        try:
+            with self._engine.connect() as connection:
+                present = {str(name): str(sql) for name, sql in connection.execute(text(query))}
+        except DBAPIError as error:
+            raise self._database_error(error) from error
+        wanted = _GUARDS if is_sqlite else {"ledger_guard": "ledger_guard"}
+        return [name for name, action in wanted.items() if not present.get(name, "").endswith(action)]
+
+    def restore_guards(self) -> list[str]:
+        """Create the triggers that the database lacks; return their names."""
+        from sqlalchemy import text
+        from sqlalchemy.exc import DBAPIError
+
+        dropped, is_sqlite = self.dropped_guards(), self._engine.dialect.name == "sqlite"
+        statements = [
+            statement
+            for name in dropped
+            for statement in (f"DROP TRIGGER IF EXISTS {name}", f"CREATE TRIGGER {name} {_GUARDS.get(name, '')}")
+        ]
+        if dropped and not is_sqlite:
+            statements = [*_CREATE["postgresql"], "ALTER TABLE ledger ENABLE TRIGGER ledger_guard"]
+        try:
+            with self._engine.begin() as connection:
+                for statement in statements:
+                    connection.execute(text(statement))
+        except DBAPIError as error:
+            raise self._database_error(error) from error
+        return dropped
+
     @property
     def is_begun(self) -> bool:
         """Whether there is a ledger, or was one on this machine. Creates nothing."""
@@ -263,6 +303,7 @@ class Ledger:
         if engine.dialect.name == "sqlite" and engine.url.database:
             Path(engine.url.database).parent.mkdir(parents=True, exist_ok=True)
         try:
+            # Not again for a table that exists: an audit must see that its triggers were dropped.
             if not inspect(engine).has_table("ledger"):
                 with engine.begin() as connection:
                     for statement in _CREATE[engine.dialect.name]:

@@ -1,5 +1,6 @@
 """The connection to MLflow: address, timeouts, errors and the experiment."""
 
+import json
 import logging
 import os
 import re
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GONE",
+    "VIEW",
     "active",
     "address",
     "all_pages",
@@ -51,6 +53,23 @@ _FROM_SERVER = re.compile(r"^(?P<status>\d{3}) (?:Client|Server) Error: .*", re.
 _FROM_S3 = re.compile(r"^An error occurred \((?P<status>\d{3})?\w*\) when calling .*", re.M)
 _LATER = (408, 429)  # HTTP statuses of a client error that a later attempt may not get
 _SQLITE = "sqlite:///"
+VIEW = "gate"
+"""Id of the saved view of the runs page with result and verdict first: `viewStateShareKey` in the page's address.
+
+MLflow has no other way to choose columns: without it, every experiment begins with Source, Models and Dataset.
+"""
+_VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
+_VIEW_COLUMNS = (
+    "tags.`ratchet.result`",
+    "tags.`ratchet.gate`",
+    "attributes.`Dataset`",
+    "attributes.`Models`",
+    "metrics.`test/accuracy`",
+    "metrics.`test/r2`",
+    "metrics.`test/micro_f1`",
+    "metrics.`test/bits_per_character`",
+    "attributes.`Description`",
+)
 
 
 def address(workspace: Workspace, settings: TrackingSettings) -> str:
@@ -280,11 +299,13 @@ def experiment_id(client: "MlflowClient", workspace: Workspace, settings: Tracki
     experiment = client.get_experiment_by_name(settings.experiment)
     if experiment is not None:
         _refuse_deleted_experiment(experiment, address(workspace, settings))
+        if _VIEW_TAG not in experiment.tags:
+            client.set_experiment_tag(experiment.experiment_id, _VIEW_TAG, _view())
         return str(experiment.experiment_id)
     is_server = settings.uri.startswith(("http://", "https://"))
     place = None if is_server and settings.artifacts == "auto" else artifacts(workspace, settings)
     try:
-        return str(client.create_experiment(settings.experiment, place))
+        return str(client.create_experiment(settings.experiment, place, tags={_VIEW_TAG: _view()}))
     except MlflowException:
         experiment = client.get_experiment_by_name(settings.experiment)  # another run has created it
         if experiment is None:
@@ -315,6 +336,12 @@ def _refuse_deleted_experiment(experiment: Any, uri: str) -> None:
         f"tracking.experiment: {experiment.name} is deleted in MLflow at {uri}. Fix: `MLFLOW_TRACKING_URI={uri} mlflow "
         f"experiments restore --experiment-id {experiment.experiment_id}`, or set tracking.experiment to another name"
     )
+
+
+def _view() -> str:
+    """Return a saved view of MLflow's runs page in the page's own format."""
+    state = {"orderByKey": "attributes.`Created`", "orderByAsc": False, "selectedColumns": _VIEW_COLUMNS}
+    return json.dumps({"name": "Results", "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)})
 
 
 def _shorten_timeouts() -> None:

@@ -10,6 +10,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from ratchet.errors import ChampionMoved, RegistryError
+from ratchet.registry import card_note
 from ratchet.registry.access import Role, require, user
 from ratchet.registry.alias_state import AliasState, replay
 from ratchet.registry.alias_sync import AliasSync
@@ -125,6 +126,7 @@ class Promotions(AliasSync):
             entry = self._append("approve", version, who=who, why=why, via=via, evidence=evidence)
             self.ledger.publish()
             self._update_mlflow()
+            self._show_rejection(version)
             return entry
 
     def reject(self, version: Version, *, why: str, who: str = "", via: str = "command line") -> LedgerEntry:
@@ -144,6 +146,7 @@ class Promotions(AliasSync):
             entry = self._append("reject", version, who=who, why=why, via=via)
             self.ledger.publish()
             self._update_mlflow()
+            self._show_rejection(version)
             return entry
 
     def promote(self, version: Version, *, why: str, who: str = "", via: str = "command line") -> AliasState:
@@ -216,6 +219,13 @@ class Promotions(AliasSync):
         run = version.run_id
         return self.ledger.append(what, model=self.name, version=version.number, who=who, why=why, run=run, **content)
 
+    def _show_rejection(self, version: Version) -> None:
+        """Let the model card say that the version is rejected, or no longer."""
+        rejections = self.rejections(version)
+        if rejections and set(card_note.CARDS) <= (self.recorded_evidence(version) or {}).keys():
+            current = rejections[-1] if version.number in self.state().rejected else None
+            card_note.show(self.registry, version, rejections, current)
+
     def _label(self, version: Version) -> str:
         return f"{self.name} version {version.number}"
 
@@ -261,6 +271,11 @@ class Promotions(AliasSync):
             return stored[-1]
         if state.champion is None:
             raise RegistryError(f"{self.name}: the ledger names no champion: nothing to go back to")
+        if untrusted := sorted(state.ever_champion & versions - {state.champion}, key=int):
+            raise RegistryError(
+                f"{self.name}: no champion before version {state.champion} by the entries that count. Others that were "
+                f"champion: {', '.join(untrusted)}. Fix: name one, `ratchet rollback {self.name} --to {untrusted[-1]}`"
+            )
         raise RegistryError(f"{self.name}: no champion before version {state.champion}: nothing to go back to")
 
     def _promotable_evidence(self, version: Version) -> dict[str, str]:

@@ -4,7 +4,7 @@ Nothing is removed. The recovery is one entry with the digest of all rows that i
 this evidence is detected. Entries before the first fault stay valid.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +93,7 @@ def recover(
         def content(chain: Chain) -> dict[str, Any]:
             return {**_set_aside(ledger, chain, heads, damage), "models": states}
 
+        ledger.restore_guards()
         entry = ledger.append("recover", model="*", who=who, why=why, derive=content, verify=False)
         ledger.publish()
         for model in models:
@@ -162,10 +163,27 @@ def _confirmed(model: AliasSync, aliases: Mapping[str, str | None], intact: int)
                 "or confirm another version"
             )
         held[number] = {"run": version.run_id, "evidence": evidence}
+    former = dict(_former(model, intact, {*held}))
     return {
         "champion": aliases.get("champion"),
         "challenger": aliases.get("challenger"),
-        "held": held,
+        "held": {**former, **held},
+        "former": [*former],
         "found": model.registry.aliases(model.name),
         "anchor": model.registry.anchor(model.name),
     }
+
+
+def _former(model: AliasSync, intact: int, confirmed: set[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the versions that entries to set aside name as champions, with run and evidence, if their files are intact.
+
+    A user can roll back to them by name. Without a name no rollback chooses them, since an entry may be forged.
+    """
+    entries = [entry for entry in model.entries() if entry.number > intact and entry.what in ("promote", "rollback")]
+    named = {entry.version for entry in entries if entry.version} - confirmed
+    for version in model.registry.versions(model.name):
+        recorded = model.recorded_evidence(version) if version.number in named else None
+        if recorded is not None:
+            evidence = model.evidence(version)
+            if not evidence_changes(recorded, evidence):
+                yield version.number, {"run": version.run_id, "evidence": evidence}

@@ -1,0 +1,55 @@
+"""The note about a rejection in a version's model card. It is no part of the evidence: the ledger has its content."""
+
+import html
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from ratchet import files
+from ratchet.registry.ledger import LedgerEntry
+from ratchet.registry.models import ModelRegistry
+from ratchet.registry.versions import Version
+from ratchet.reports.templating import escaped
+
+__all__ = ["CARDS", "show", "without_notes"]
+
+CARDS = ("card/card.html", "card/card.md")
+"""Paths of the card's two forms among the artifacts of a run."""
+_ANCHORS = {"card/card.html": b"</h1>\n", "card/card.md": b"\n\n"}  # the note follows the first of these, the title
+
+
+def show(
+    registry: ModelRegistry, version: Version, rejections: Iterable[LedgerEntry], current: LedgerEntry | None
+) -> None:
+    """Write the current rejection into the cards of a version, in place of the note about an earlier one.
+
+    Args:
+        rejections: every rejection of the version.
+        current: the one that counts; None: it was approved since.
+    """
+    known = list(rejections)
+    for path in CARDS:
+        with tempfile.TemporaryDirectory() as folder:
+            name = f"run {version.run_id}: {path}"
+            card = registry.download(name, Path(folder), run_id=version.run_id, artifact_path=path)
+            before = card.read_bytes()
+            title, anchor, rest = without_notes(path, before, known).partition(_ANCHORS[path])
+            after = title + anchor + (_note(path, current) if current else b"") + rest
+            if after != before:
+                files.write_bytes(card, after)
+                registry.log_files(version.run_id, {card: "card"})
+
+
+def without_notes(path: str, content: bytes, rejections: Iterable[LedgerEntry]) -> bytes:
+    """Return a file of the run without the notes about these rejections. Any other change of it stays."""
+    if path in CARDS:
+        for entry in rejections:
+            content = content.replace(_note(path, entry), b"", 1)
+    return content
+
+
+def _note(path: str, entry: LedgerEntry) -> bytes:
+    text = f"by {entry.who} at {entry.at[:19]}Z: {entry.why}"
+    if path.endswith(".html"):
+        return f'<p class="summary"><strong>Rejected</strong> {html.escape(text)}</p>\n'.encode()
+    return f"**Rejected** {escaped(text)}\n\n".encode()

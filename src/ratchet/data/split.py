@@ -74,7 +74,7 @@ def even_positions(u: NDArray[np.float64], classes: pl.Series) -> NDArray[np.flo
     Samples with equal `u`, which are copies or one group, keep one position. A group counts in its most frequent class.
     """
     values, unit, sizes = np.unique(u, return_inverse=True, return_counts=True)
-    names = classes.unique().sort()
+    names = classes.unique().cast(pl.String).sort()
     codes = classes.cast(pl.Enum(names)).to_physical().cast(pl.Int64).to_numpy()
     code = np.zeros(len(values), np.int64)
     code[unit] = codes
@@ -82,7 +82,8 @@ def even_positions(u: NDArray[np.float64], classes: pl.Series) -> NDArray[np.flo
     pairs, counts = np.unique(unit[copied] * len(names) + codes[copied], return_counts=True)
     ranked = pairs[np.lexsort((-pairs, counts))]  # the most frequent class of a unit is last; of equals the first
     code[ranked // max(1, len(names))] = ranked % max(1, len(names))
-    order = np.argsort(code, kind="stable")  # by class, then by u
+    few = code.astype(np.uint16) if len(names) < 1 << 16 else code  # sorted faster
+    order = np.argsort(few, kind="stable")  # by class, then by u
     total = np.bincount(code, weights=sizes, minlength=len(names))
     before = np.cumsum(sizes[order]) - sizes[order] - (np.cumsum(total) - total)[code[order]]
     # The start differs by class. Else all classes would be rounded the same way, and small ones would have no test.

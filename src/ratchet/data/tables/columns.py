@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ratchet.data.reading import pool
 from ratchet.data.sources.table_file import EXACT
-from ratchet.data.tables.digests import coded
+from ratchet.data.tables.digests import by_text, coded
 from ratchet.data.tables.encode import cleaned, known_texts, plain_values, texts_of, without
 from ratchet.data.tables.notes import far_notes, mixed_notes
 from ratchet.data.tables.number_formats import (
@@ -59,7 +59,7 @@ class TypedColumn:
     Attributes:
         values: Float64 for numbers and dates (seconds since 1970-01-01 UTC), Enum for categories, else String;
             null: missing.
-        texts: the cells as they were, for messages and the index; empty if they are not needed any more.
+        texts: the cells as they were, for messages and the index.
         faults: rows (places in the table) of cells that are not of this type, by rule.
         form: how the cells write numbers or dates.
         why: reason for the type.
@@ -79,14 +79,12 @@ class TypedColumn:
 
     def take(self, places: NDArray[np.int64]) -> "TypedColumn":
         """Return the column with the rows at these places."""
-        values = self.values[places]
-        texts = values if values.dtype != pl.Float64 else self.texts[places] if self.keeps_texts else self.texts[:0]
-        return replace(self, values=values, texts=texts, faults={})
+        return replace(self, values=self.values[places], texts=self.shown[places], faults={})
 
     @property
-    def keeps_texts(self) -> bool:
-        """Whether the cells are copied to the index."""
-        return self.type in ("categorical", "id") or not self.is_feature
+    def shown(self) -> pl.Series:
+        """The values as the index has them."""
+        return self.texts if self.values.dtype == pl.Float64 else self.values
 
     @property
     def is_feature(self) -> bool:
@@ -117,7 +115,8 @@ def typed_column(
         raise DataError(f"{where}: {error}, or list it in data.drop") from None
     if column.values.dtype == pl.Float64 and column.is_feature:
         column = replace(column, notes=far_notes(name, values, column.values, missing))
-    if values.dtype == pl.String and (column.faults or (wanted is None and column.type in ("categorical", "text"))):
+    is_mixed = wanted is None and column.type in ("categorical", "text") and column.values.dtype == pl.String
+    if values.dtype == pl.String and (column.faults or is_mixed):
         texts = cleaned(values, missing) if missing or column.values.dtype != pl.String else column.values
         column = replace(column, notes=column.notes + _mixed_notes(column, texts, missing))
     if wanted is not None:
@@ -155,16 +154,17 @@ def _inferred(values: pl.Series, wanted: Type | None, missing: tuple[str, ...], 
             return _written(values, texts, len(texts) - texts.null_count(), wanted)
         why = "numbers" if is_csv else f"type {values.dtype} of the file"
         return _numeric(values, typed, "datetime" if is_date else "numeric", "", why)
-    texts = texts_of(values, values.name)
-    if values.dtype != pl.Boolean:
-        plain = numbers(texts, PLAIN)
-        if plain.null_count() > texts.null_count() or missing or plain.is_nan().any():  # else there is nothing to clean
-            texts = cleaned(texts, missing)
-            plain = numbers(texts, PLAIN)
-            texts = known_texts(texts, plain, missing)
-            plain = pl.select(pl.when(texts.is_not_null()).then(plain)).to_series().fill_nan(None)
-    else:
+    if values.dtype == pl.Boolean:
+        texts = texts_of(values, values.name)
         plain = pl.Series(values.name, [None], dtype=pl.Float64).new_from_index(0, len(values))
+    else:
+        words, codes = by_text(values)
+        texts, plain = _read(words, missing)
+        if codes is not None:
+            is_number = wanted in ("numeric", "datetime") or plain.count() or texts.str.contains(r"\d").any()
+            if not is_number:  # and no date
+                return _categorical(values, coded(texts).gather(codes), wanted)
+            texts, plain = texts.gather(codes), plain.gather(codes)
     if wanted in ("categorical", "text", "id", "ignored"):
         return _categorical(values, texts, wanted)
     known = len(texts) - texts.null_count()
@@ -173,6 +173,18 @@ def _inferred(values: pl.Series, wanted: Type | None, missing: tuple[str, ...], 
             return _categorical(values, texts, None, "numbers with leading zeros")
         return _numeric(values, plain, "numeric", "", "numbers")
     return _written(values, texts, known, wanted)
+
+
+def _read(texts: pl.Series, missing: tuple[str, ...]) -> tuple[pl.Series, pl.Series]:
+    """Return texts, null where they mean a missing value, and their plain numbers."""
+    texts = texts_of(texts, texts.name)
+    plain = numbers(texts, PLAIN)
+    if plain.null_count() > texts.null_count() or missing or plain.is_nan().any():  # else there is nothing to clean
+        texts = cleaned(texts, missing)
+        plain = numbers(texts, PLAIN)
+        texts = known_texts(texts, plain, missing)
+        plain = pl.select(pl.when(texts.is_not_null()).then(plain)).to_series().fill_nan(None)
+    return texts, plain
 
 
 def _written(values: pl.Series, texts: pl.Series, known: int, wanted: Type | None) -> TypedColumn:
@@ -234,25 +246,27 @@ def _numeric(
 
 def _distinct(read: pl.Series) -> int:
     """Return the number of different known values. NumPy sorts numbers faster than polars hashes them."""
-    known = np.sort(read.drop_nulls().to_numpy())
+    known = np.sort((read.drop_nulls() if read.null_count() else read).to_numpy())
     return int(np.count_nonzero(known[1:] != known[:-1])) + bool(len(known))
 
 
 def _categorical(values: pl.Series, texts: pl.Series, wanted: Type | None, why: str = "texts") -> TypedColumn:
     """Return a column of texts: categories, ids or long texts."""
-    present = texts.drop_nulls()
-    distinct = present.n_unique()
+    distinct = texts.drop_nulls().n_unique()
     column = TypedColumn(values.name, "categorical", texts, values, why, distinct)
     if wanted is not None:
         return column
-    if not len(present):
+    present = texts.count()
+    if not present:
         return replace(column, type="ignored", why="all values are missing")
-    if distinct == 1 and len(present) == len(texts):
+    if distinct == 1 and present == len(texts):
         return replace(column, type="ignored", why=CONSTANT)
-    if distinct == len(present) and distinct >= _FEWEST_IDS:
+    if distinct == present and distinct >= _FEWEST_IDS:
         return replace(column, type="id", why="all values are different")
-    if float(present.str.len_chars().mean()) > _LONG:  # type: ignore[arg-type]
+    words, codes = by_text(texts)
+    lengths = words.str.len_chars()
+    if float((lengths if codes is None else lengths.gather(codes)).mean()) > _LONG:  # type: ignore[arg-type]
         return replace(column, type="text", why="long texts")
-    if distinct > _DISTINCT * len(present) and distinct >= _FEWEST_IDS:
+    if distinct > _DISTINCT * present and distinct >= _FEWEST_IDS:
         return replace(column, type="text", why="most values occur once")
     return column

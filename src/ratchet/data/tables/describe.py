@@ -36,12 +36,12 @@ class FeatureStatistics:
     top: Mapping[str, int] = field(default_factory=dict)  # the most frequent categories
 
 
-def feature(column: TypedColumn, train: slice) -> FeatureStatistics | None:
-    """Describe a feature; None if the value is missing in all training rows."""
-    known = column.values[train].drop_nulls()
+def feature(column: TypedColumn, train: pl.Series) -> FeatureStatistics | None:
+    """Describe a feature by the values of its training rows; None if all are missing."""
+    known = train.drop_nulls()
     if not len(known):
         return None
-    complete = len(known) == len(column.values[train])
+    complete = len(known) == len(train)
     if column.type == "categorical":
         counts = known.alias("value").value_counts().sort(["count", "value"], descending=[True, False])
         top = dict(counts.head(_TOP).rows())
@@ -104,17 +104,16 @@ def _listed(column: TypedColumn, statistics: FeatureStatistics | None) -> dict[s
 
 def profile_of(writer: "TableWriter", copied: pl.DataFrame) -> dict[str, object]:
     """Return what the profile has of tables alone. `copied`: rows with the same features, with a digest `pixels`."""
-    content = writer.content
     within, across = _copies(writer)
-    listed = [*content.features, *content.special.columns]
+    listed = [*writer.features, *writer.special.columns]
     request = {name: _request(feature.column) for name, feature in writer.statistics.items()}
     drift = {name: dict(feature.counts) for name, feature in writer.statistics.items()}
     return {
         "columns": [_listed(column, writer.statistics.get(column.name)) for column in listed],
         "copies_within_splits": within,
         "copies_across_splits": across,
-        **conflicts(copied, content.labels),
-        "notes": [note for column in content.features for note in column.notes],
+        **conflicts(copied, writer.labels),
+        "notes": [note for column in writer.features for note in column.notes],
         "telling": _leaks(writer),
         "contract": {"request": request, "drift": drift},
     }
@@ -135,16 +134,16 @@ def _request(column: Column) -> list[dict[str, object]]:
 
 def _leaks(writer: "TableWriter") -> dict[str, object]:
     """Return the constant columns, and the columns that determine the target alone on rows outside train."""
-    content = writer.content
-    features = [column for column in content.features if column.name in writer.statistics]
-    constant = [column.name for column in content.features if column.why == CONSTANT]
+    features = [column for column in writer.features if column.name in writer.statistics]
+    constant = [column.name for column in writer.features if column.why == CONSTANT]
     places = np.concatenate(
-        [part[:: len(part) // _LEAK_ROWS + 1] for part in np.split(np.arange(len(content.rows)), _ends(writer))]
+        [part[:: len(part) // _LEAK_ROWS + 1] for part in np.split(np.arange(len(writer.order)), _ends(writer))]
     )
+    rows = writer.order[places]
     names = [str(place) for place in range(len(features))]
-    frame = pl.DataFrame([column.values[places].alias(name) for name, column in zip(names, features, strict=True)])
+    frame = pl.DataFrame([column.values[rows].alias(name) for name, column in zip(names, features, strict=True)])
     frame = frame.with_columns(writer.index["split"][places])
-    leaks = target_leaks(frame, content.labels.take(places), names, notable=_LEAK, explained=_EXPLAINED)
+    leaks = target_leaks(frame, writer.labels.take(places), names, notable=_LEAK, explained=_EXPLAINED)
     return {
         "constant": constant,
         "class": [leak | {"column": features[int(str(leak["column"]))].name} for leak in leaks],

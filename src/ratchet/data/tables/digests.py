@@ -14,7 +14,7 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-__all__ = ["array_digests", "coded", "column_digests", "hexadecimal", "repeats", "uniform"]
+__all__ = ["array_digests", "by_text", "coded", "column_digests", "hexadecimal", "repeats", "uniform"]
 
 Bits = NDArray[np.uint64]
 
@@ -23,6 +23,7 @@ _FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _EXPANDED = (0xD6E8FEB86659FD93, 0xA0761D6478BD642F)
 _MISSING = 0x7FF8_0000_0000_0001
 _BLOCK = 1 << 14  # rows
+_SAMPLE = 1000  # texts that show whether they repeat
 
 
 def column_digests(columns: Sequence[pl.Series], rows: int) -> Bits:
@@ -59,6 +60,17 @@ def _bits(values: NDArray[Any], known: Bits | None) -> Bits:
 def coded(values: pl.Series) -> pl.Series:
     """Return texts as Enum, with the different texts in their order."""
     return values if values.dtype == pl.Enum else values.cast(pl.Enum(values.unique().drop_nulls().sort()))
+
+
+def by_text(values: pl.Series) -> tuple[pl.Series, pl.Series | None]:
+    """Return the different texts of a column in order, and the place of each row's text; the column and None if they
+    rarely repeat.
+    """
+    values = values if values.dtype == pl.Enum else values.cast(pl.String)
+    if 2 * values.gather_every(len(values) // _SAMPLE + 1).n_unique() > _SAMPLE:
+        return values.cast(pl.String), None
+    values = coded(values)
+    return values.dtype.categories.alias(values.name), values.to_physical()  # type: ignore[attr-defined]
 
 
 def row_digests(columns: Iterable[Bits], rows: int) -> Bits:

@@ -47,7 +47,7 @@ def encode(frame: pl.DataFrame, input: TableInput) -> tuple[NDArray[np.float32],
         )
     values = [_numbers(frame[column.name], column, input.missing) for column in input.numeric]
     texts = [_categories(frame[column.name], column, input.missing) for column in input.categorical]
-    return arrays_of(values, texts, input, rows=frame.height)
+    return arrays_of(values, texts, input, rows=np.arange(frame.height))
 
 
 def other_spellings(names: Iterable[str], input: TableInput) -> dict[str, str]:
@@ -114,7 +114,7 @@ def _plain_number(value: Any) -> float | None:
 
 
 def arrays_of(
-    numbers: Sequence[pl.Series], texts: Sequence[pl.Series], input: TableInput, *, rows: int
+    numbers: Sequence[pl.Series], texts: Sequence[pl.Series], input: TableInput, *, rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Return the arrays of columns that are already read.
 
@@ -122,18 +122,18 @@ def arrays_of(
         numbers: Float64, of the numeric columns; null: missing.
         texts: String or Enum, of the categorical columns; null: missing.
         input: the columns.
-        rows: length of each column.
+        rows: places in them of the rows of the arrays.
 
     Raises:
         DataError: a number is infinite in float32.
     """
-    values = np.empty((rows, len(input.numeric)), np.float32)
-    codes = np.empty((rows, len(input.categorical)), np.int64)
+    values = np.empty((len(rows), len(input.numeric)), np.float32)
+    codes = np.empty((len(rows), len(input.categorical)), np.int64)
     shifted = (
         read - column.offset if column.offset else read for column, read in zip(input.numeric, numbers, strict=True)
     )
     with np.errstate(over="ignore"):
-        _fill(values, [read.fill_null(float("nan")).to_numpy() for read in shifted])
+        _fill(values, [read.fill_null(float("nan")).to_numpy() for read in shifted], rows)
     if np.isinf(values).any():
         name = next(column.name for column, read in zip(input.numeric, values.T, strict=True) if np.isinf(read).any())
         raise DataError(f"column {name!r} has an infinite number. Fix: correct it, or leave it empty")
@@ -141,16 +141,16 @@ def arrays_of(
     for column, cells in zip(input.categorical, texts, strict=True):
         known = cells.cast(pl.Enum(column.categories), strict=False).to_physical().cast(pl.Int64) + _FIRST
         coded.append(pl.select(pl.when(cells.is_null()).then(0).otherwise(known.fill_null(_UNSEEN))).to_series())
-    _fill(codes, [places.to_numpy() for places in coded])
+    _fill(codes, [places.to_numpy() for places in coded], rows)
     return values, codes
 
 
-def _fill(rows: NDArray[Any], columns: Sequence[NDArray[Any]]) -> None:
-    """Copy columns into rows, a few rows at a time, which stay in the processor's cache."""
+def _fill(array: NDArray[Any], columns: Sequence[NDArray[Any]], rows: NDArray[np.int64]) -> None:
+    """Copy rows of columns into an array, a few rows at a time, which stay in the processor's cache."""
     for start in range(0, len(rows), _BLOCK):
-        block = slice(start, start + _BLOCK)
+        block = rows[start : start + _BLOCK]
         for place, column in enumerate(columns):
-            rows[block, place] = column[block]
+            array[start : start + _BLOCK, place] = column[block]
 
 
 def cleaned(texts: pl.Series, missing: tuple[str, ...]) -> pl.Series:
@@ -175,7 +175,8 @@ def plain_values(values: pl.Series, name: str) -> pl.Series | None:
     if isinstance(kind, pl.Time):
         return values.cast(pl.Int64).cast(pl.Float64) / 1e9
     if kind.is_numeric() or isinstance(kind, pl.Boolean | pl.Null):
-        return values.cast(pl.Float64).fill_nan(None)
+        numbers = values.cast(pl.Float64)
+        return numbers.fill_nan(None) if numbers.is_nan().any() else numbers  # a copy costs more than the look
     return None
 
 

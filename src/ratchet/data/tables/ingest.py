@@ -191,7 +191,7 @@ class _Ingest:
         self._check_bad_fraction(bad)
         empty = [split for split, rows in writer.sizes.items() if not rows]
         distinct = writer.index.height - writer.copies
-        special, settings = writer.content.special, self.settings
+        special, settings = writer.special, self.settings
         drawn = special.given is None and min(settings.validation_fraction, settings.test_fraction) > 0
         if empty and drawn and writer.copies >= distinct and settings.order_by == "none":
             raise DataError(
@@ -207,7 +207,8 @@ class _Ingest:
             )
         settings = settings.model_copy(update={"min_per_class": 1}) if self.task.sample else settings
         groups = special.groups
-        index = writer.index.drop("id") if groups is None else writer.index.drop("id").with_columns(group=groups)
+        index = writer.index.drop("id").with_columns(pl.col("split").cast(pl.String))
+        index = index if groups is None else index.with_columns(group=groups)
         set_rules.check_index(index, settings, classes=writer.classes, table=self.task.quarantine)
 
 

@@ -59,8 +59,11 @@ def assigned(
         given = _of_groups(given, groups, settings)
     declared = set(given.unique().drop_nulls()) if given is not None else set()
     if classes is not None:
-        free = [True] * len(u) if given is None else [name in (None, "train") for name in given]
-        u[free] = split.even_positions(u[free], classes.filter(pl.Series(free)))
+        if given is None:
+            u = split.even_positions(u, classes)
+        else:
+            free = given.is_null() | (given == "train").fill_null(False)
+            u[free.to_numpy()] = split.even_positions(u[free.to_numpy()], classes.filter(free))
     drawn = split.drawn(
         u, declared=declared, validation_fraction=settings.validation_fraction, test_fraction=settings.test_fraction,
         folds=settings.folds, fold=settings.fold,

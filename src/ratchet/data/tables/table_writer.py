@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -27,6 +28,8 @@ from ratchet.errors import DataError
 from ratchet.kinds import TableInput
 
 __all__ = ["SpecialColumns", "TableColumns", "TableWriter"]
+
+_GROUP = 1 << 17  # rows of the index that are in memory as texts
 
 Array = NDArray[np.float32] | NDArray[np.int64]
 
@@ -84,7 +87,9 @@ class TableWriter:
     """The packed set of a table, before it is written. Rows are in the order of the splits, then of the file.
 
     Attributes:
-        content: the rows.
+        features, special: columns in the order of the file.
+        order: places in them of the rows, int64 (rows,).
+        labels: of the rows.
         index: one row for each: row (its number in the file), id, source, split, label and class.
         digest: of features and target, uint64 (rows, 2).
         bad: the quarantine table, with the rows that are also in a split of a higher rank.
@@ -99,39 +104,25 @@ class TableWriter:
         self.classes = content.labels.classes
         digest = content.digest()
         special = content.special
-        names = content.labels.shown.cast(pl.String) if self.classes else None
+        labels = content.labels
+        names = pl.Series(labels.values).cat.to(pl.Enum(self.classes)) if self.classes else None
         split = splits.assigned(
             task.settings, digest, given=special.given, groups=special.groups, order=special.order, classes=names
         )
-        order = np.argsort(split, kind="stable")
-        self.content, self.digest = content.take(order), digest[order]
-        self.index, self.bad = self._index(split[order]), bad
+        index = pl.DataFrame({"row": content.rows, "split": pl.Series(split).cat.to(pl.Enum(SPLITS))}).with_columns(
+            (pl.Series(labels.values) if self.classes else pl.lit(None, pl.Int64)).alias("label"),
+            (labels.shown.cast(pl.String) if names is None else names).alias("class"),
+            id=pl.format("row {}", pl.col("row").cast(pl.String).str.zfill(7)),
+        )
+        index = index.with_columns(source="id")
         if special.given is not None:
-            self._refuse_copies()
-
-    def _index(self, split: NDArray[np.int64]) -> pl.DataFrame:
-        rows, labels = self.content.rows, self.content.labels
-        numbers = (
-            pl.Series(labels.values) if self.classes else pl.Series([None], dtype=pl.Int64).new_from_index(0, len(rows))
-        )
-        names = pl.Series(list(SPLITS)).gather(split)
-        index = pl.DataFrame({"row": rows, "split": names, "label": numbers, "class": labels.shown.cast(pl.String)})
-        return index.with_columns(id=pl.format("row {}", pl.col("row").cast(pl.String).str.zfill(7))).with_columns(
-            source="id"
-        )
-
-    def _refuse_copies(self) -> None:
-        """Move rows that are also in a split of a higher rank to the quarantine table."""
-        copies = exact_duplicates.cross_split_duplicates(self._copied(self.digest))
-        kept = ~self.content.rows.is_in(copies["row"].implode())
-        self.bad = pl.concat([self.bad, copies])
-        self.index, self.content, self.digest = self.index.filter(kept), self.content.filter(kept), self.digest[kept]
-
-    def _copied(self, digest: NDArray[np.uint64]) -> pl.DataFrame:
-        """Return the rows of the index whose digest occurs more than once, with it as `pixels`."""
-        places = np.flatnonzero(np.isin(digest[:, 0], repeats(digest)))
-        texts = pl.Series(pl.from_arrow(hexadecimal(digest[places])), dtype=pl.String)
-        return self.index[places].with_columns(pixels=texts)
+            copies = exact_duplicates.cross_split_duplicates(_copied(index, digest))
+            kept = ~content.rows.is_in(copies["row"].implode())
+            bad, content, index = pl.concat([bad, copies]), content.filter(kept), index.filter(kept)
+            split, digest = split[kept.to_numpy()], digest[kept.to_numpy()]
+        self.bad, self.features, self.special = bad, content.features, content.special
+        self.order = np.argsort(split.astype(np.int8), kind="stable")
+        self.index, self.digest, self.labels = index[self.order], digest[self.order], content.labels.take(self.order)
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -152,35 +143,35 @@ class TableWriter:
     @cached_property
     def statistics(self) -> dict[str, FeatureStatistics]:
         """The features by name."""
-        features = [column for column in self.content.features if column.is_feature]
-        statistics = each(lambda column: describe.feature(column, self.train), features)
+        features, train = [column for column in self.features if column.is_feature], self.order[self.train]
+        statistics = each(lambda column: describe.feature(column, column.values[train]), features)
         return {feature.column.name: feature for feature in statistics if feature is not None}
 
     def write(self) -> Manifest:
         """Write the packed set."""
         if not self.statistics:
-            reasons = ", ".join(f"{column.name} ({column.why})" for column in self.content.features)
+            reasons = ", ".join(f"{column.name} ({column.why})" for column in self.features)
             raise DataError(
                 f"{self.source.where} has no column to learn from: {reasons or 'only labels'}. "
                 "Fix: set the type of a column in data.columns"
             )
         settings = self.task.settings
         input = TableInput(tuple(feature.column for feature in self.statistics.values()), settings.missing)
-        values = {column.name: column.values for column in self.content.features}
+        values = {column.name: column.values for column in self.features}
         numbers, codes = arrays_of(
             [values[column.name] for column in input.numeric], [values[column.name] for column in input.categorical],
-            input, rows=len(self.digest),
+            input, rows=self.order,
         )  # fmt: skip
         arrays: dict[str, Array] = {"numbers": numbers, "codes": codes}
         packed_digest = array_digests(list(arrays.values()), len(self.digest))
         packed = PackedSet(
-            name=self.source.name, source=settings.path, index=self.index, labels=self.content.labels, bad=self.bad,
-            released=self.released, keys=column_digests([self.content.rows], len(self.digest))[:, 0],
+            name=self.source.name, source=settings.path, index=self.index, labels=self.labels, bad=self.bad,
+            released=self.released, keys=column_digests([self.index["row"]], len(self.digest))[:, 0],
         )  # fmt: skip
         with files.draft_directory(self.task.packed) as draft:
             return packed.write(
                 draft, write_index=lambda folder, index, _: self._write_index(folder, packed_digest),
-                describe=lambda: (input, describe.profile_of(self, self._copied(packed_digest))),
+                describe=lambda: (input, describe.profile_of(self, _copied(self.index, packed_digest))),
                 arrays=lambda folder, part: {
                     name: pack.write_shards_of(folder, name, values[part])
                     for name, values in arrays.items()
@@ -189,24 +180,38 @@ class TableWriter:
 
     def _write_index(self, draft: Path, packed: NDArray[np.uint64]) -> None:
         """Write index.parquet. Categories, ids and the order are copied from the file."""
-        index, content = self.index.with_columns(row=pl.int_range(pl.len()).over("split")), self.content
-        if content.special.groups is not None:
-            index = index.with_columns(content.special.groups.alias("group"))
-        columns = [column for column in content.features if column.type in ("categorical", "id")]
-        columns += [column for column in content.special.columns if column.why == "data.order_by"]
+        index = self.index.with_columns(row=np.concatenate([np.arange(rows) for rows in self.sizes.values()]))
+        if self.special.groups is not None:
+            index = index.with_columns(self.special.groups[self.order].alias("group"))
+        columns = [column for column in self.features if column.type in ("categorical", "id")]
+        columns += [column for column in self.special.columns if column.why == "data.order_by"]
         own = {*pack.index_columns(pack.INDEX_COLUMNS, ()), "place", "group", "content", "packed"}
-        extra = {f"{column.name} (column)" if column.name in own else column.name: column.texts for column in columns}
-        index = index.with_columns(
-            (texts.cast(pl.String) if texts.dtype == pl.Enum else texts).alias(name) for name, texts in extra.items()
-        )
-        digests = {"content": hexadecimal(self.digest), "pixels": hexadecimal(packed)}
-        table = index.to_arrow(compat_level=pl.CompatLevel.oldest())
-        for name, texts in digests.items():
-            table = table.append_column(name, texts)
-        unlike = {"row", "id", "source", *digests}  # have no value twice
-        pq.write_table(
-            table.select(pack.index_columns(table.column_names, list(extra))), draft / "index.parquet",
-            use_dictionary=[name for name in table.column_names if name not in unlike], row_group_size=1 << 17,
-            write_statistics=[name for name in table.column_names if name not in unlike],
-            compression={name: "none" if name == "content" else "zstd" for name in table.column_names},
-        )  # fmt: skip
+        extra = {
+            f"{column.name} (column)" if column.name in own else column.name: column.shown[self.order]
+            for column in columns
+        }
+        index = index.with_columns(texts.alias(name) for name, texts in extra.items())
+        digests = {"content": self.digest, "pixels": packed}
+        names = pack.index_columns([*index.columns, *digests], list(extra))
+        repeated = [name for name in names if name not in {"row", "id", "source", *digests}]
+
+        def table(rows: slice) -> pa.Table:
+            part = index[rows].to_arrow(compat_level=pl.CompatLevel.oldest())
+            for name, values in digests.items():
+                part = part.append_column(name, hexadecimal(values[rows]))
+            return part.select(names)
+
+        with pq.ParquetWriter(
+            draft / "index.parquet", table(slice(0, 0)).schema, store_schema=False,  # texts, not categories
+            use_dictionary=repeated, write_statistics=repeated,
+            compression={name: "none" if name in digests else "zstd" for name in names},
+        ) as file:  # fmt: skip
+            for start in range(0, index.height, _GROUP):
+                file.write_table(table(slice(start, start + _GROUP)))
+
+
+def _copied(index: pl.DataFrame, digest: NDArray[np.uint64]) -> pl.DataFrame:
+    """Return the rows of an index whose digest occurs more than once, with it as `pixels`."""
+    places = np.flatnonzero(np.isin(digest[:, 0], repeats(digest)))
+    texts = pl.Series(pl.from_arrow(hexadecimal(digest[places])), dtype=pl.String)
+    return index[places].with_columns(pl.col("split", "class").cast(pl.String), pixels=texts)

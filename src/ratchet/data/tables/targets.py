@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ratchet.data.checks.far_values import moments
 from ratchet.data.checks.label_spelling import check_known, in_order, look_alikes, skeleton
 from ratchet.data.sources.table_file import EXACT
+from ratchet.data.tables.digests import by_text
 from ratchet.data.tables.encode import cleaned, known_texts, plain_values, texts_of, without
 from ratchet.data.tables.notes import far_notes, yaml_list
 from ratchet.data.tables.number_formats import PLAIN, Ambiguous, number_form, numbers
@@ -93,21 +94,25 @@ class _Label:
         try:
             typed = plain_values(values, values.name)
             self.is_boolean = values.dtype == pl.Boolean
-            cells = texts_of(values, values.name).str.strip_chars()
-            self.texts = cleaned(cells, missing).alias("value")
+            words, codes = by_text(values) if typed is None else (values, None)
+            cells = texts_of(words, values.name).str.strip_chars()
+            texts = cleaned(cells, missing).alias("value")
             if settings.classes != "auto":  # a class may be called None
                 is_class = cells.is_in(list(settings.classes)).fill_null(False)
-                self.texts = pl.select(pl.when(is_class).then(cells).otherwise(self.texts)).to_series().alias("value")
+                texts = pl.select(pl.when(is_class).then(cells).otherwise(texts)).to_series().alias("value")
             elif typed is None:
-                is_lost = self.texts.is_null() & (cells.str.len_chars() > 0) & ~cells.is_in(list(missing))
-                self.unlabelled = dict(cells.filter(is_lost).alias("value").value_counts(sort=True).rows())
-            self.present = self.texts.drop_nulls()
+                is_lost = texts.is_null() & (cells.str.len_chars() > 0) & ~cells.is_in(list(missing))
+                lost = cells.filter(is_lost) if codes is None else cells.gather(codes.filter(is_lost.gather(codes)))
+                self.unlabelled = dict(lost.alias("value").value_counts(sort=True).rows())
             if typed is None:
-                form = number_form(self.present) if len(self.present) else None
-                self.form = form.form if form else PLAIN
-                typed = numbers(self.texts, self.form).fill_nan(None)
-            self.texts = known_texts(self.texts, typed, missing)
-            self.present, typed = self.texts.drop_nulls(), without(typed, missing, values)
+                present = texts.drop_nulls()
+                if codes is not None and present.str.contains(r"\d").any():  # the commonest form is that of most rows
+                    present = texts.gather(codes).drop_nulls()
+                self.form = number_form(present).form if len(present) else PLAIN
+                typed = numbers(texts, self.form).fill_nan(None)
+            texts, typed = known_texts(texts, typed, missing), without(typed, missing, words)
+            self.texts, typed = (texts, typed) if codes is None else (texts.gather(codes), typed.gather(codes))
+            self.present = self.texts.drop_nulls()
         except Ambiguous as error:
             raise DataError(f"{where}: column {values.name!r}: {error}") from None
         except DataError as error:

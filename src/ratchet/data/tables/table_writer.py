@@ -69,10 +69,9 @@ class TableColumns:
 
     def filter(self, kept: pl.Series) -> "TableColumns":
         """Return the rows that are kept."""
-        return self if kept.all() else self.take(np.flatnonzero(kept.to_numpy()))
-
-    def take(self, places: NDArray[np.int64]) -> "TableColumns":
-        """Return the rows at these places."""
+        if kept.all():
+            return self
+        places = np.flatnonzero(kept.to_numpy())
         features = each(lambda column: column.take(places), self.features)
         return TableColumns(self.rows[places], features, self.special.take(places), self.labels.take(places))
 
@@ -103,8 +102,7 @@ class TableWriter:
         self.task, self.source, self.released = task, source, released
         self.classes = content.labels.classes
         digest = content.digest()
-        special = content.special
-        labels = content.labels
+        special, labels = content.special, content.labels
         names = pl.Series(labels.values).cat.to(pl.Enum(self.classes)) if self.classes else None
         split = splits.assigned(
             task.settings, digest, given=special.given, groups=special.groups, order=special.order, classes=names

@@ -158,8 +158,8 @@ def _inferred(values: pl.Series, wanted: Type | None, missing: tuple[str, ...], 
         texts = texts_of(values, values.name)
         plain = pl.Series(values.name, [None], dtype=pl.Float64).new_from_index(0, len(values))
     else:
-        words, codes = by_text(values)
-        texts, plain = _read(words, missing)
+        texts, codes = by_text(values)
+        texts, plain = _read(texts, missing)
         if codes is not None:
             is_number = wanted in ("numeric", "datetime") or plain.count() or texts.str.contains(r"\d").any()
             if not is_number:  # and no date
@@ -263,8 +263,8 @@ def _categorical(values: pl.Series, texts: pl.Series, wanted: Type | None, why: 
         return replace(column, type="ignored", why=CONSTANT)
     if distinct == present and distinct >= _FEWEST_IDS:
         return replace(column, type="id", why="all values are different")
-    words, codes = by_text(texts)
-    lengths = words.str.len_chars()
+    texts, codes = by_text(texts)
+    lengths = texts.str.len_chars()
     if float((lengths if codes is None else lengths.gather(codes)).mean()) > _LONG:  # type: ignore[arg-type]
         return replace(column, type="text", why="long texts")
     if distinct > _DISTINCT * present and distinct >= _FEWEST_IDS:

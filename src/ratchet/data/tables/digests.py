@@ -63,7 +63,7 @@ def coded(values: pl.Series) -> pl.Series:
 
 
 def by_text(values: pl.Series) -> tuple[pl.Series, pl.Series | None]:
-    """Return the different texts in order and the place of each row's text; all texts and None if they rarely repeat."""
+    """Return the different texts in order and the place of each row's text; all texts and None if few repeat."""
     values = values if values.dtype == pl.Enum else values.cast(pl.String)
     if 2 * values.gather_every(len(values) // _SAMPLE + 1).n_unique() > _SAMPLE:
         return values.cast(pl.String), None

@@ -94,8 +94,8 @@ class _Label:
         try:
             typed = plain_values(values, values.name)
             self.is_boolean = values.dtype == pl.Boolean
-            words, codes = by_text(values) if typed is None else (values, None)
-            cells = texts_of(words, values.name).str.strip_chars()
+            distinct, codes = by_text(values) if typed is None else (values, None)
+            cells = texts_of(distinct, values.name).str.strip_chars()
             texts = cleaned(cells, missing).alias("value")
             if settings.classes != "auto":  # a class may be called None
                 is_class = cells.is_in(list(settings.classes)).fill_null(False)
@@ -110,7 +110,7 @@ class _Label:
                     present = texts.gather(codes).drop_nulls()
                 self.form = number_form(present).form if len(present) else PLAIN
                 typed = numbers(texts, self.form).fill_nan(None)
-            texts, typed = known_texts(texts, typed, missing), without(typed, missing, words)
+            texts, typed = known_texts(texts, typed, missing), without(typed, missing, distinct)
             self.texts, typed = (texts, typed) if codes is None else (texts.gather(codes), typed.gather(codes))
             self.present = self.texts.drop_nulls()
         except Ambiguous as error:

@@ -100,6 +100,14 @@ def verify_resume(
         typer.Option(metavar="N", min=2, help="Optimizer steps.", show_default="enough to cross the end of an epoch"),
     ] = None,
     kills: Annotated[int, typer.Option(metavar="N", min=1, help="How often the training is killed.")] = 5,
+    processes: Annotated[
+        str,
+        typer.Option(
+            metavar="N,N,...",
+            help="Processes of the training, another number after each kill.",
+            show_default="training.processes",
+        ),
+    ] = "",
 ) -> None:
     """Prove that a killed and resumed training ends with identical weights.
 
@@ -109,7 +117,7 @@ def verify_resume(
     with project_folder() as workspace:
         from commands.verify_resume import verify_and_certify
 
-        if not verify_and_certify(workspace, steps=steps, kills=kills):
+        if not verify_and_certify(workspace, steps=steps, kills=kills, processes=processes):
             raise typer.Exit(1)
 
 

@@ -3,6 +3,7 @@
 Both train in child processes: `python -m commands.verify_resume FOLDER`.
 """
 
+import itertools
 import json
 import math
 import os
@@ -44,8 +45,11 @@ _LOG_CHARACTERS = 2000  # shown of a failed training's log
 _RATES = ("samples_per_second", "data_wait", "memory", "system/", "cost/")
 
 
-def verify_and_certify(workspace: Workspace, *, steps: int | None, kills: int) -> bool:
-    """Verify with the project's settings and data, and write the certificate. Return whether both were identical."""
+def verify_and_certify(workspace: Workspace, *, steps: int | None, kills: int, processes: str = "") -> bool:
+    """Verify with the project's settings and data, and write the certificate. Return whether both were identical.
+
+    `processes` has the numbers of processes of the attempts, such as 1,2,4: the first again after the last.
+    """
     workspace.restore_if_idle()
     params = settings.load(workspace.params)
     manifest = Manifest.read(workspace.packed)
@@ -55,6 +59,7 @@ def verify_and_certify(workspace: Workspace, *, steps: int | None, kills: int) -
             "model.name: found baseline, which is fitted in one piece. Allowed for this check: a network. Fix: "
             "`ratchet set model.name=auto`"
         )
+    sizes = _sizes(processes, params)
     per_epoch = -(-manifest.splits["train"].rows // params.training.batch_size)
     planned = min(steps or _default_steps(per_epoch), params.training.epochs * per_epoch)
     changes = _changed_settings(params, planned)
@@ -62,12 +67,12 @@ def verify_and_certify(workspace: Workspace, *, steps: int | None, kills: int) -
     with workspace.hold("ratchet verify-resume"), Terminal("verify-resume", unit="steps") as terminal:
         with _scratch_folder(workspace) as folder:
             undisturbed, killed = (_prepare(workspace, folder / name, changes) for name in ("undisturbed", "killed"))
-            kill_records = _train_both(undisturbed, killed, planned, kills, terminal)
+            kill_records = _train_both(undisturbed, killed, planned, kills, sizes, terminal)
             different, done = differences(undisturbed, killed), _steps(undisturbed)
             certificate = {
                 "training": key,
                 "identical": not different,
-                "verdict": _verdict(params, done, len(kill_records), different),
+                "verdict": _verdict(params, done, kill_records, different),
                 "differences": different,
                 "steps": done,
                 "kills": kill_records,
@@ -97,14 +102,37 @@ def _prepare(workspace: Workspace, folder: Path, changes: Mapping[str, object]) 
     return scratch
 
 
+def _sizes(processes: str, params: Params) -> list[int | str]:
+    """Return the numbers of processes of the attempts.
+
+    Raises:
+        TrainingError: one of them is no number, or cannot share the pieces of a step.
+    """
+    if not processes:
+        return [params.training.processes]
+    from ratchet.training.processes import count_processes
+
+    if not all(part.isdecimal() and int(part) for part in processes.split(",")):
+        raise TrainingError(f"--processes: found {processes}. Allowed: numbers, as in 1,2,4")
+    pieces, device = params.training.pieces, params.training.device
+    return [count_processes(int(part), pieces=pieces, device=device) for part in processes.split(",")]
+
+
 def _run(
-    trial: ScratchProject, planned: int, terminal: Terminal, *, until: float = math.inf, delay: float = 0.0
+    trial: ScratchProject,
+    planned: int,
+    terminal: Terminal,
+    *,
+    processes: int | str,
+    until: float = math.inf,
+    delay: float = 0.0,
 ) -> bool:
     """Train, or resume; kill `delay` seconds after step `until` is logged. Return False if it ended before.
 
     Raises:
         TrainingError: it failed; the message has the end of its log.
     """
+    settings.override(trial.params, {"training.processes": processes})
     log = trial.folder / "log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -129,23 +157,30 @@ def _run(
 
 
 def _train_both(
-    undisturbed: ScratchProject, killed: ScratchProject, planned: int, kills: int, terminal: Terminal
+    undisturbed: ScratchProject,
+    killed: ScratchProject,
+    planned: int,
+    kills: int,
+    sizes: list[int | str],
+    terminal: Terminal,
 ) -> list[Any]:
-    """Train one without a kill, the other with kills at random steps. Return the step and checkpoint of each kill."""
+    """Train one without a kill, the other with kills at random steps. Return step, checkpoint, processes of each."""
+    size = itertools.cycle(sizes)
     clock, chance, records = time.monotonic(), random.SystemRandom(), []
-    _run(undisturbed, planned, terminal)
+    _run(undisturbed, planned, terminal, processes=sizes[0])
     steps = _steps(undisturbed)
     terminal.say(f"{steps} steps undisturbed, in {time.monotonic() - clock:.0f} s")
     for step in sorted(chance.sample(range(1, steps), min(kills, steps - 1))):
-        if not _run(killed, planned, terminal, until=step, delay=chance.uniform(0.0, _MAX_DELAY)):
+        processes, delay = next(size), chance.uniform(0.0, _MAX_DELAY)
+        if not _run(killed, planned, terminal, processes=processes, until=step, delay=delay):
             break
         names = [path.stem for path in killed.running.glob("[!.]*/step-*.safetensors")]
         newest = max((int(name.removeprefix("step-")) for name in names), default=0)
-        records.append({"step": _steps(killed), "checkpoint": newest})
+        records.append({"step": _steps(killed), "checkpoint": newest, "processes": processes})
         terminal.say(f"killed after step {records[-1]['step']}, continues from the checkpoint of step {newest}")
     if not records:
         raise TrainingError(f"all {steps} steps ended before the first kill. Fix: more steps, `--steps {10 * steps}`")
-    _run(killed, planned, terminal)
+    _run(killed, planned, terminal, processes=next(size))
     return records
 
 
@@ -174,8 +209,10 @@ def _changed_settings(params: Params, steps: int) -> dict[str, object]:
     }
 
 
-def _verdict(params: Params, steps: int, kills: int, different: list[str]) -> str:
-    times = f"{kills} SIGKILLs" if kills > 1 else "one SIGKILL"
+def _verdict(params: Params, steps: int, kills: list[Any], different: list[str]) -> str:
+    times = f"{len(kills)} SIGKILLs" if len(kills) > 1 else "one SIGKILL"
+    sizes = dict.fromkeys(str(kill["processes"]) for kill in kills)
+    times += f" of {', '.join(sizes)} processes" if list(sizes) != ["1"] else ""
     if not different:
         return (
             f"identical: after {times} in {steps} steps every tensor, the history and every logged point are the same"

@@ -123,9 +123,10 @@ def _show(study: Study, progress: StageProgress) -> None:
 
 
 def workers_of(params: Params) -> list[Worker]:
-    """Return the worker processes of this machine: one for each GPU, or for each group of cores."""
+    """Return the workers of this machine: one for as many GPUs, or cores, as a trial has processes."""
     own_cores, gpus = cores(), _gpus(params)
-    count = params.search.workers or gpus or len(own_cores)
+    processes = 1 if params.training.processes == "auto" else params.training.processes
+    count = params.search.workers or max(1, (gpus or len(own_cores)) // processes)
     groups: list[Sequence[int]] = [own_cores[place::count] for place in range(count)]
     workers = []
     for place, group in enumerate(groups):
@@ -133,7 +134,8 @@ def workers_of(params: Params) -> list[Worker]:
         threads = max(1, len(own))
         environment = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         if gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = _visible(place % gpus)
+            numbers = dict.fromkeys((place * processes + number) % gpus for number in range(processes))
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(_visible, numbers))
         workers.append(Worker(environment, () if gpus else own))
     return workers
 

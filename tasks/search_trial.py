@@ -180,7 +180,8 @@ class TrialTraining:
                 splits[0], splits[1], job.spec, job.plan, pretrained=job.pretrained, teacher=job.teacher,
                 identity=job.identity,
             )  # fmt: skip
-            objectives = self._follow(run, training.fit(inputs, store=store, stop=self._must_stop), job)
+            events = training.fit_in_processes(inputs, packed=packed, store=store, stop=self._must_stop)
+            objectives = self._follow(run, events, job)
             if objectives is not None or self.reason != "lost":  # else the run is that of another worker
                 run.status("KILLED" if objectives is None and self.reason == "leave" else "FINISHED")
         return objectives
@@ -192,7 +193,7 @@ class TrialTraining:
         for event in events:
             match event:
                 case training.Started():
-                    self.meter.use(event.device)
+                    self.meter.use(event.device, processes=event.processes)
                     parameters, rows = event.parameters, event.history
                     for row in rows:  # the worker before may have been killed before it recorded the last
                         self._record_epoch(run, row)

@@ -7,7 +7,7 @@ REPOSITORY = Path(__file__).parents[1]
 LIMITS = {
     "baselines": 700,
     "code": 500,
-    "commands": 3_810,
+    "commands": 3_840,
     "data": 10_100,
     "doctor": 1_300,
     "evaluation": 3_370,
@@ -26,10 +26,10 @@ LIMITS = {
     "servers": 1_500,
     "serving": 6_910,
     "settings": 2_430,
-    "tasks": 4_800,
+    "tasks": 4_840,
     "tokens": 400,
     "traffic": 1_000,
-    "training": 8_300,
+    "training": 8_350,
 }
 
 

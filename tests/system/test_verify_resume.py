@@ -12,7 +12,7 @@ from ratchet import files, settings
 
 pytestmark = pytest.mark.slow
 
-SETTINGS = {"training.batch_size": 128, "training.epochs": 2}
+SETTINGS = {"training.batch_size": 128, "training.epochs": 2, "training.pieces": 2}
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def test_exact_resume_is_certified_in_mlflow(trained) -> None:
 
     settings.override(trained.workspace.params, {"budget.wall_hours": 0.000001})
     before = trained.digests("data"), sorted(trained.workspace.mlruns.glob("journal/*"))
-    output = trained.good("ratchet", "verify-resume", "--steps=14", "--kills=2")
+    output = trained.good("ratchet", "verify-resume", "--steps=14", "--kills=2", "--processes=1,2")
     assert (trained.digests("data"), sorted(trained.workspace.mlruns.glob("journal/*"))) == before
     assert not list(trained.workspace.state.glob("verify*"))
 
@@ -46,6 +46,7 @@ def test_exact_resume_is_certified_in_mlflow(trained) -> None:
     assert proof["differences"] == []
     assert proof["verdict"] in output
     assert proof["verdict"].startswith(f"identical: after {len(proof['kills'])} SIGKILL")
+    assert [kill["processes"] for kill in proof["kills"]] == [1, 2][: len(proof["kills"])]
     assert all(kill["checkpoint"] <= kill["step"] <= 14 for kill in proof["kills"])
     assert proof["sha256"]["undisturbed"] == proof["sha256"]["killed"]
     assert any(name.startswith("checkpoints/") for name in proof["sha256"]["killed"])
@@ -100,6 +101,11 @@ def test_interrupted_proof_leaves_nothing_behind(trained) -> None:
         process.kill()
     assert not list(trained.workspace.state.glob("verify*"))
     assert trained.digests("data") == before
+
+
+@pytest.mark.parametrize(("sizes", "text"), [("1,4", "training.pieces=4"), ("1,x", "Allowed: numbers")])
+def test_processes_that_cannot_train_are_refused(trained, sizes: str, text: str) -> None:
+    assert text in trained.refused("ratchet", "verify-resume", f"--processes={sizes}")
 
 
 def test_missing_data_is_reported_with_its_fix(new_project) -> None:

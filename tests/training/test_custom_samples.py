@@ -3,6 +3,7 @@
 The truth is the class itself, called by hand after seeding by hand.
 """
 
+import functools
 import json
 import os
 import random
@@ -25,7 +26,17 @@ from ratchet.data.manifest import Manifest
 from ratchet.errors import RatchetError, TrainingError
 from ratchet.kinds import ModelSpec
 from ratchet.settings.model import DataSettings
-from ratchet.training import CheckpointStore, Finished, Split, Started, Stopped, TrainingInputs, build, fit, open_split
+from ratchet.training import (
+    CheckpointStore,
+    Finished,
+    Split,
+    Started,
+    Stopped,
+    TrainingInputs,
+    build,
+    fit_in_processes,
+    open_split,
+)
 from ratchet.training.augment import sample_bits
 from ratchet.training.custom_class import CustomClass
 from ratchet.training.sample_timeout import Interrupted
@@ -338,14 +349,15 @@ def test_samples_that_differ_when_read_again_stop_ingest(home: Home, case: str) 
     assert not home.packed.exists()
 
 
-def fitted(home: Home, name: str, *, workers: int = 0, **how: Any) -> Any:
+def fitted(home: Home, name: str, *, workers: int = 0, processes: int = 1, **how: Any) -> Any:
     """Return the events of a training of two epochs, with checkpoints in folder `name`."""
     manifest = Manifest.read(home.packed)
     train, validation = (home.open(split, workers=workers) for split in ("train", "validation"))
     store = CheckpointStore(home.root / name, keep_last=2, keep_best=1)
-    plan = make_plan(epochs=2, batch_size=8, precision="fp32", device="cpu", checkpoint_steps=3)
-    spec = ModelSpec("mlp", manifest.input, manifest.target)
-    return fit(TrainingInputs(train, validation, spec, plan, identity={"data": "d"}), store=store, **how)
+    shared = {"processes": processes, "pieces": processes, "workers": workers}
+    plan = make_plan(epochs=2, batch_size=8, precision="fp32", device="cpu", checkpoint_steps=3, **shared)
+    inputs = TrainingInputs(train, validation, ModelSpec("mlp", manifest.input, manifest.target), plan)
+    return fit_in_processes(inputs, packed=home.packed, store=store, **how)
 
 
 def assert_same(first: Any, other: Any) -> None:
@@ -500,18 +512,22 @@ def test_a_sample_that_hangs_ends_ingest_with_its_place(home: Home, workers: int
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(("workers", "place"), [(2, 7), (0, 35)])
-def test_a_request_to_stop_is_answered_while_a_sample_hangs(home: Home, workers: int, place: int) -> None:
+@pytest.mark.parametrize(("workers", "place", "processes"), [(2, 7, 1), (0, 35, 1), (0, 7, 2), (2, 40, 2)])
+def test_a_request_to_stop_is_answered_while_a_sample_hangs(
+    home: Home, workers: int, place: int, processes: int
+) -> None:
+    """Also in another process of the training, in a step or in validation."""
     home.ingest().change(HANG, place)
     (home.root / "go").touch()
-    expected = list(fitted(home, "whole", workers=workers))[-1]
+    train = functools.partial(fitted, home, workers=workers, processes=processes)
+    expected = list(train("whole"))[-1]
     (home.root / "go").unlink()
     (home.root / "hangs").unlink()
-    stopped = list(fitted(home, "run", workers=workers, stop=(home.root / "hangs").exists))[-1]
+    stopped = list(train("run", stop=(home.root / "hangs").exists))[-1]
     assert isinstance(stopped, Stopped)
     assert stopped.saved_step is None
     (home.root / "go").touch()
-    resumed = list(fitted(home, "run", workers=workers))
+    resumed = list(train("run"))
     assert [event.step for event in resumed if isinstance(event, Started)] == [stopped.step]
     assert_same(resumed[-1], expected)
 

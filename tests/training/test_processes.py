@@ -214,9 +214,10 @@ def test_a_lost_process_costs_no_bit(bench: Bench) -> None:
 
 
 def test_all_processes_stop_after_the_same_step(bench: Bench) -> None:
-    calls = iter(range(100))
-    *_, stopped = bench.events(bench.plan(processes=2), "stopped", stop=lambda: next(calls) == 9)
-    assert stopped == Stopped(10)
+    steps = [0]
+    for event in bench.events(bench.plan(processes=2), "stopped", stop=lambda: steps[-1] == 9):
+        steps.append(getattr(event, "step", 0))
+    assert event == Stopped(10)
     end, _ = bench.run("stopped")
     assert_same(end, bench.run("undisturbed")[0])
 
@@ -265,6 +266,20 @@ def test_processes_that_are_lost_again_and_again_end_it(bench: Bench, monkeypatc
     monkeypatch.setenv("FAULT", "death")
     with pytest.raises(TrainingError, match=r"a process of the training was lost .*4 times.* fewer training.processes"):
         list(bench.events(bench.plan(processes=2), "lost"))
+
+
+def test_a_hung_process_is_named_and_replaced(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[Event] = []
+    for event in bench.events(bench.plan(processes=2), "hung"):
+        events.append(event)
+        if isinstance(event, Trouble):
+            monkeypatch.undo()
+        elif getattr(event, "step", 0) == 12 and not any(isinstance(each, Trouble) for each in events):
+            os.kill(*others(), signal.SIGSTOP)
+            monkeypatch.setattr(Ranks, "LONGEST_WAIT", 1.0)
+    [trouble] = [event for event in events if isinstance(event, Trouble)]
+    assert "process 2 of 2 has not answered for 1 s" in trouble.text
+    assert_same(events[-1], bench.run("undisturbed")[0])
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def fit(
         closing(splits[0]), closing(splits[1]),
     ):  # fmt: skip
         for split in splits:
-            split.interrupt_on(stop if ranks.count == 1 else never)  # all ranks stop after the same step
+            split.interrupt_on(partial(ranks.is_asked_to_stop, stop))
         try:
             training = _Training(inputs, store, profile_to, stop, examine, ranks)
             with training.precision.in_force(), closing(training.profiler):
@@ -346,7 +347,7 @@ class _Training:
 
     def _must_stop(self) -> bool:
         """Return whether to stop before the next step. Several ranks learn of it with the step before."""
-        self.ranks.stop = self.ranks.is_first and self.stop()
+        self.ranks.stop = self.ranks.is_first and self.ranks.is_asked_to_stop(self.stop)
         return self.ranks.stop if self.ranks.count == 1 else self.ranks.is_stopping
 
     def _step(self, rows: Rows, feed: Iterator[Batch]) -> "list[Event] | None":

@@ -5,9 +5,9 @@ them when it is killed (Linux), and the end of their standard input ends them, t
 """
 
 import contextlib
-import ctypes
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,11 @@ from ratchet.errors import RatchetError, TrainingError
 from ratchet.hardware import cores
 from ratchet.training.checkpoint import CheckpointStore, OthersCheckpoints
 from ratchet.training.device import choose_device
-from ratchet.training.events import Event, Notice, Trouble
+from ratchet.training.events import Event, Notice, Stopped, Trouble
 from ratchet.training.inputs import TrainingInputs, open_split
 from ratchet.training.loop import fit
 from ratchet.training.ranks import LostRank, Ranks
+from ratchet.training.sample_timeout import PATIENCE, Interrupted, never
 
 __all__ = ["count_processes", "fit_in_processes"]
 
@@ -38,7 +39,12 @@ NO_RESULT = "it starts processes; what they compute is decided elsewhere"
 
 _MOST_LOSSES = 3
 _END_SECONDS = 10.0  # that another process may take to end after the training
-_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl.h
+# Before the imports, which take seconds: PR_SET_PDEATHSIG lets the kernel kill the process when the one that started it
+# ends. That one may have ended before.
+_END_WITH_PARENT = (
+    "import ctypes, os, sys; sys.platform == 'linux' and ctypes.CDLL(None).prctl(1, 9); "
+    "os.getppid() == {} or os._exit(1)"
+)
 _ERROR = "error of a process: "  # begin of the message of one that cannot train
 
 
@@ -54,12 +60,14 @@ class _Job:
     meeting: str
 
 
-def fit_in_processes(inputs: TrainingInputs, *, packed: Path, store: CheckpointStore, **more: Any) -> Iterator[Event]:
+def fit_in_processes(
+    inputs: TrainingInputs, *, packed: Path, store: CheckpointStore, stop: Callable[[], bool] = never, **more: Any
+) -> Iterator[Event]:
     """Train as `fit` does, in `plan.processes` processes. If one is lost, all continue at the newest checkpoint.
 
     Args:
         packed: folder of the packed set, which each process opens.
-        more: as those of `fit`.
+        stop, more: as those of `fit`.
 
     Raises:
         TrainingError: as `fit`; or there are fewer GPUs than processes, or processes are lost again and again.
@@ -69,12 +77,18 @@ def fit_in_processes(inputs: TrainingInputs, *, packed: Path, store: CheckpointS
     if count > 1:
         yield Notice(f"{count} processes share the {plan.pieces} pieces of each step")
     while count > 1:
-        others = _Others(_Job(inputs, packed, store.folder, count, torch.get_num_threads(), ""))
+        others = _Others(_Job(inputs, packed, store.folder, count, torch.get_num_threads(), ""), stop)
         try:
             with others as ranks:
-                yield from fit(inputs, store=store, ranks=ranks, **more)
+                yield from fit(inputs, store=store, ranks=ranks, stop=stop, **more)
+            return
+        except Interrupted:  # before they have begun
+            yield Stopped(store.newest_step())
             return
         except LostRank as lost:
+            if stop():  # it has ended as it was asked to
+                yield Stopped(store.newest_step())
+                return
             others.raise_error()
             losses += 1
             if losses > _MOST_LOSSES:
@@ -82,7 +96,7 @@ def fit_in_processes(inputs: TrainingInputs, *, packed: Path, store: CheckpointS
             text = f"{others.describe(lost)}: all continue at the newest checkpoint"
             yield Trouble(store.newest_step(), "lost process", text)
         store = replace(store)  # its thread cannot start twice
-    yield from fit(inputs, store=store, **more)
+    yield from fit(inputs, store=store, stop=stop, **more)
 
 
 def count_processes(processes: int | str, *, pieces: int, device: str) -> int:
@@ -115,8 +129,8 @@ def count_processes(processes: int | str, *, pieces: int, device: str) -> int:
 class _Others:
     """The processes of a training but the first. As a context it is the ranks that they are."""
 
-    def __init__(self, job: _Job) -> None:
-        self.job = job
+    def __init__(self, job: _Job, stop: Callable[[], bool]) -> None:
+        self.job, self.stop = job, stop
         self.processes: list[subprocess.Popen[bytes]] = []
         self.errors: list[str] = []  # what each has written, after its end
         self.signals: list[str] = []  # those that ended one of them
@@ -131,20 +145,41 @@ class _Others:
             for rank in range(1, job.count):
                 self.processes.append(self._start(rank, sent))
             for process in self.processes:
-                assert process.stdout is not None
-                if not process.stdout.readline():
-                    raise LostRank("it ended before the first step")
-            ranks = Ranks(0, job.count)
+                self._wait_until_ready(process)
+            self.ranks = ranks = Ranks(0, job.count, watch=self._watch)
             ranks.join(meeting, choose_device(job.inputs.plan.device, ranks=job.count))
         except BaseException:
+            for process in self.processes:
+                assert process.stdin is not None
+                process.stdin.close()  # ends it
             self._end()
+            _disconnect()
             raise
         return ranks
+
+    def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        while not select.select([process.stdout], [], [], PATIENCE)[0]:
+            if self.stop():
+                raise Interrupted
+        if not process.stdout.readline():
+            raise LostRank("it ended before the first step")
+
+    def _watch(self, seconds: float) -> None:
+        """Look after the other processes, for which this one has waited so many seconds."""
+        if any(process.poll() is not None for process in self.processes):
+            raise LostRank("it has ended")
+        if seconds > PATIENCE:
+            self.ranks.is_asked_to_stop(self.stop)
 
     def _start(self, rank: int, sent: bytes) -> subprocess.Popen[bytes]:
         with self._log(rank).open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-c", f"from {__name__} import main; main({rank}, {os.getpid()})"],
+                [
+                    sys.executable,
+                    "-c",
+                    f"{_END_WITH_PARENT.format(os.getpid())}; from {__name__} import main; main({rank})",
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -158,12 +193,13 @@ class _Others:
     def _log(self, rank: int) -> Path:
         return Path(self._folder.name, f"errors-{rank}")
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not LostRank:
+            _disconnect()
         self._end()
+        _disconnect()  # after a loss not before, because that waits for the others
 
     def _end(self) -> None:
-        if distributed.is_initialized():
-            distributed.destroy_process_group()
         deadline = time.monotonic() + _END_SECONDS
         for rank, process in enumerate(self.processes, 1):
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -193,9 +229,13 @@ class _Others:
         return f"a process of the training was lost ({(*self.signals, str(lost))[0]})"
 
 
-def main(rank: int, parent: int) -> None:
+def _disconnect() -> None:
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def main(rank: int) -> None:
     """Train as another rank. The exit code is 0 at the end of the training."""
-    _end_with(parent)
     for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 stops all of them, after the same step
         signal.signal(number, signal.SIG_IGN)
     job: _Job = pickle.load(sys.stdin.buffer)
@@ -225,14 +265,6 @@ def _train(rank: int, job: _Job) -> None:
     ):
         pass
     distributed.destroy_process_group()
-
-
-def _end_with(parent: int) -> None:
-    """Let the kernel kill this process when the thread that started it ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    if os.getppid() != parent:  # it has died already
-        os._exit(1)
 
 
 def _end_with_input() -> None:

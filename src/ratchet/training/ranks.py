@@ -9,19 +9,24 @@ the upper tree, all-gather. That sends as few bytes as any all-reduce can.
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import distributed
 from torch.nn import functional
 
-__all__ = ["AgreedMemoryError", "LostRank", "PieceSum", "Ranks"]
+from ratchet.training.sample_timeout import Interrupted, never
 
-_LONGEST_WAIT = timedelta(minutes=30)  # for another rank: it may read a checkpoint, or be examined by the doctor
+__all__ = ["AgreedMemoryError", "LostRank", "PieceSum", "Ranks", "raise_agreed"]
+
+_TICK = timedelta(seconds=0.25)  # between two looks at the others
 
 
 class LostRank(Exception):
@@ -30,6 +35,14 @@ class LostRank(Exception):
 
 class AgreedMemoryError(MemoryError):
     """Memory ran out in one of the processes, and all of them know it."""
+
+
+def raise_agreed(lacks_memory: float, is_interrupted: float) -> None:
+    """Raise the same error in all ranks, for the error of one of them."""
+    if lacks_memory:
+        raise AgreedMemoryError("out of memory in a process of the training")
+    if is_interrupted:
+        raise Interrupted
 
 
 class PieceSum:
@@ -62,14 +75,24 @@ class Ranks:
     Attributes:
         rank: its number. Rank 0 reports events and writes checkpoints.
         count: of processes.
+        watch: called a few times a second while this rank waits for the others, with the seconds waited.
         stop: rank 0 has been asked to stop before this step.
         is_stopping: it was so at the last step; all ranks stop there.
     """
 
+    LONGEST_WAIT: ClassVar[float] = (
+        1800.0  # seconds for another: it may read a checkpoint, or be examined by the doctor
+    )
+
     rank: int = 0
     count: int = 1
+    watch: Callable[[float], None] = lambda seconds: None
     stop: bool = field(default=False, init=False)
     is_stopping: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        # In memory that all ranks share: when each was last seen to wait for the others; whether all are asked to stop.
+        self._board = np.zeros(self.count + 1, np.float64)
 
     @property
     def is_first(self) -> bool:
@@ -78,21 +101,26 @@ class Ranks:
 
     def join(self, meeting: str, device: torch.device) -> None:
         """Connect the processes of one machine. `meeting` is a file by which they find each other."""
+        board = Path(f"{meeting}-board")
+        with board.open("ab") as file:
+            file.truncate(self._board.nbytes)
+        self._board = np.memmap(board, np.float64, "r+", shape=self._board.shape)
         store = distributed.FileStore(meeting, self.count)  # type: ignore[attr-defined]  # PyTorch has no stubs of it
         has_gpu = device.type == "cuda"
         if has_gpu:
             torch.cuda.set_device(device)
         with _on_loopback():
-            self._call(
-                lambda: distributed.init_process_group(
+            try:
+                distributed.init_process_group(
                     "nccl" if has_gpu else "gloo",
                     store=store,
                     rank=self.rank,
                     world_size=self.count,
-                    timeout=_LONGEST_WAIT,
+                    timeout=timedelta(seconds=self.LONGEST_WAIT),
                     device_id=device if has_gpu else None,  # connects now
                 )
-            )
+            except (RuntimeError, distributed.DistError) as error:
+                raise LostRank(str(error).splitlines()[0]) from error
 
     def pieces(self, count: int) -> range:
         """Return the numbers of this rank's pieces of `count`."""
@@ -103,18 +131,14 @@ class Ranks:
         """Return the sum of the ranks' vectors, float (n,), added in the tree."""
         if self.count == 1:
             return vector
-        summed: torch.Tensor = self._call(lambda: self._added(vector))
-        return summed
-
-    def _added(self, vector: torch.Tensor) -> torch.Tensor:
         size = -(-len(vector) // self.count)
         mine = functional.pad(vector, (0, size * self.count - len(vector)))
         received = torch.empty_like(mine)
-        distributed.all_to_all_single(received, mine)
+        self._wait(lambda: distributed.all_to_all_single(received, mine, async_op=True))
         parts = list(received.view(self.count, size))
         while len(parts) > 1:
             parts = [left + right for left, right in zip(parts[::2], parts[1::2], strict=True)]
-        distributed.all_gather_into_tensor(mine, parts[0])
+        self._wait(lambda: distributed.all_gather_into_tensor(mine, parts[0], async_op=True))
         return mine[: len(vector)]
 
     def in_turn(self, items: torch.Tensor) -> torch.Tensor:
@@ -122,17 +146,19 @@ class Ranks:
         if self.count == 1:
             return items
         gathered = items.new_empty((self.count * len(items), *items.shape[1:]))
-        self._call(lambda: distributed.all_gather_into_tensor(gathered, items))
+        self._wait(lambda: distributed.all_gather_into_tensor(gathered, items, async_op=True))
         return gathered.view(self.count, *items.shape).transpose(0, 1).flatten(0, 1)
 
-    def agree_on_memory(self, device: torch.device, *, has_enough: bool) -> None:
-        """Say on every rank whether it had enough memory.
+    def agree(self, device: torch.device, *, lacks_memory: bool, is_interrupted: bool) -> None:
+        """Raise the error of one rank on every rank.
 
         Raises:
-            AgreedMemoryError: one of them had not.
+            AgreedMemoryError: memory ran out on one of them.
+            Interrupted: the run was asked to stop while one of them read a sample.
         """
-        if self.count > 1 and self.add(torch.tensor([not has_enough], dtype=torch.int64, device=device)):
-            raise AgreedMemoryError("out of memory in a process of the training")
+        if self.count > 1:
+            flags = torch.tensor([lacks_memory, is_interrupted], dtype=torch.int64, device=device)
+            raise_agreed(*self.add(flags).tolist())
 
     def from_first(self, values: Sequence[float], device: torch.device) -> list[float]:
         """Return the values that rank 0 has; every rank has as many."""
@@ -140,14 +166,44 @@ class Ranks:
             return list(values)
         precise = torch.float32 if device.type == "mps" else torch.float64
         sent = torch.tensor(values, dtype=precise, device=device)
-        self._call(lambda: distributed.broadcast(sent, 0))
+        self._wait(lambda: distributed.broadcast(sent, 0, async_op=True))
         return [float(value) for value in sent.tolist()]
 
-    def _call(self, call: Callable[[], Any]) -> Any:
+    def _wait(self, begin: Callable[[], Any]) -> None:
+        """Do with the other ranks what `begin` begins. On a CPU signals are handled meanwhile."""
+        began = self._board[self.rank] = time.monotonic()
         try:
-            return call()
+            work = begin()
+            while not _is_done(work):
+                now = self._board[self.rank] = time.monotonic()
+                seconds = now - began
+                self.watch(seconds)
+                if seconds > self.LONGEST_WAIT:
+                    missing = (at + 1 for at in range(self.count) if now - self._board[at] > seconds / 2)
+                    names = ", ".join(f"process {number}" for number in missing)
+                    raise LostRank(f"{names} of {self.count} has not answered for {seconds:.0f} s")
         except (RuntimeError, distributed.DistError) as error:
             raise LostRank(str(error).splitlines()[0]) from error
+
+    def is_asked_to_stop(self, stop: Callable[[], bool] = never) -> bool:
+        """Return whether `stop` has returned True in one of the processes."""
+        if stop():
+            self._board[-1] = 1
+        return bool(self._board[-1])
+
+
+def _is_done(work: Any) -> bool:
+    """Wait a moment for a collective operation."""
+    if distributed.get_backend() == "nccl":
+        work.wait()  # does not wait for the GPU; with a time-out it would end the training
+        return True
+    try:
+        work.wait(_TICK)
+    except RuntimeError:
+        if work.is_completed():
+            raise
+        return False
+    return True
 
 
 @contextmanager

@@ -16,7 +16,8 @@ from ratchet.training.losses import Objective
 from ratchet.training.optim import clip_gradients, move_average, set_rate
 from ratchet.training.plan import Plan
 from ratchet.training.precision import Precision
-from ratchet.training.ranks import AgreedMemoryError, PieceSum, Ranks
+from ratchet.training.ranks import PieceSum, Ranks, raise_agreed
+from ratchet.training.sample_timeout import Interrupted
 from ratchet.training.state import TrainingState
 from ratchet.training.teacher import Teacher
 
@@ -145,11 +146,12 @@ class Stepper:
                 self._restore_buffers()
                 facts = self._gradients(pieces[piece], feed, weight=weight, smallest=smallest, piece=piece)
                 sums.add(vectors.of_piece(*facts, is_last=piece == count - 1))
-            except Exception as error:
-                if self.ranks.count == 1 or not (ran_out_of_memory(error) or needs_two_samples(error)):
+            except (Exception, Interrupted) as error:
+                flags = ran_out_of_memory(error), isinstance(error, Interrupted), needs_two_samples(error)
+                if self.ranks.count == 1 or not any(flags):
                     raise
                 has_fault = True
-                sums.add(vectors.empty(fault=error))
+                sums.add(vectors.empty(*flags))
         summed = self.ranks.add(sums.total)
         if self.ranks.count > 1:
             self.ranks.is_stopping = vectors.agree(summed)
@@ -191,8 +193,9 @@ class _Vectors:
     """Vectors of the pieces of a step, which are added up.
 
     A vector has the gradients, the changes of the buffers by the piece, which of the gradients exist, the loss, the
-    number of right answers, and three flags by which the ranks agree: stop after this step, memory ran out, a batch
-    norm got only one value. Of buffers with integers or truth values only the changes by the last piece count.
+    number of right answers, and four flags by which the ranks agree: stop after this step, memory ran out, a read was
+    interrupted, a batch norm got only one value. Of buffers with integers or truth values only the changes by the last
+    piece count.
 
     Raises:
         TrainingError: the model has complex numbers.
@@ -209,12 +212,12 @@ class _Vectors:
             )
         floats = (tensor.dtype for tensor in tensors if tensor.is_floating_point())
         self.dtype = functools.reduce(torch.promote_types, floats, torch.float32)
-        self.sizes = [*(tensor.numel() for tensor in tensors), len(self.parameters), 1, 1, 3]
+        self.sizes = [*(tensor.numel() for tensor in tensors), len(self.parameters), 1, 1, 4]
 
-    def empty(self, *, fault: Exception | None = None) -> torch.Tensor:
-        """Return the vector of a piece without samples, or of one that could not be computed."""
+    def empty(self, *faults: bool) -> torch.Tensor:
+        """Return the vector of a piece without samples, or of one that could not be computed, with its three flags."""
         vector = torch.zeros(sum(self.sizes), dtype=self.dtype, device=self.device)
-        vector[-3:] = self._flags(fault)
+        vector[-4:] = self._flags(*faults)
         return vector
 
     def of_piece(self, total: torch.Tensor, correct: torch.Tensor, *, is_last: bool) -> torch.Tensor:
@@ -246,19 +249,16 @@ class _Vectors:
         """Return whether all ranks stop after this step.
 
         Raises:
-            MemoryError, ValueError: the same in all ranks, for the error of one of them.
+            MemoryError, Interrupted, ValueError: the same in all ranks, for the error of one of them.
         """
-        stop, memory, values = summed[-3:].tolist()
-        if memory:
-            raise AgreedMemoryError("out of memory in a process of the training")
+        stop, memory, interrupted, values = summed[-4:].tolist()
+        raise_agreed(memory, interrupted)
         if values:
             raise ValueError(_ONE_VALUE)
         return bool(stop)
 
-    def _flags(self, fault: Exception | None = None) -> torch.Tensor:
-        memory = fault is not None and ran_out_of_memory(fault)
-        flags = self.stop, memory, fault is not None and not memory
-        return torch.tensor(flags, dtype=self.dtype, device=self.device)
+    def _flags(self, *faults: bool) -> torch.Tensor:
+        return torch.tensor([self.stop, *(faults or (False,) * 3)], dtype=self.dtype, device=self.device)
 
 
 def _change(after: torch.Tensor, before: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from ratchet.training.losses import Objective
 from ratchet.training.plan import Plan
 from ratchet.training.precision import Precision
 from ratchet.training.ranks import Ranks
+from ratchet.training.sample_timeout import Interrupted
 from ratchet.training.state import TrainingState
 
 __all__ = ["epoch_score", "larger_is_better", "overfitting_notice", "update_best", "validate"]
@@ -34,7 +35,7 @@ def validate(
     added in the order of the batches, so the number of ranks changes no bit.
 
     Raises:
-        MemoryError: memory ran out on one of several ranks; every rank raises it.
+        MemoryError, Interrupted: on every rank, for the error of one.
     """
     ranks = ranks or Ranks()
     model.eval()
@@ -42,7 +43,7 @@ def validate(
     is_rounded, share = sums.values.is_floating_point(), -(-len(batches) // ranks.count)
     losses = torch.zeros(share, device=device)
     parts = sums.values.new_zeros((share * is_rounded, *sums.values.shape))
-    has_memory = True
+    lacks_memory = is_interrupted = False
     with torch.inference_mode():
         try:
             for place, (inputs, targets) in enumerate(split.feed(batches[ranks.rank :: ranks.count], device)):
@@ -53,11 +54,11 @@ def validate(
                 part.add(outputs, targets)
                 if is_rounded:
                     parts[place] = part.values
-        except Exception as error:  # any other error is raised again
-            if ranks.count == 1 or not ran_out_of_memory(error):
+        except (Exception, Interrupted) as error:  # any other error is raised again
+            lacks_memory, is_interrupted = ran_out_of_memory(error), isinstance(error, Interrupted)
+            if ranks.count == 1 or not (lacks_memory or is_interrupted):
                 raise
-            has_memory = False
-        ranks.agree_on_memory(device, has_enough=has_memory)
+        ranks.agree(device, lacks_memory=lacks_memory, is_interrupted=is_interrupted)
         loss = sum(ranks.in_turn(losses), torch.zeros((), device=device))
         if is_rounded:
             sums.values = sum(ranks.in_turn(parts), sums.values)

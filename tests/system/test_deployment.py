@@ -207,7 +207,9 @@ def test_up_and_status_name_what_runs(served: Served) -> None:
     page = f"MLflow server: http://{HOST}:{served.mlflow_port}/#/experiments?workflowType="
     assert any(line.startswith(page) for line in rest)
     trains = "train-flow/local, train-flow/nightly, train-flow/on-drift"
-    others = "approve-flow/local, score-flow/local, search-flow/local, search-worker-flow/local"
+    others = (
+        "approve-flow/local, score-flow/local, search-flow/local, search-worker-flow/local, shard-worker-flow/local"
+    )
     assert f"deployments: {others}, {trains}" in served.output
     status = served.project.run("ratchet", "status")
     *lines, serving = status.stdout.splitlines()

@@ -84,7 +84,7 @@ def print_drift(workspace: Workspace, *, restart: bool, html: Path | None) -> bo
     for line in lines(state):
         echo(line)
     if not state.versions:
-        echo("No requests are logged. `ratchet serve` logs them where `serving.log` is true.")
+        echo("No window is over in which requests were logged. `ratchet serve` logs them where `serving.log` is true.")
     if html:
         from ratchet.reports.drift_page import drift_page
 

@@ -10,9 +10,9 @@ from prefect.events.schemas.automations import EventTrigger, Posture
 from flows.server.pressure_events import PRESSURE
 from flows.server.serving_events import NOT_SERVED, WITHDRAWN
 
-__all__ = ["ALERT_RULES", "AlertRule"]
+__all__ = ["ALERT_RULES", "DRIFT", "AlertRule"]
 
-_DRIFT = "ratchet.drift.detected"
+DRIFT = "ratchet.drift.detected"
 _COOL_DOWN = 3600  # seconds in which the same alert for the same machine or model is sent once
 
 
@@ -155,9 +155,9 @@ were refused), then " ~ again %}
     AlertRule(
         "drift",
         "Ratchet: the data drifted",
-        f"The data that a model sees differs from its training data (event {_DRIFT}). Sent at most once an hour for "
+        f"The data that a model sees differs from its training data (event {DRIFT}). Sent at most once an hour for "
         "the same model. Created by `ratchet up`.",
-        _on_events(_DRIFT, "ratchet.model.*"),
+        _on_events(DRIFT, "ratchet.model.*"),
         """\
 {% set what = event.resource["prefect.resource.name"] or event.resource["prefect.resource.id"] %}
 {% set subject = "Drift: " ~ what %}

@@ -218,8 +218,9 @@ def test_servers_answer_at_the_addresses_of_up(running: Running) -> None:
 
 def test_deployments_match_prefect_yaml(running: Running) -> None:
     assert running.addresses.deployments == (
-        "approve-flow/local", "score-flow/local", "search-flow/local", "search-worker-flow/local",
-        "shard-worker-flow/local", "train-flow/local", "train-flow/nightly", "train-flow/on-drift",
+        "approve-flow/local", "monitor-flow/hourly", "score-flow/local", "search-flow/local",
+        "search-worker-flow/local", "shard-worker-flow/local", "train-flow/local", "train-flow/nightly",
+        "train-flow/on-drift",
     )  # fmt: skip
     wanted = {"flows": {"name": {"any_": ["train-flow"]}}}
     deployments = {d["name"]: d for d in ask(f"{running.addresses.prefect_api}/deployments/filter", wanted)}

@@ -177,7 +177,7 @@ def test_a_training_killed_anywhere_ends_the_same(new_project, use_small_net, tm
         assert fire.train((fire.mlruns / "mlflow.db").exists) == -signal.SIGKILL, log.read_text()
 
         # On the way: at any moment, in a checkpoint's write, in a sync.
-        kinds = ["any", "write", "sync", "sent"] * 2
+        kinds = ["any", "write", "sync", "sent"] * 3
         chance.shuffle(kinds)
         while kinds or not fire.struck["in a sync"]:
             kind = kinds.pop() if kinds else "sync"

@@ -21,6 +21,7 @@ from bench import (
     manifest,
     memory,
     precision,
+    processes,
     recipe,
     search,
     serving,
@@ -36,7 +37,7 @@ from bench.report import Row, end_in_order, machine, options, show
 
 _NAMES = (
     "throughput", "checkpoints", "memory", "first_step", "first_model", "flow", "precision", "ingest", "manifest",
-    "recipe", "coverage", "gate_errors", "latency", "tokens", "texts", "tables", "tabular", "table_steps",
+    "processes", "recipe", "coverage", "gate_errors", "latency", "tokens", "texts", "tables", "tabular", "table_steps",
     "serving", "serving_overload", "search",
 )  # fmt: skip
 
@@ -80,6 +81,8 @@ def _measure(name: str, arguments: argparse.Namespace) -> list[Row]:
             return manifest.measure(rounds, quick=quick)
         case "precision":
             return precision.measure(rounds, quick=quick, compiled=arguments.compile)
+        case "processes":
+            return processes.measure(rounds, kills=20, quick=quick)
         case "coverage":
             return coverage.measure(1000, quick=quick)  # sets; independent of the machine
         case "gate_errors":

@@ -208,7 +208,8 @@ def test_up_and_status_name_what_runs(served: Served) -> None:
     assert any(line.startswith(page) for line in rest)
     trains = "train-flow/local, train-flow/nightly, train-flow/on-drift"
     others = (
-        "approve-flow/local, score-flow/local, search-flow/local, search-worker-flow/local, shard-worker-flow/local"
+        "approve-flow/local, monitor-flow/hourly, score-flow/local, search-flow/local, search-worker-flow/local, "
+        "shard-worker-flow/local"
     )
     assert f"deployments: {others}, {trains}" in served.output
     status = served.project.run("ratchet", "status")

@@ -11,7 +11,7 @@ Vovk et al., Retrain or not retrain: conformal test martingales for change-point
 import hashlib
 import math
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -196,19 +196,9 @@ def judge(
     classes = np.array([rule.season_class(window.start) for window in judged])
     random = np.array([_uniform(version, window.start, len(columns)) for window in judged])
     wealth = bets(np.concatenate(values, 1), classes, random, good_windows=rule.good_windows)
-    alarms: list[Alarm] = []
-    for window, place in np.argwhere(wealth >= limit).tolist():
-        start = judged[window].start
-        if alarms and alarms[0].window != start:
-            break
-        layout, direction = columns[place]
-        changed = _since(wealth[:, place], classes, window)
-        effect = _effect(counts[layout.name][changed].sum(0), base[layout.name], direction)
-        if effect >= (_FLOOR_TV if direction == "different" else _FLOOR_SD):
-            reached, since = float(wealth[window, place]), judged[changed[0]].start
-            alarms.append(Alarm(layout.name, direction, start, since, reached, limit, effect))
-    if alarms:  # what comes after it is not judged
-        end = 1 + [window.start for window in judged].index(alarms[0].window)
+    alarm = _first_alarm(wealth, limit, judged, classes, columns, counts, base)
+    if alarm:  # what comes after it is not judged
+        end = 1 + [window.start for window in judged].index(alarm.window)
         classes, wealth = classes[:end], wealth[:end]
     seen = np.bincount(classes, minlength=rule.classes)
     return Verdict(
@@ -217,8 +207,32 @@ def judge(
         int((seen < rule.good_windows).sum()),
         limit,
         wealth.max(1).tolist(),
-        max(alarms, key=lambda alarm: alarm.evidence, default=None),
+        alarm,
     )
+
+
+def _first_alarm(
+    wealth: Floats,
+    limit: float,
+    judged: Sequence[WindowSketch],
+    classes: NDArray[np.int64],
+    columns: Sequence[tuple[Layout, str]],
+    counts: Mapping[str, Counts],
+    reference: Mapping[str, Counts],
+) -> Alarm | None:
+    """Return the alarm of the first window in which a martingale reached the limit, if the change is large enough."""
+    alarms: list[Alarm] = []
+    for window, place in np.argwhere(wealth >= limit).tolist():
+        start = judged[window].start
+        if alarms and alarms[0].window != start:
+            break
+        layout, direction = columns[place]
+        changed = _since(wealth[:, place], classes, window)
+        effect = _effect(counts[layout.name][changed].sum(0), reference[layout.name], direction)
+        if effect >= (_FLOOR_TV if direction == "different" else _FLOOR_SD):
+            reached, since = float(wealth[window, place]), judged[changed[0]].start
+            alarms.append(Alarm(layout.name, direction, start, since, reached, limit, effect))
+    return max(alarms, key=lambda alarm: alarm.evidence, default=None)
 
 
 def _since(wealth: Floats, classes: NDArray[np.int64], window: int) -> NDArray[np.int64]:

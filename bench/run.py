@@ -26,6 +26,7 @@ from bench import (
     search,
     serving,
     serving_overload,
+    serving_processes,
     table_steps,
     tables,
     tabular,
@@ -38,7 +39,7 @@ from bench.report import Row, end_in_order, machine, options, show
 _NAMES = (
     "throughput", "checkpoints", "memory", "first_step", "first_model", "flow", "precision", "ingest", "manifest",
     "processes", "recipe", "coverage", "gate_errors", "latency", "tokens", "texts", "tables", "tabular", "table_steps",
-    "serving", "serving_overload", "search",
+    "serving", "serving_overload", "serving_processes", "search",
 )  # fmt: skip
 
 
@@ -103,6 +104,8 @@ def _measure(name: str, arguments: argparse.Namespace) -> list[Row]:
             return search.measure(min(rounds, 3), quick=quick)
         case "serving_overload":
             return serving_overload.measure(quick=quick)
+        case "serving_processes":
+            return serving_processes.measure(min(rounds, 5), quick=quick)
         case "tokens":
             return tokens.measure(min(rounds, 3), quick=quick)
         case _:

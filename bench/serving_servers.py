@@ -75,12 +75,12 @@ class Server:
         return [server, *server.children(recursive=True)]
 
 
-def own_server(model: Model, folder: Path) -> AbstractContextManager[Server]:
+def own_server(model: Model, folder: Path, cores: Sequence[int] = CORES[-1:]) -> AbstractContextManager[Server]:
     """Return the context in which `ratchet serve` answers."""
     path = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
     command = (sys.executable, "-m", "commands", "serve", "--model", f"{model.name}@champion", "--port", "PORT")
     environment = {"PYTHONPATH": path, "TMPDIR": str(folder)}
-    return _running("ours", command, "/ready", _own_requests(model), model, environment, model.project.folder)
+    return _running("ours", command, "/ready", _own_requests(model), model, environment, model.project.folder, cores)
 
 
 def servers(model: Model, folder: Path, peers: Path | None) -> Iterator[AbstractContextManager[Server]]:
@@ -122,12 +122,12 @@ def servers(model: Model, folder: Path, peers: Path | None) -> Iterator[Abstract
 @contextmanager
 def _running(
     name: str, command: Sequence[str], ready: str, question: Question, model: Model, environment: dict[str, str],
-    cwd: Path,
+    cwd: Path, cores: Sequence[int] = CORES[-1:],
 ) -> Iterator[Server]:  # fmt: skip
-    """Run a server on the last core, in a session of its own, until the context ends."""
+    """Run a server on these cores, in a session of its own, until the context ends."""
     path, headers, bodies = question
     log, port = model.folder.parent / f"{name}.log", free_port(_HOST)
-    line = ["taskset", "-c", str(CORES[-1]), *(part.replace("PORT", str(port)) for part in command)]
+    line = ["taskset", "-c", ",".join(map(str, cores)), *(part.replace("PORT", str(port)) for part in command)]
     with log.open("wb") as output:
         process = subprocess.Popen(
             line, cwd=cwd, env={**os.environ, **environment}, stdout=output, stderr=output, start_new_session=True

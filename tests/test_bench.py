@@ -22,7 +22,7 @@ def test_every_measurement_can_be_asked_for() -> None:
         [sys.executable, "-m", "bench.run", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
     named = {path.stem for path in (ROOT / "bench").glob("*.py") if "def measure(" in path.read_text()}
-    assert len(named) == 22
+    assert len(named) == 23
     assert all(name in output for name in named)
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from ratchet.errors import SettingsError, TrackingRefused, TrackingUnavailable
 from ratchet.kinds.registry import kind_chosen
 from ratchet.settings import model_names, source_names
-from ratchet.settings.model import Params, TrackingSettings
+from ratchet.settings.model import Params, ServingSettings, TrackingSettings
 from ratchet.workspace import Workspace
 
-__all__ = ["broken_references", "require_references"]
+__all__ = ["broken_references", "canary_fault", "require_references"]
 
 NO_RESULT = "it checks at the start that what the settings name exists"
 
@@ -49,6 +49,18 @@ def broken_references(params: Params, workspace: Workspace) -> Iterator[str]:
     yield from _broken_after_ingest(params, workspace)
     if fault := _missing_data(params, workspace.root):
         yield fault
+    if fault := canary_fault(params.serving):
+        yield fault
+
+
+def canary_fault(serving: ServingSettings) -> str:
+    """Return why the model server cannot have a canary, whose outcomes one process counts; empty: it can."""
+    if serving.processes == 1 or serving.canary == "none":
+        return ""
+    return (
+        f"serving.processes: found {serving.processes}, with serving.canary {serving.canary}; a canary needs one "
+        "process. Fix: `ratchet set serving.processes=1`, or `ratchet set serving.canary=none`"
+    )
 
 
 def _broken_after_ingest(params: Params, workspace: Workspace) -> Iterator[str]:

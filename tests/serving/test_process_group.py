@@ -260,8 +260,9 @@ def test_swaps_under_load_give_no_wrong_answer(registry: Served, answers: dict[s
 
 @pytest.mark.system
 def test_canary_needs_one_process(registry: Served) -> None:
-    settings.override(registry.workspace.params, {"serving.processes": 2, "serving.canary": "image@challenger"})
+    changes = ("serving.processes=2", "serving.canary=image@challenger")
     try:
+        assert "warning: serving.processes: found 2" in registry.project.good("ratchet", "set", *changes)
         message = registry.project.refused("ratchet", "serve", "--port", str(reserved_port(HOST)))
     finally:
         settings.override(registry.workspace.params, {"serving.processes": 1, "serving.canary": "none"})

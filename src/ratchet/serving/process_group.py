@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ratchet.errors import PlatformError
+from ratchet.references import canary_fault
 from ratchet.servers.addresses import address
 from ratchet.serving import log_lines
 from ratchet.serving.shared_state import Member, read_block
@@ -46,11 +47,8 @@ def process_count(settings: ServingSettings) -> int:
     count = cores() if settings.processes == "auto" else settings.processes
     if count > 1 and sys.platform != "linux":
         raise PlatformError(f"serving.processes: found {count}; allowed beside Linux: 1. Fix: set it to 1")
-    if count > 1 and settings.canary != "none":
-        raise PlatformError(
-            f"serving.processes: found {count}, with serving.canary {settings.canary}; a canary needs one process. "
-            "Fix: set one of them back, to 1 or to none"
-        )
+    if fault := canary_fault(settings):
+        raise PlatformError(fault)
     return count
 
 

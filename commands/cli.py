@@ -103,8 +103,8 @@ def verify_resume(
     processes: Annotated[
         str,
         typer.Option(
-            metavar="N,N,...",
-            help="Processes of the training, another number after each kill.",
+            metavar="NUMBERS",
+            help="Processes of the attempts, such as 1,2,4.",
             show_default="training.processes",
         ),
     ] = "",

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from ratchet.monitoring.rule import Rule, judge
+from ratchet.monitoring.rule import DriftRule, judge
 from ratchet.monitoring.sketch import WindowSketch, layout_of
 
-RULE = Rule(3600, "none", 0.05, 30)
+RULE = DriftRule(3600, "none", 0.05, 30)
 WINDOWS, ROWS, REFERENCE, CHANGE = 1000, 100, 100, 100
 Columns = dict[str, NDArray[np.generic]]
 TABULAR = Path(os.environ["RATCHET_DATASETS"]) / "tabular"

@@ -83,8 +83,8 @@ def show_status() -> None:
     """Show the servers' status. Exit code 0: all that was started is up; 1: something is not; 3: nothing is started."""
     from flows.server.status import status
     from ratchet import settings
-    from ratchet.monitoring.state import read_state
-    from ratchet.monitoring.wording import lines
+    from ratchet.monitoring.drift_text import lines
+    from ratchet.monitoring.watch import read_state
     from ratchet.registry.relocation import moved_fault
 
     workspace = Workspace.find()

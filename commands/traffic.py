@@ -5,8 +5,8 @@ from pathlib import Path
 
 from commands.app import echo, new_console
 from ratchet import files
-from ratchet.monitoring.state import current_versions, monitor_of
-from ratchet.monitoring.wording import lines
+from ratchet.monitoring.drift_text import lines
+from ratchet.monitoring.watch import current_versions, monitor_of
 from ratchet.traffic.log_reader import log_folder
 from ratchet.traffic.log_summary import HourOfVersion, summary
 from ratchet.traffic.shadow_comparison import ShadowComparison, comparisons

@@ -18,9 +18,9 @@ from flows.run_records import record_run
 from flows.server.alert_rules import DRIFT
 from ratchet import files
 from ratchet.errors import RatchetError
-from ratchet.monitoring import state as monitoring
+from ratchet.monitoring import watch as monitoring
+from ratchet.monitoring.drift_text import alarm_text, lines
 from ratchet.monitoring.rule import RULE
-from ratchet.monitoring.wording import alarm_text, lines
 from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace, disk_errors
 
@@ -65,7 +65,7 @@ def _report(
         monitor.mark_sent(key)
 
 
-def _event(name: str, version: monitoring.Version, key: str, page: Path) -> Event:
+def _event(name: str, version: monitoring.WatchedVersion, key: str, page: Path) -> Event:
     alarm = version.verdict.alarm
     assert alarm is not None
     model = name.rpartition("/")[0]

@@ -27,7 +27,7 @@ from flows.progress import log_errors_without_traceback
 from flows.run_names import run_name
 from flows.run_records import record_run
 from ratchet.errors import PlatformError, RatchetError, first_line
-from ratchet.scale.calls import Call, answer, result_of
+from ratchet.scale.calls import ShardCall, answer, result_of
 from ratchet.scale.result_folder import ResultFolder
 from ratchet.settings.model import ScaleSettings
 from ratchet.workspace import Workspace
@@ -44,7 +44,7 @@ _ERROR = "error.json"
 Text = Annotated[str, Field(min_length=1)]
 
 
-def run(calls: Sequence[Call], settings: ScaleSettings, state: Path) -> Iterator[tuple[int, Any]]:
+def run(calls: Sequence[ShardCall], settings: ScaleSettings, state: Path) -> Iterator[tuple[int, Any]]:
     """Let `settings.workers` runs of shard-worker-flow carry out the calls, and yield (place, result) as they end.
 
     Raises:
@@ -72,7 +72,12 @@ def run(calls: Sequence[Call], settings: ScaleSettings, state: Path) -> Iterator
 
 
 def _results(
-    client: SyncPrefectClient, folder: ResultFolder, job: str, calls: Sequence[Call], workers: int, runs: list[FlowRun]
+    client: SyncPrefectClient,
+    folder: ResultFolder,
+    job: str,
+    calls: Sequence[ShardCall],
+    workers: int,
+    runs: list[FlowRun],
 ) -> Iterator[tuple[int, Any]]:
     deployment = client.read_deployment_by_name(_DEPLOYMENT).id
     waiting = {f"{call.key}.json": place for place, call in enumerate(calls)}
@@ -101,7 +106,7 @@ def _results(
         time.sleep(_LOOK)
 
 
-def _end(client: SyncPrefectClient, runs: Sequence[FlowRun], calls: Sequence[Call]) -> None:
+def _end(client: SyncPrefectClient, runs: Sequence[FlowRun], calls: Sequence[ShardCall]) -> None:
     """Cancel the runs that have not ended, and remove the limits."""
     for each in runs:
         if not _has_ended(client, each):

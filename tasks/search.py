@@ -12,8 +12,8 @@ from ratchet import files, settings
 from ratchet.errors import StudyError, StudyUnavailable, TrackingUnavailable
 from ratchet.hardware import cores
 from ratchet.registry.runs import Run, end_trials
-from ratchet.scale.calls import Call
-from ratchet.scale.local import Worker, map_here
+from ratchet.scale.calls import ShardCall
+from ratchet.scale.local import ShardWorker, map_here
 from ratchet.search.finalists import winner
 from ratchet.search.records import Study
 from ratchet.search.scheduler import release
@@ -72,7 +72,7 @@ def run_workers(params: Params, workspace: Workspace, store: StudyStore, *, prog
     workers = workers_of(params)
     owners = [new_owner(f"worker-{number}") for number in range(len(workers))]
     calls = [
-        Call(
+        ShardCall(
             "tasks.search_worker:work",
             {"study": store.name, "owner": owner, "threads": int(worker.environment["OMP_NUM_THREADS"])},
         )
@@ -122,7 +122,7 @@ def _show(study: Study, progress: StageProgress) -> None:
     progress.update(ended, study.search.trials, note)
 
 
-def workers_of(params: Params) -> list[Worker]:
+def workers_of(params: Params) -> list[ShardWorker]:
     """Return the workers of this machine: one for as many GPUs, or cores, as a trial has processes."""
     own_cores, gpus = cores(), _gpus(params)
     processes = 1 if params.training.processes == "auto" else params.training.processes
@@ -136,7 +136,7 @@ def workers_of(params: Params) -> list[Worker]:
         if gpus:
             numbers = dict.fromkeys((place * processes + number) % gpus for number in range(processes))
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(_visible, numbers))
-        workers.append(Worker(environment, () if gpus else own))
+        workers.append(ShardWorker(environment, () if gpus else own))
     return workers
 
 

@@ -12,7 +12,7 @@ LIMITS = {
     "doctor": 1_300,
     "evaluation": 3_370,
     "exports": 800,
-    "flows": 3_400,
+    "flows": 3_500,
     "gate": 1_480,
     "kinds": 2_450,
     "monitoring": 950,

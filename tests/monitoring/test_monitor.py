@@ -11,9 +11,9 @@ import pytest
 from ratchet.errors import PlatformError
 from ratchet.kinds import ModelSpec
 from ratchet.kinds.inputs import Column, ImageInput, TableInput, TextInput
+from ratchet.monitoring.drift_text import lines
 from ratchet.monitoring.rule import judge
-from ratchet.monitoring.state import Monitor, State, current_versions, read_state
-from ratchet.monitoring.wording import lines
+from ratchet.monitoring.watch import Monitor, State, current_versions, read_state
 from ratchet.problems import Classes
 from ratchet.settings.model import MonitoringSettings
 from ratchet.traffic.log_reader import log_files, log_folder

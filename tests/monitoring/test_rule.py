@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from ratchet.kinds.protocol import UNKNOWN
-from ratchet.monitoring.rule import Rule, bets, judge, scores
-from ratchet.monitoring.sketch import Layout, WindowSketch, layout_of
+from ratchet.monitoring.rule import DriftRule, bets, judge, scores
+from ratchet.monitoring.sketch import FeatureBins, WindowSketch, layout_of
 
 HOUR = 3600
 
 
-def sketches(values: np.ndarray, layout: Layout) -> list[WindowSketch]:  # type: ignore[type-arg]
+def sketches(values: np.ndarray, layout: FeatureBins) -> list[WindowSketch]:  # type: ignore[type-arg]
     """Windows of an hour, from rows of values."""
     return [WindowSketch(place * HOUR, len(row), {layout.name: layout.count(row)}) for place, row in enumerate(values)]
 
@@ -39,9 +39,9 @@ def test_season_classes_are_judged_apart() -> None:
     values += 2.0 * (np.arange(168 * 15) % 168 >= 120)[:, None]
     layout = layout_of("load", values[:168].ravel())
     windows = sketches(values, layout)
-    seasonal = judge("load/1", [layout], windows, Rule(HOUR, "week", 0.05, 4), 168)
+    seasonal = judge("load/1", [layout], windows, DriftRule(HOUR, "week", 0.05, 4), 168)
     assert (seasonal.alarm, seasonal.judged, seasonal.learning_classes) == (None, 168 * 10, 0)
-    assert judge("load/1", [layout], windows, Rule(HOUR, "none", 0.05, 20), 5).alarm
+    assert judge("load/1", [layout], windows, DriftRule(HOUR, "none", 0.05, 20), 5).alarm
 
 
 def test_change_below_the_floor_is_no_alarm() -> None:
@@ -49,7 +49,7 @@ def test_change_below_the_floor_is_no_alarm() -> None:
     values = random.normal(size=(400, 4000))
     values[200:] += 0.05
     layout = layout_of("x", values[:50].ravel())
-    verdict = judge("x/1", [layout], sketches(values, layout), Rule(HOUR, "none", 0.05, 30), 50)
+    verdict = judge("x/1", [layout], sketches(values, layout), DriftRule(HOUR, "none", 0.05, 30), 50)
     assert verdict.alarm is None
     assert max(verdict.evidence) > verdict.limit
 

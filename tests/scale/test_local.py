@@ -14,8 +14,8 @@ from waiting import until
 
 from ratchet import scale
 from ratchet.errors import PlatformError, StudyError
-from ratchet.scale.calls import Call, answer, result_of, versions
-from ratchet.scale.local import Worker, map_here
+from ratchet.scale.calls import ShardCall, answer, result_of, versions
+from ratchet.scale.local import ShardWorker, map_here
 from ratchet.settings.model import ScaleSettings
 
 FUNCTIONS = """
@@ -75,22 +75,22 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def results(function: str, shards: Sequence[Any], logs: Path, **more: Any) -> list[Any]:
     """Results in the order of the shards; each has a process unless `workers` says otherwise."""
-    workers = more.pop("workers", [Worker()] * len(shards))
-    calls = [Call(f"acts:{function}", shard) for shard in shards]
+    workers = more.pop("workers", [ShardWorker()] * len(shards))
+    calls = [ShardCall(f"acts:{function}", shard) for shard in shards]
     answers = dict(map_here(calls, workers, logs=logs, patience=60.0, **more))
     return [answers[place] for place in range(len(shards))]
 
 
 def test_a_process_has_its_variables_and_cores(logs: Path) -> None:
     cores = sorted(os.sched_getaffinity(0))[:1] if hasattr(os, "sched_getaffinity") else ()
-    workers = [Worker({"MARK": "a"}, cores), Worker({"MARK": "b"})]
+    workers = [ShardWorker({"MARK": "a"}, cores), ShardWorker({"MARK": "b"})]
     both = results("double", [{"value": 1}, {"value": 2}], logs, workers=workers)
     assert [(each["value"], each["variable"]) for each in both] == [(2, "a"), (4, "b")]
     assert len({each["pid"] for each in both} | {os.getpid()}) == 3
 
 
 def test_few_processes_take_many_shards(logs: Path) -> None:
-    many = results("double", [{"value": value} for value in range(9)], logs, workers=[Worker()] * 2)
+    many = results("double", [{"value": value} for value in range(9)], logs, workers=[ShardWorker()] * 2)
     assert [each["value"] for each in many] == [2 * value for value in range(9)]
     assert len({each["pid"] for each in many}) <= 2
 
@@ -159,10 +159,11 @@ def test_an_exception_of_tick_ends_the_processes_in_order(logs: Path, tmp_path: 
 def test_processes_end_in_order_when_their_parent_ends(number: int, logs: Path, tmp_path: Path) -> None:
     content = {"pid": str(tmp_path / "pid"), "end": str(tmp_path / "end")}
     script = (
-        "import signal, sys; from pathlib import Path; from ratchet.scale.calls import Call\n"
-        "from ratchet.scale.local import Worker, map_here\n"
+        "import signal, sys; from pathlib import Path; from ratchet.scale.calls import ShardCall\n"
+        "from ratchet.scale.local import ShardWorker, map_here\n"
         "signal.signal(signal.SIGTERM, signal.default_int_handler)\n"
-        f"dict(map_here([Call('acts:waits', {content!r})], [Worker()], logs=Path({str(logs)!r}), patience=60))"
+        f"calls = [ShardCall('acts:waits', {content!r})]\n"
+        f"dict(map_here(calls, [ShardWorker()], logs=Path({str(logs)!r}), patience=60))"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL, cwd=tmp_path)
     until((tmp_path / "pid").read_text, process=parent)
@@ -203,6 +204,6 @@ def test_finished_shards_are_not_done_again(workers: int, logs: Path, tmp_path: 
 
 
 def test_a_worker_with_other_programs_is_refused() -> None:
-    call = Call("acts:double", {}, versions={**versions(), "torch": "1.0"})
+    call = ShardCall("acts:double", {}, versions={**versions(), "torch": "1.0"})
     with pytest.raises(PlatformError, match=r"has torch .* instead of 1\.0.*Fix: install the same"):
         result_of(answer(call.data))

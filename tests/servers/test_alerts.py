@@ -21,7 +21,7 @@ from waiting import until
 
 from flows.run_records import close_run
 from flows.server.client import prefect_client
-from ratchet.monitoring.state import read_state
+from ratchet.monitoring.watch import read_state
 from ratchet.servers.http import answers, read_json
 from ratchet.servers.record import ServerRecord
 from ratchet.traffic.log_reader import log_folder

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.monitoring.sketch import Layout, WindowSketch
+from ratchet.monitoring.sketch import FeatureBins, WindowSketch
 from ratchet.typed_json import STRICT
 
-__all__ = ["RULE", "SEASONS", "Alarm", "Rule", "Verdict", "bets", "judge", "scores"]
+__all__ = ["RULE", "SEASONS", "Alarm", "DriftRule", "DriftVerdict", "bets", "judge", "scores"]
 
 RULE = "W3"
 """Name of the rule in events; another rule gets another name."""
@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Rule:
+class DriftRule:
     """Settings of the rule.
 
     Attributes:
@@ -87,7 +87,7 @@ class Alarm:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class DriftVerdict:
     """Result of the rule for one version.
 
     Attributes:
@@ -176,8 +176,8 @@ def _wealth(ranks: Floats) -> Floats:
 
 
 def judge(
-    version: str, layouts: Sequence[Layout], windows: Sequence[WindowSketch], rule: Rule, reference: int
-) -> Verdict:
+    version: str, layouts: Sequence[FeatureBins], windows: Sequence[WindowSketch], rule: DriftRule, reference: int
+) -> DriftVerdict:
     """Judge the windows of a version. It is a function of them alone: the same windows give the same bits.
 
     Args:
@@ -189,7 +189,7 @@ def judge(
     columns = [(layout, direction) for layout in layouts for direction in _DIRECTIONS[: 3 if layout.is_number else 1]]
     limit = math.log(max(1, len(columns)) * rule.classes / rule.alpha)
     if not judged or not columns:
-        return Verdict(learning_classes=rule.classes, limit=limit)
+        return DriftVerdict(learning_classes=rule.classes, limit=limit)
     counts = {layout.name: _counts(layout, judged) for layout in layouts}
     base = {layout.name: _counts(layout, windows[:reference]).sum(0) for layout in layouts}
     values = [scores(counts[each.name], base[each.name], is_number=each.is_number) for each in layouts]
@@ -201,7 +201,7 @@ def judge(
         end = 1 + [window.start for window in judged].index(alarm.window)
         classes, wealth = classes[:end], wealth[:end]
     seen = np.bincount(classes, minlength=rule.classes)
-    return Verdict(
+    return DriftVerdict(
         int(np.maximum(0, seen - rule.good_windows).sum()),
         int(min(rule.good_windows, seen.max())),
         int((seen < rule.good_windows).sum()),
@@ -216,7 +216,7 @@ def _first_alarm(
     limit: float,
     judged: Sequence[WindowSketch],
     classes: NDArray[np.int64],
-    columns: Sequence[tuple[Layout, str]],
+    columns: Sequence[tuple[FeatureBins, str]],
     counts: Mapping[str, Counts],
     reference: Mapping[str, Counts],
 ) -> Alarm | None:
@@ -242,7 +242,7 @@ def _since(wealth: Floats, classes: NDArray[np.int64], window: int) -> NDArray[n
     return same[len(before) - 1 - int(np.argmin(before[::-1])) :]
 
 
-def _counts(layout: Layout, windows: Sequence[WindowSketch]) -> Counts:
+def _counts(layout: FeatureBins, windows: Sequence[WindowSketch]) -> Counts:
     """Return the counts (windows, bins) of a feature."""
     none = [0] * layout.bins
     return np.array([window.counts.get(layout.name, none) for window in windows], np.int64).reshape(-1, layout.bins)

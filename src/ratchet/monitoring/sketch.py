@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from ratchet.kinds.protocol import UNKNOWN
 from ratchet.typed_json import STRICT
 
-__all__ = ["Layout", "WindowSketch", "layout_of"]
+__all__ = ["FeatureBins", "WindowSketch", "layout_of"]
 
 _BINS = 20  # quantiles of a number, and categories of a column
 _NOT_NAMED = ("missing", "unknown", "other")  # bins before those of the categories
 
 
 @dataclass(frozen=True)
-class Layout:
+class FeatureBins:
     """Bins of one feature. They are fixed by the rows of the reference.
 
     Attributes:
@@ -64,7 +64,7 @@ class Layout:
         return [missing, unknown, frequency.total() - sum(named), *named]
 
 
-def layout_of(name: str, values: NDArray[Any]) -> Layout:
+def layout_of(name: str, values: NDArray[Any]) -> FeatureBins:
     """Return the bins for the values of a reference: numbers (NaN: missing), or an object array (None: missing).
 
     Numbers get bins between their quantiles, one below and one above all. Frequent values get bins of their own.
@@ -72,15 +72,15 @@ def layout_of(name: str, values: NDArray[Any]) -> Layout:
     if values.dtype == object:
         frequency = Counter(value for value in values.tolist() if value is not None and value != UNKNOWN)
         common = sorted(frequency, key=lambda value: (-frequency[value], value))[:_BINS]
-        return Layout(name, categories=tuple(common))
+        return FeatureBins(name, categories=tuple(common))
     numbers = np.asarray(values, np.float64)
     numbers = numbers[np.isfinite(numbers)]
     if not len(numbers):
-        return Layout(name)
+        return FeatureBins(name)
     quantiles = np.quantile(numbers, np.linspace(0, 1, _BINS + 1), method="inverted_cdf")
     edges, repeats = np.unique(quantiles, return_counts=True)
     own = edges[(repeats > 1) | (edges == edges[0])]  # the bin below such a value ends just before it
-    return Layout(name, tuple(np.unique(np.concatenate([edges, np.nextafter(own, -np.inf)])).tolist()))
+    return FeatureBins(name, tuple(np.unique(np.concatenate([edges, np.nextafter(own, -np.inf)])).tolist()))
 
 
 @dataclass(frozen=True)

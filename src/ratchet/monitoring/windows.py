@@ -13,12 +13,12 @@ from ratchet.traffic.schema import SHADOW, row_schema
 if TYPE_CHECKING:
     import polars
 
-__all__ = ["Piece", "first_hour", "pieces"]
+__all__ = ["WindowRows", "first_hour", "pieces"]
 
 _HOUR = 3600
 
 
-class Piece(NamedTuple):
+class WindowRows(NamedTuple):
     """Rows of one version in one window, from one file. `version`: NAME/VERSION. `start`: seconds since 1970."""
 
     version: str
@@ -31,7 +31,9 @@ def first_hour(folder: Path) -> int | None:
     return min(map(_hour_of, log_files(folder)), default=None)
 
 
-def pieces(folder: Path, begin: int, end: int, *, window: int, columns: Sequence[str] | None = None) -> Iterator[Piece]:
+def pieces(
+    folder: Path, begin: int, end: int, *, window: int, columns: Sequence[str] | None = None
+) -> Iterator[WindowRows]:
     """Yield the answered rows of the log from `begin` to `end`, in the order of hours, files, versions and windows.
 
     Rows of shadow versions are left out. A row that two files have, after a merge that was interrupted, comes once.
@@ -80,7 +82,7 @@ def _files_of(folder: Path, hour: int) -> list[tuple[Path, int]]:
     return paths
 
 
-def _by_window(rows: "polars.DataFrame", begin: int, end: int, window: int) -> Iterator[Piece]:
+def _by_window(rows: "polars.DataFrame", begin: int, end: int, window: int) -> Iterator[WindowRows]:
     import polars as pl
 
     seconds = pl.col("time").dt.epoch("s")
@@ -89,7 +91,7 @@ def _by_window(rows: "polars.DataFrame", begin: int, end: int, window: int) -> I
         "served", "start", maintain_order=True
     )
     for (version, start), group in rows.group_by(("served", "start"), maintain_order=True):
-        yield Piece(str(version), int(str(start)), group)
+        yield WindowRows(str(version), int(str(start)), group)
 
 
 def _hour_of(path: Path) -> int:

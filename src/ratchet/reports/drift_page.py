@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 
+from ratchet.monitoring.drift_text import summary, time_text
 from ratchet.monitoring.rule import RULE
-from ratchet.monitoring.state import State, Version, current_versions
-from ratchet.monitoring.wording import summary, time_text
+from ratchet.monitoring.watch import State, WatchedVersion, current_versions
 from ratchet.reports.charts import Chart, Line, line_chart
 from ratchet.reports.problem_sections import ReportSection, Table
 from ratchet.reports.templating import render_html
@@ -24,7 +24,7 @@ def drift_page(state: State) -> str:
     return render_html("drift.html.j2", verdicts=verdicts, sections=sections)
 
 
-def _sections(name: str, version: Version) -> list[ReportSection]:
+def _sections(name: str, version: WatchedVersion) -> list[ReportSection]:
     evidence = version.verdict.evidence
     if not evidence:
         return []
@@ -44,7 +44,7 @@ def _sections(name: str, version: Version) -> list[ReportSection]:
     ]
 
 
-def _changes(version: Version) -> list[Table]:
+def _changes(version: WatchedVersion) -> list[Table]:
     """Return the bins of the features that have changed most, before and after; that of the alarm is the first."""
     alarm, ranked = version.verdict.alarm, []
     later = [window for window in version.windows[version.reference :] if not alarm or window.start >= alarm.since]

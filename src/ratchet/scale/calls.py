@@ -12,13 +12,13 @@ from ratchet import errors
 from ratchet.errors import PlatformError, RatchetError
 from ratchet.scale.result_folder import ResultFolder
 
-__all__ = ["Call", "answer", "named", "result_of", "versions"]
+__all__ = ["ShardCall", "answer", "named", "result_of", "versions"]
 
 _PROGRAMS = ("ratchet", "torch", "onnxruntime", "polars", "pyarrow", "numpy")  # that compute and write results
 
 
 @dataclass(frozen=True)
-class Call:
+class ShardCall:
     """One call, as plain data.
 
     Attributes:

@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.errors import PlatformError
-from ratchet.scale.calls import Call, answer, result_of
+from ratchet.scale.calls import ShardCall, answer, result_of
 from ratchet.settings.model import ScaleSettings
 
-__all__ = ["Worker", "map_here", "run"]
+__all__ = ["ShardWorker", "map_here", "run"]
 
 _TICK = 0.25  # seconds between two looks at the processes
 _MOST_LOSSES = 3  # of one shard's process in a row, unless they are recorded elsewhere
 
 
 @dataclass(frozen=True)
-class Worker:
+class ShardWorker:
     """One process.
 
     Attributes:
@@ -38,20 +38,20 @@ class Worker:
     cores: Sequence[int] = ()
 
 
-def run(calls: Sequence[Call], settings: ScaleSettings, state: Path) -> Iterator[tuple[int, Any]]:
+def run(calls: Sequence[ShardCall], settings: ScaleSettings, state: Path) -> Iterator[tuple[int, Any]]:
     """Carry out the calls by `settings.workers` processes; by this one if that is 1."""
     if settings.workers == 1:
         for place, call in enumerate(calls):
             yield place, result_of(answer(call.data))
         return
     logs = state / "scale" / calls[0].key[:16]
-    yield from map_here(calls, [Worker()] * settings.workers, logs=logs, patience=5.0)
+    yield from map_here(calls, [ShardWorker()] * settings.workers, logs=logs, patience=5.0)
     shutil.rmtree(logs)
 
 
 def map_here(
-    calls: Sequence[Call],
-    workers: Sequence[Worker],
+    calls: Sequence[ShardCall],
+    workers: Sequence[ShardWorker],
     *,
     logs: Path,
     patience: float,
@@ -101,7 +101,7 @@ def map_here(
 class _Process:
     """A process, and the place of the call that it has; it is started for its first call."""
 
-    def __init__(self, worker: Worker, log: Path) -> None:
+    def __init__(self, worker: ShardWorker, log: Path) -> None:
         self.place: int | None = None
         self.pipe: int | None = None  # readable when there is an answer, or the process has ended
         self.process: subprocess.Popen[bytes] | None = None
@@ -109,7 +109,7 @@ class _Process:
         self._worker, self._log, self._answer = worker, log, log.with_suffix(".json")
         log.unlink(missing_ok=True)
 
-    def begin(self, place: int, calls: Sequence[Call]) -> None:
+    def begin(self, place: int, calls: Sequence[ShardCall]) -> None:
         """Hand a call to the process."""
         self.place = place
         self._answer.unlink(missing_ok=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ratchet import files
 from ratchet.code.closure import PACKAGES, closure
-from ratchet.scale.calls import Call, named, versions
+from ratchet.scale.calls import ShardCall, named, versions
 from ratchet.scale.result_folder import ResultFolder
 from ratchet.settings.model import ScaleSettings
 
@@ -52,7 +52,7 @@ def map(
             results[place] = result
             on_result(place, result, True)
     todo = [place for place in range(len(shards)) if place not in results]
-    calls = [Call(function, shards[place], keys[place], folder, versions()) for place in todo]
+    calls = [ShardCall(function, shards[place], keys[place], folder, versions()) for place in todo]
     for number, result in named(_ENGINES[settings.engine])(calls, settings, state) if calls else ():
         results[todo[number]] = result
         on_result(todo[number], result, False)

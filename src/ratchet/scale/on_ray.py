@@ -12,7 +12,7 @@ from ratchet import files
 from ratchet.code.closure import PACKAGES, module_path
 from ratchet.code.syntax import source_files
 from ratchet.errors import PlatformError, first_line
-from ratchet.scale.calls import Call, result_of
+from ratchet.scale.calls import ShardCall, result_of
 from ratchet.settings.model import ScaleSettings
 
 __all__ = ["run"]
@@ -23,7 +23,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _TOKEN = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
-def run(calls: Sequence[Call], settings: ScaleSettings, state: Path) -> Iterator[tuple[int, Any]]:
+def run(calls: Sequence[ShardCall], settings: ScaleSettings, state: Path) -> Iterator[tuple[int, Any]]:
     """Carry out the calls by tasks, at most `settings.workers` at a time, and yield (place, result) as they end.
 
     Ray repeats a task whose worker or machine was lost. An error of the function is not repeated.
@@ -46,7 +46,7 @@ def _task(call: str) -> str:
     return json.dumps(answer(json.loads(call)))
 
 
-def _results(ray: Any, task: Any, calls: Sequence[Call], most: int) -> Iterator[tuple[int, Any]]:
+def _results(ray: Any, task: Any, calls: Sequence[ShardCall], most: int) -> Iterator[tuple[int, Any]]:
     running: dict[Any, int] = {}
     waiting = iter(enumerate(calls))
     try:

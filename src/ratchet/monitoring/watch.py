@@ -19,8 +19,8 @@ from ratchet import files, settings
 from ratchet.errors import PlatformError
 from ratchet.kinds import ModelSpec
 from ratchet.monitoring.features import features_of
-from ratchet.monitoring.rule import RULE, SEASONS, Rule, Verdict, judge
-from ratchet.monitoring.sketch import Layout, WindowSketch, layout_of
+from ratchet.monitoring.rule import RULE, SEASONS, DriftRule, DriftVerdict, judge
+from ratchet.monitoring.sketch import FeatureBins, WindowSketch, layout_of
 from ratchet.monitoring.specs import StoredSpecs
 from ratchet.monitoring.windows import first_hour, pieces
 from ratchet.settings.model import MonitoringSettings
@@ -28,7 +28,7 @@ from ratchet.traffic.log_reader import log_folder
 from ratchet.typed_json import STRICT, parse, to_plain
 from ratchet.workspace import Workspace
 
-__all__ = ["Monitor", "State", "Version", "current_versions", "event_key", "monitor_of", "read_state"]
+__all__ = ["Monitor", "State", "WatchedVersion", "current_versions", "event_key", "monitor_of", "read_state"]
 
 _GRACE = 600  # seconds after its end at which a window closes
 _RECENT = 86_400  # seconds before the open window in which late rows are counted
@@ -38,7 +38,7 @@ SpecOf = Callable[[str], ModelSpec | None]
 
 
 @dataclass(frozen=True)
-class Version:
+class WatchedVersion:
     """A version with the windows in which it answered, in the order of time.
 
     Attributes:
@@ -46,10 +46,10 @@ class Version:
         reference: number of the first windows that are the reference.
     """
 
-    layouts: list[Layout] | None = None
+    layouts: list[FeatureBins] | None = None
     reference: int = 0
     windows: list[WindowSketch] = field(default_factory=list)
-    verdict: Verdict = field(default_factory=Verdict)
+    verdict: DriftVerdict = field(default_factory=DriftVerdict)
 
     __pydantic_config__ = STRICT
 
@@ -65,9 +65,9 @@ class State:
         sent: keys of the events that were sent.
     """
 
-    rule: Rule
+    rule: DriftRule
     position: int | None = None
-    versions: dict[str, Version] = field(default_factory=dict)
+    versions: dict[str, WatchedVersion] = field(default_factory=dict)
     sent: list[str] = field(default_factory=list)
 
     __pydantic_config__ = STRICT
@@ -90,7 +90,7 @@ def read_state(workspace: Workspace) -> State | None:
         ) from error
 
 
-def current_versions(state: State) -> dict[str, Version]:
+def current_versions(state: State) -> dict[str, WatchedVersion]:
     """Return the versions that answered in the latest window of their model, by name."""
     latest: dict[str, int] = {}
     ends = {name: version.windows[-1].start for name, version in state.versions.items() if version.windows}
@@ -100,7 +100,7 @@ def current_versions(state: State) -> dict[str, Version]:
     return {name: state.versions[name] for name in sorted(ends) if ends[name] == latest[name.rpartition("/")[0]]}
 
 
-def event_key(name: str, version: Version) -> str:
+def event_key(name: str, version: WatchedVersion) -> str:
     """Return the key of the event about a version's alarm; empty: it has none."""
     alarm = version.verdict.alarm
     return hashlib.sha256(f"{RULE} {name} {alarm.window}".encode()).hexdigest() if alarm else ""
@@ -112,7 +112,7 @@ class Monitor:
     def __init__(self, workspace: Workspace, requests: Path, chosen: MonitoringSettings, spec_of: SpecOf) -> None:
         """Use the log in the folder `requests`. `spec_of` returns the spec of NAME/VERSION; None: it is not known."""
         self._workspace, self._requests, self._spec_of = workspace, requests, spec_of
-        self._rule = Rule(chosen.window * 60, chosen.season, chosen.alpha, chosen.good_windows)
+        self._rule = DriftRule(chosen.window * 60, chosen.season, chosen.alpha, chosen.good_windows)
 
     def restart(self, *, now: float) -> None:
         """Forget all windows. The next reference begins with the next window, under the settings of now."""
@@ -150,7 +150,7 @@ class Monitor:
         for name, late in self._late(state, begin).items():
             by_start[name] |= late
         for name, start, rows in pieces(self._requests, begin, end, window=window):
-            version = state.versions.get(name, Version())
+            version = state.versions.get(name, WatchedVersion())
             sketch = WindowSketch(start, len(rows), {})
             if version.layouts is not None:
                 sketch = _sketch(start, features_of(rows, self._spec_of(name)), version.layouts, len(rows))
@@ -180,9 +180,9 @@ class Monitor:
             for name, version in state.versions.items()
         }
 
-    def _judged(self, state: State, name: str, windows: list[WindowSketch], end: int) -> Version:
+    def _judged(self, state: State, name: str, windows: list[WindowSketch], end: int) -> WatchedVersion:
         """Return a version with its windows and the verdict. A finished alarm stays."""
-        before = state.versions.get(name, Version())
+        before = state.versions.get(name, WatchedVersion())
         version = replace(before, windows=windows)
         if version.layouts is None:
             version = self._with_reference(state.rule, name, version, end)
@@ -190,7 +190,7 @@ class Monitor:
             return version
         return replace(version, verdict=judge(name, version.layouts, version.windows, state.rule, version.reference))
 
-    def _with_reference(self, rule: Rule, name: str, version: Version, end: int) -> Version:
+    def _with_reference(self, rule: DriftRule, name: str, version: WatchedVersion, end: int) -> WatchedVersion:
         """Return a version with its reference, if its first windows are enough for one. They are read again."""
         number = _reference_length(version.windows, rule)
         if not number:
@@ -230,12 +230,12 @@ def monitor_of(workspace: Workspace) -> Monitor:
     return Monitor(workspace, log_folder(workspace), params.monitoring, StoredSpecs(workspace, params))
 
 
-def _sketch(start: int, features: dict[str, NDArray[Any]], layouts: list[Layout], rows: int) -> WindowSketch:
+def _sketch(start: int, features: dict[str, NDArray[Any]], layouts: list[FeatureBins], rows: int) -> WindowSketch:
     counts = {layout.name: layout.count(features[layout.name]) for layout in layouts if layout.name in features}
     return WindowSketch(start, rows, counts)
 
 
-def _reference_length(windows: list[WindowSketch], rule: Rule) -> int:
+def _reference_length(windows: list[WindowSketch], rule: DriftRule) -> int:
     """Return how many first windows are enough for a reference: in number, rows, and a whole season; 0: not enough."""
     rows = 0
     for number, window in enumerate(windows, start=1):

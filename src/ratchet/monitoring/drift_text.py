@@ -4,7 +4,7 @@ import math
 from datetime import UTC, datetime
 
 from ratchet.monitoring.rule import RULE, Alarm
-from ratchet.monitoring.state import State, Version, current_versions
+from ratchet.monitoring.watch import State, WatchedVersion, current_versions
 
 __all__ = ["alarm_text", "lines", "summary", "time_text"]
 
@@ -18,7 +18,7 @@ def lines(state: State | None) -> list[str]:
     return [f"{name}: {summary(version, state)}" for name, version in current_versions(state).items()]
 
 
-def summary(version: Version, state: State) -> str:
+def summary(version: WatchedVersion, state: State) -> str:
     """Return the verdict about a version."""
     verdict, good = version.verdict, state.rule.good_windows
     late = sum(window.late for window in version.windows)

@@ -83,6 +83,7 @@ def show_status() -> None:
     """Show the servers' status. Exit code 0: all that was started is up; 1: something is not; 3: nothing is started."""
     from flows.server.status import status
     from ratchet import settings
+    from ratchet.errors import PlatformError
     from ratchet.monitoring.drift_text import lines
     from ratchet.monitoring.watch import read_state
     from ratchet.registry.relocation import moved_fault
@@ -94,7 +95,11 @@ def show_status() -> None:
     services = status(workspace)
     for service in services:
         echo(_line(service))
-    for line in lines(read_state(workspace)):
+    try:
+        watched = lines(read_state(workspace))
+    except PlatformError as error:  # the servers' status does not depend on it
+        watched = [str(error)]
+    for line in watched:
         echo(f"monitoring: {line}")
     started = [service for service in services if service.service]
     if not started:

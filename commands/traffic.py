@@ -88,6 +88,6 @@ def print_drift(workspace: Workspace, *, restart: bool, html: Path | None) -> bo
     if html:
         from ratchet.reports.drift_page import drift_page
 
-        files.write_text(html, drift_page(state))
+        files.write_bytes(html, drift_page(state).encode(), private=True)  # it may have values of kept inputs
         echo(f"page: {html}")
     return any(version.verdict.alarm for version in current_versions(state).values())

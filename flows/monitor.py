@@ -1,5 +1,6 @@
 """monitor-flow: judge the windows of the request log that are over, as `ratchet monitor` does, and report drift."""
 
+import platform
 import time
 import uuid
 from datetime import UTC, datetime
@@ -38,7 +39,7 @@ def monitor_flow() -> "State[str]":
             monitor = monitoring.monitor_of(workspace)
             state = monitor.update(now=time.time())
             _report(workspace, monitor, state, client)
-        message = "; ".join(lines(state)) or "no requests are logged"
+        message = "; ".join(lines(state)) or f"no requests are logged on {platform.node()}"
         return Completed(message=message, data=message)
     except RatchetError as error:
         return ended_by(error)
@@ -49,8 +50,8 @@ def _report(
 ) -> None:
     """Write the page and emit the event of each alarm of a served version that was not reported yet.
 
-    An event is marked as sent after the server took it. If this process is killed between, the next run sends it again:
-    it has the same id, and Prefect acts on an id once.
+    An event is marked as sent after the server took it. If this process is killed between, the next run asks the server
+    for it.
     """
     for name, version in monitoring.current_versions(state).items():
         key = monitoring.event_key(name, version)
@@ -59,10 +60,16 @@ def _report(
         from ratchet.reports.drift_page import drift_page
 
         page = workspace.state / "monitoring" / "drift.html"
-        files.write_text(page, drift_page(state))
+        files.write_bytes(page, drift_page(state).encode(), private=True)  # it may have values of kept inputs
         event = _event(name, version, key, page)
-        client.request("POST", "/events", json=[event.model_dump(mode="json")])
+        if not _is_stored(client, event):
+            client.request("POST", "/events", json=[event.model_dump(mode="json")])
         monitor.mark_sent(key)
+
+
+def _is_stored(client: SyncPrefectClient, event: Event) -> bool:
+    answer = client.request("POST", "/events/filter", json={"filter": {"id": {"id": [str(event.id)]}}, "limit": 1})
+    return bool(answer.json()["events"])
 
 
 def _event(name: str, version: monitoring.WatchedVersion, key: str, page: Path) -> Event:

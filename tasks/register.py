@@ -153,6 +153,8 @@ class _Candidate:
         version = promotions.registry.version_of(promotions.name, self.run_id)
         self.run.is_closed = _is_sealed(promotions, self.run)  # perhaps by the judgement before
         verdict = self._valid_verdict(version, over) if version else None
+        if verdict is not None and version is not None and version.number == over:
+            self.progress.say(f"{promotions.name} version {over} is the champion: it keeps the verdict it passed with")
         if verdict is None:
             verdict = judge_model(promotions, self.run_id, self.model_uri, self.params, self.workspace, over=over)
         self.progress.update(3, _STEPS, "judged")

@@ -49,24 +49,31 @@ def _message(folder: Path, job: TrainingJob) -> str:
         total, differences = "", []
     hidden = len(differences) - _DIFFERENCES_SHOWN
     more = f" and {hidden} more" if hidden > 0 else ""
-    why = f"{'; '.join(differences[:_DIFFERENCES_SHOWN])}{more}" if differences else "its settings were not recorded"
-    fix = " To continue that one: restore these, and run again." if differences else ""
+    shown = "; ".join(sentence for sentence, _ in differences[:_DIFFERENCES_SHOWN])
+    why = f"{shown}{more}" if differences else "its settings were not recorded"
+    restored = [shlex.quote(assignment) for _, assignment in differences]
+    how = f"`ratchet set {' '.join(restored)}`" if all(assignment for _, assignment in differences) else "restore these"
+    fix = f" To continue that one: {how}, and run again." if differences else ""
     return (
         f"this run starts at step 0. Another run is unfinished, at step {max(checkpoint_steps(folder)):,}{total}, in "
         f"{folder}. Differences: {why}.{fix} To delete it: `rm -r {shlex.quote(str(folder))}`"
     )
 
 
-def _differences(recorded: dict[str, Any], parts: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """Yield each recorded setting with another value now, and each file with other content."""
+def _differences(recorded: dict[str, Any], parts: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yield each recorded setting with another value now and its assignment, and each file with other content."""
     for kind, current in json.loads(json.dumps(parts)).items():  # tuples become lists
         before = recorded[kind]
         if kind == "data" and before["data/packed"] == current["data/packed"]:
             continue  # other settings that give the same data
         for name, value in before.items():
             if value != current.get(name):
-                is_setting = kind in ("settings", "data") and "/" not in name
-                yield f"{name} was {spell(value)}" if is_setting else f"{name} changed"
+                if kind not in ("settings", "data") or "/" in name:
+                    yield f"{name} changed", ""
+                elif name in current:
+                    yield f"{name} was {spell(value)}, is now {spell(current[name])}", f"{name}={spell(value)}"
+                else:  # of an earlier release
+                    yield f"{name} was {spell(value)}, is removed", ""
 
 
 def checkpoint_steps(folder: Path) -> list[int]:

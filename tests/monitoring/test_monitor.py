@@ -138,7 +138,11 @@ def test_clock_that_was_ahead_stops_nothing(workspace: Workspace) -> None:
     write(workspace, hours(10, 20))
     state = update(workspace, 10.6)
     assert state.position == BEGIN + 10 * HOUR
+    write(workspace, hours(10, 19, version="4"))
     state = update(workspace, 20.5)
+    assert list(current_versions(state)) == ["digits/3"]
+    write(workspace, [request(998, BEGIN + 20 * HOUR, answers(8), version="4")])
+    assert list(current_versions(update(workspace, 21.5))) == ["digits/4"]  # that of the future counts as not closed
     assert len(state.versions["digits/3"].windows) == 21
     assert update(workspace, 201.5) == update(workspace, 201.5)
     assert [window.rows for window in read_state(workspace).versions["digits/3"].windows] == [60] * 21  # type: ignore[union-attr]
@@ -164,9 +168,11 @@ def test_new_version_gets_a_new_reference(workspace: Workspace) -> None:
 def test_restart_forgets_an_alarm(workspace: Workspace) -> None:
     write(workspace, hours(0, 40) + hours(40, 60, shift=2.0))
     assert update(workspace, 61).versions["digits/3"].verdict.alarm
-    monitor(workspace).restart(now=BEGIN + 61.2 * HOUR)
+    monitor(workspace).restart(now=BEGIN + 60.5 * HOUR)
+    write(workspace, [request(999, BEGIN + 60.4 * HOUR, answers(9))])
+    assert update(workspace, 60.7).versions == {}  # the next window is the first of the new reference
     write(workspace, hours(61, 81, shift=2.0))
-    assert lines(update(workspace, 82)) == ["digits/3: no drift in 4 windows"]
+    assert lines(update(workspace, 82)) == ["digits/3: no drift in 5 windows"]
 
 
 def test_first_windows_are_the_reference(workspace: Workspace) -> None:

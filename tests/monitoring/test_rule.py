@@ -59,6 +59,14 @@ def test_window_without_a_feature_moves_no_martingale() -> None:
     assert np.isnan(scores(counts, np.array([0, 5, 5]), is_number=True)[1]).all()
 
 
+def test_windows_without_scores_are_not_judged() -> None:
+    layout = layout_of("load", np.arange(100.0))
+    first = sketches(np.random.default_rng(0).uniform(0, 100, (5, 60)), layout)
+    later = [WindowSketch(HOUR * number, 60, {}) for number in range(10, 60)]
+    verdict = judge("x/1", [layout], [*first, *later], DriftRule(HOUR, "none", 0.05, 30), 5)
+    assert (verdict.judged, verdict.learned) == (0, 0)
+
+
 def test_frequent_values_have_bins_of_their_own() -> None:
     layout = layout_of("gain", np.array([0.0] * 80 + list(range(1, 21))))
     below, zero = layout.count(np.array([-1.0, 0.0]))[1:3]

@@ -54,7 +54,7 @@ def test_an_unfinished_run_continues_after_settings_are_restored(trained: Any) -
     trained.good("ratchet", "set", "training.learning_rate=0.001")
     output = trained.good("dvc", "repro", "train")
     assert "this run starts at step 0. Another run is unfinished, at step" in output
-    assert "Differences: training.learning_rate was 2.0e-3." in output
+    assert "Differences: training.learning_rate was 2.0e-3, is now" in output
     assert f"To delete it: `rm -r {theirs}`" in output
     assert trained.digests("data/model") != expected
     assert list(theirs.glob("step-*.safetensors"))

@@ -75,10 +75,13 @@ def test_message_has_differing_settings_and_files(workspace: Workspace) -> None:
     (message,) = unfinished(workspace, job(workspace, training__learning_rate=0.01, training__betas=[0.9, 0.999]))
     assert message == (
         f"this run starts at step 0. Another run is unfinished, at step 1,200 of 8,000, in {folder}. "
-        "Differences: training.learning_rate was 0.05; training.betas was [0.8, 0.9]; "
-        "src/ratchet/training/loop.py changed. "
+        "Differences: training.learning_rate was 0.05, is now 0.01; training.betas was [0.8, 0.9], "
+        "is now [0.9, 0.999]; src/ratchet/training/loop.py changed. "
         f"To continue that one: restore these, and run again. To delete it: `rm -r {folder}`"
     )
+    note(folder, theirs, total=8000)
+    (message,) = unfinished(workspace, job(workspace))
+    assert "one: `ratchet set training.learning_rate=0.05 'training.betas=[0.8, 0.9]'`, and run again" in message
     assert job(workspace, training__learning_rate=0.05, training__betas=[0.8, 0.9]).key == folder.name
 
 

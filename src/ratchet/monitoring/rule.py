@@ -200,7 +200,8 @@ def judge(
     if alarm:  # what comes after it is not judged
         end = 1 + [window.start for window in judged].index(alarm.window)
         classes, wealth = classes[:end], wealth[:end]
-    seen = np.bincount(classes, minlength=rule.classes)
+    has_scores = ~np.isnan(np.concatenate(values, 1)[: len(classes)]).all(1)
+    seen = np.bincount(classes[has_scores], minlength=rule.classes)
     return DriftVerdict(
         int(np.maximum(0, seen - rule.good_windows).sum()),
         int(min(rule.good_windows, seen.max())),

@@ -93,7 +93,10 @@ def read_state(workspace: Workspace) -> State | None:
 def current_versions(state: State) -> dict[str, WatchedVersion]:
     """Return the versions that answered in the latest window of their model, by name."""
     latest: dict[str, int] = {}
-    ends = {name: version.windows[-1].start for name, version in state.versions.items() if version.windows}
+    ends: dict[str, int] = {}
+    for name, version in state.versions.items():
+        closed = [each.start for each in version.windows if each.start < (state.position or 0)]  # not of a clock ahead
+        ends |= {name: closed[-1]} if closed else {}
     for name, end in ends.items():
         model = name.rpartition("/")[0]
         latest[model] = max(latest.get(model, end), end)
@@ -143,8 +146,9 @@ class Monitor:
         begin = first_hour(self._requests) if state.position is None else state.position
         if begin is None:
             return state
-        # A clock that was ahead has moved the position into the future: judging goes on at the time that is right now.
-        begin = min(begin, int(now)) // window * window
+        if begin > now + window:  # a clock was ahead: judging goes on at the time that is right now
+            begin = int(now)
+        begin = begin // window * window
         end = max(begin, int(now - _GRACE) // window * window)
         by_start = {name: {each.start: each for each in version.windows} for name, version in state.versions.items()}
         for name, late in self._late(state, begin).items():

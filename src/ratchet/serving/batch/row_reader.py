@@ -90,8 +90,8 @@ class RowReader:
         self._kind = kind_of(input_spec)
         if not (self._kind.file_suffixes or self._kind.in_tables):
             raise DataError(
-                f"files cannot be scored by a model of kind {input_spec.kind}; allowed: image, table, text. "
-                "Fix: `ratchet serve`, or `ratchet generate` for a language model"
+                "models of this kind of data score no files; allowed: models of images, tables and texts. Fix: "
+                "`ratchet serve` or MLflow's predict; `ratchet generate` for a language model"
             )
         self._storages, self._input, self._column, self.notes = storages, input_spec, column, list[str]()
         self._expected = self._kind.columns_expected(input_spec, column)

@@ -48,9 +48,8 @@ def key_of(params: Params, workspace: Workspace, values: Mapping[str, Any], seed
 
 
 def _chosen(params: Params, values: Mapping[str, Any], seed: int | None) -> Params:
-    quick = {"training.keep_last": 1, "training.keep_best": 1, "training.doctor": "never"}
-    alone = {"training.profile": 0, "training.processes": 1}  # several workers train at the same time
-    chosen = apply(params, {**values, **quick, **alone})
+    quick = {"training.keep_last": 1, "training.keep_best": 1, "training.doctor": "never", "training.profile": 0}
+    chosen = apply(params, {**values, **quick})
     return chosen if seed is None else chosen.model_copy(update={"seed": seed})
 
 
@@ -180,7 +179,9 @@ class TrialTraining:
                 splits[0], splits[1], job.spec, job.plan, pretrained=job.pretrained, teacher=job.teacher,
                 identity=job.identity,
             )  # fmt: skip
-            events = training.fit_in_processes(inputs, packed=packed, store=store, stop=self._must_stop)
+            events = training.fit_in_processes(
+                inputs, packed=packed, store=store, stop=self._must_stop, before_step=self._counter.add
+            )
             objectives = self._follow(run, events, job)
             if objectives is not None or self.reason != "lost":  # else the run is that of another worker
                 run.status("KILLED" if objectives is None and self.reason == "leave" else "FINISHED")
@@ -267,13 +268,10 @@ class TrialTraining:
         return self.reason
 
     def _must_stop(self) -> bool:
-        """Return whether training stops before the next step; also counts the step."""
+        """Return whether training stops before the next step."""
         if self.stop() and self.reason == "continue":
             self.reason = "leave"
-        if self.reason == "continue":
-            self._counter.add()
-            return False
-        return True
+        return self.reason != "continue"
 
     def _lose(self) -> None:
         self.reason = "lost"

@@ -4,7 +4,6 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -162,16 +161,15 @@ class _Recorder:
             packed=self.workspace.packed,
             store=store,
             profile_to=self.run.journal.folder / "profile",
-            stop=partial(self.must_stop, stop_requested),
+            stop=lambda: stop_requested() or self.budget.is_spent(),
+            before_step=self.begin_step,
             examine=doctor.examine,
         )
         return self.record(events), Baseline.fit(job, inputs.train)
 
-    def must_stop(self, stop_requested: Callable[[], bool]) -> bool:
-        """Return whether to stop before the next step."""
-        stop = stop_requested() or self.budget.is_spent()
-        self.has_trained |= not stop
-        return stop
+    def begin_step(self) -> None:
+        """Note that a step is made."""
+        self.has_trained = True
 
     def record(self, events: "Iterator[training.Event]") -> "training.Finished":
         """Train to the end, and record status and cost in every case."""

@@ -77,7 +77,7 @@ def results(function: str, shards: Sequence[Any], logs: Path, **more: Any) -> li
     """Results in the order of the shards; each has a process unless `workers` says otherwise."""
     workers = more.pop("workers", [ShardWorker()] * len(shards))
     calls = [ShardCall(f"acts:{function}", shard) for shard in shards]
-    answers = dict(map_here(calls, workers, logs=logs, patience=60.0, **more))
+    answers = dict(map_here(calls, workers, logs=logs, patience=3600.0, **more))
     return [answers[place] for place in range(len(shards))]
 
 
@@ -163,7 +163,7 @@ def test_processes_end_in_order_when_their_parent_ends(number: int, logs: Path, 
         "from ratchet.scale.local import ShardWorker, map_here\n"
         "signal.signal(signal.SIGTERM, signal.default_int_handler)\n"
         f"calls = [ShardCall('acts:waits', {content!r})]\n"
-        f"dict(map_here(calls, [ShardWorker()], logs=Path({str(logs)!r}), patience=60))"
+        f"dict(map_here(calls, [ShardWorker()], logs=Path({str(logs)!r}), patience=3600))"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL, cwd=tmp_path)
     until((tmp_path / "pid").read_text, process=parent)

@@ -16,7 +16,7 @@ from ratchet.scale.calls import answer
 
 
 def main() -> None:
-    """Answer calls until standard input ends, which the parent closes by its own end."""
+    """Answer calls until a line says null, or standard input ends, which the parent closes by its own end."""
     path, pipe = Path(sys.argv[1]), int(sys.argv[2])
     os.set_inheritable(pipe, False)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # temporary files are removed
@@ -26,8 +26,8 @@ def main() -> None:
     cores = json.loads(lines.get())
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, set(cores))
-    while True:
-        files.write_json(path, answer(json.loads(lines.get())))
+    while (call := json.loads(lines.get())) is not None:
+        files.write_json(path, answer(call))
         os.write(pipe, b"\n")
 
 

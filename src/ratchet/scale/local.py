@@ -142,6 +142,10 @@ class _Process:
             while line:
                 line = line[self.process.stdin.write(line) :]
 
+    def say_no_more(self) -> None:
+        """Let the process end after its call."""
+        self._write(None)
+
     def has_answer(self) -> bool:
         """Return whether the answer is there."""
         assert self.pipe is not None
@@ -194,6 +198,7 @@ def _end(processes: Sequence[_Process], patience: float) -> None:
     started = [each for each in processes if each.process]
     for each in started:
         if each.process and each.process.poll() is None:
+            each.say_no_more()  # one that returns what it has does not wait for another call
             each.process.terminate()
     until = time.monotonic() + patience
     for each in started:

@@ -52,6 +52,7 @@ def fit(
     store: CheckpointStore,
     profile_to: Path | None = None,
     stop: Callable[[], bool] = never,
+    before_step: Callable[[], object] = never,
     examine: Callable[..., Iterable[object]] | None = None,
     ranks: Ranks | None = None,
 ) -> Iterator[Event]:
@@ -60,7 +61,8 @@ def fit(
     Args:
         profile_to: folder for a trace of `plan.profile` steps.
         stop: called before every step, and from another thread while a user's class reads a sample. When it
-            returns True, a checkpoint is written and training stops.
+            returns True, a checkpoint is written and training stops. It may be called at other times, too.
+        before_step: called before every step.
         examine: called before the first step if `plan.doctor` asks for it, as `ratchet.doctor.examine`; each of its
             findings becomes a notice.
         ranks: the processes of this training; each calls `fit` with equal inputs and sees equal events.
@@ -83,7 +85,7 @@ def fit(
         for split in splits:
             split.interrupt_on(partial(ranks.is_asked_to_stop, stop))
         try:
-            training = _Training(inputs, store, profile_to, stop, examine, ranks)
+            training = _Training(inputs, store, profile_to, stop, examine, ranks, before_step)
             with training.precision.in_force(), closing(training.profiler):
                 yield from training.run()
         except Interrupted:  # between steps, where there is nothing new to keep
@@ -117,11 +119,12 @@ class _Training:
         profile_to: Path | None,
         stop: Callable[[], bool],
         examine: Callable[..., Iterable[object]] | None,
-        ranks: Ranks | None = None,
+        ranks: Ranks,
+        before_step: Callable[[], object],
     ) -> None:
         inputs.check()
         self.inputs, self.plan, self.train = inputs, inputs.plan, inputs.train
-        self.store, self.stop, self.examine, self.ranks = store, stop, examine, ranks or Ranks()
+        self.store, self.stop, self.examine, self.ranks, self.before_step = store, stop, examine, ranks, before_step
 
         # Where and how it runs
         self.device = choose_device(self.plan.device, rank=self.ranks.rank, ranks=self.ranks.count)
@@ -316,6 +319,7 @@ class _Training:
             while state.batch < len(self.steps) and state.step < self.total_steps:
                 if self._must_stop():
                     raise Interrupted
+                self.before_step()
                 start, end = self.steps[state.batch]
                 retry = self._step(order[start:end], feed)
                 if retry is not None:
@@ -362,8 +366,7 @@ class _Training:
             self.stepper.undo()
             raise
         except Exception as error:  # any other error is raised again
-            if self.ranks.count > 1 and ran_out_of_memory(error) and not isinstance(error, AgreedMemoryError):
-                raise LostRank("its memory ran out where the others do not see it") from error
+            self._require_agreement(error)
             if needs_two_samples(error):
                 return self._require_pairs(rows, error)
             if not ran_out_of_memory(error):
@@ -376,6 +379,11 @@ class _Training:
                 ) from error
             return [self._halve(self._piece(rows), len(rows))]
         return None
+
+    def _require_agreement(self, error: Exception) -> None:
+        """Leave the other ranks if memory ran out on this one alone: they wait for it in another place."""
+        if self.ranks.count > 1 and ran_out_of_memory(error) and not isinstance(error, AgreedMemoryError):
+            raise LostRank("its memory ran out where the others do not see it") from error
 
     def _piece(self, rows: Rows) -> int:
         """Return the number of rows of the largest piece of a step."""
@@ -522,6 +530,7 @@ class _Training:
                     ranks=self.ranks,
                 )
             except Exception as error:  # any other error is raised again
+                self._require_agreement(error)
                 if not ran_out_of_memory(error) or batch_size == 1:
                     raise
             batch_size //= 2

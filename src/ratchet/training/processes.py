@@ -8,6 +8,7 @@ import contextlib
 import os
 import pickle
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ import torch
 from torch import distributed
 
 from ratchet.errors import RatchetError, TrainingError
+from ratchet.files import DRAFT
 from ratchet.hardware import cores
 from ratchet.training.checkpoint import CheckpointStore, OthersCheckpoints
 from ratchet.training.device import choose_device
@@ -45,6 +47,7 @@ _END_WITH_PARENT = (
     "import ctypes, os, sys; sys.platform == 'linux' and ctypes.CDLL(None).prctl(1, 9); "
     "os.getppid() == {} or os._exit(1)"
 )
+_GO = b"go\n"  # to the processes when all are ready to connect
 _ERROR = "error of a process: "  # begin of the message of one that cannot train
 
 
@@ -137,7 +140,11 @@ class _Others:
 
     def __enter__(self) -> Ranks:
         job = self.job
-        self._folder = tempfile.TemporaryDirectory(prefix="ratchet-ranks-")
+        beside, prefix = job.checkpoints.parent, f"{DRAFT}{job.checkpoints.name}-ranks-"
+        for left in beside.glob(f"{prefix}*"):  # by an attempt that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        beside.mkdir(parents=True, exist_ok=True)
+        self._folder = tempfile.TemporaryDirectory(prefix=prefix, dir=beside)
         meeting = str(Path(self._folder.name, "meeting"))
         inputs = replace(job.inputs, train=None, validation=None)  # type: ignore[arg-type]  # each opens its own
         sent = pickle.dumps(replace(job, inputs=inputs, meeting=meeting))
@@ -146,6 +153,9 @@ class _Others:
                 self.processes.append(self._start(rank, sent))
             for process in self.processes:
                 self._wait_until_ready(process)
+            self._watch(0.0)
+            for process in self.processes:
+                self._send(process, _GO)
             self.ranks = ranks = Ranks(0, job.count, watch=self._watch)
             ranks.join(meeting, choose_device(job.inputs.plan.device, ranks=job.count))
         except BaseException:
@@ -184,11 +194,15 @@ class _Others:
                 stdout=subprocess.PIPE,
                 stderr=log,
             )
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended, which the wait for its first line notices
-            process.stdin.write(sent)
-            process.stdin.flush()
+        self._send(process, sent)
         return process
+
+    @staticmethod
+    def _send(process: subprocess.Popen[bytes], content: bytes) -> None:
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which the next look notices
+            process.stdin.write(content)
+            process.stdin.flush()
 
     def _log(self, rank: int) -> Path:
         return Path(self._folder.name, f"errors-{rank}")
@@ -239,7 +253,6 @@ def main(rank: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 stops all of them, after the same step
         signal.signal(number, signal.SIG_IGN)
     job: _Job = pickle.load(sys.stdin.buffer)
-    threading.Thread(target=_end_with_input, daemon=True).start()
     try:
         _train(rank, job)
     except LostRank:
@@ -259,6 +272,9 @@ def _train(rank: int, job: _Job) -> None:
     )
     print("ready", flush=True)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # rank 0 reads no more of the pipe, which would fill
+    if sys.stdin.buffer.readline() != _GO:
+        raise LostRank("the first process has ended")
+    threading.Thread(target=_end_with_input, daemon=True).start()
     ranks.join(job.meeting, choose_device(plan.device, rank=rank, ranks=job.count))
     for _ in fit(
         replace(inputs, train=train, validation=validation), store=OthersCheckpoints(job.checkpoints), ranks=ranks

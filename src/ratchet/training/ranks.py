@@ -27,6 +27,7 @@ from ratchet.training.sample_timeout import Interrupted, never
 __all__ = ["AgreedMemoryError", "LostRank", "PieceSum", "Ranks", "raise_agreed"]
 
 _TICK = timedelta(seconds=0.25)  # between two looks at the others
+_JOIN = timedelta(seconds=60)  # for all to connect, which are ready; signals are not handled meanwhile
 
 
 class LostRank(Exception):
@@ -116,11 +117,14 @@ class Ranks:
                     store=store,
                     rank=self.rank,
                     world_size=self.count,
-                    timeout=timedelta(seconds=self.LONGEST_WAIT),
+                    timeout=_JOIN,
                     device_id=device if has_gpu else None,  # connects now
                 )
             except (RuntimeError, distributed.DistError) as error:
                 raise LostRank(str(error).splitlines()[0]) from error
+        # PyTorch 2.15 has another name for it.
+        set_timeout = getattr(distributed, "set_timeout", None) or distributed.distributed_c10d._set_pg_timeout
+        set_timeout(timedelta(seconds=self.LONGEST_WAIT))
 
     def pieces(self, count: int) -> range:
         """Return the numbers of this rank's pieces of `count`."""

@@ -211,7 +211,10 @@ class _Vectors:
                 "training.pieces=1 training.processes=1`"
             )
         floats = (tensor.dtype for tensor in tensors if tensor.is_floating_point())
-        self.dtype = functools.reduce(torch.promote_types, floats, torch.float32)
+        # float32 rounds integers above 2^24.
+        has_large = any(name.rpartition(".")[2] != "num_batches_tracked" for name in _integers(before))
+        widest = torch.float64 if has_large and self.device.type != "mps" else torch.float32
+        self.dtype = functools.reduce(torch.promote_types, floats, widest)
         self.sizes = [*(tensor.numel() for tensor in tensors), len(self.parameters), 1, 1, 4]
 
     def empty(self, *faults: bool) -> torch.Tensor:
@@ -259,6 +262,11 @@ class _Vectors:
 
     def _flags(self, *faults: bool) -> torch.Tensor:
         return torch.tensor([self.stop, *(faults or (False,) * 3)], dtype=self.dtype, device=self.device)
+
+
+def _integers(buffers: dict[str, torch.Tensor]) -> list[str]:
+    """Return the names of the buffers that are not floating-point."""
+    return [name for name, buffer in buffers.items() if not buffer.is_floating_point()]
 
 
 def _change(after: torch.Tensor, before: torch.Tensor) -> torch.Tensor:

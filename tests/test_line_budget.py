@@ -24,7 +24,7 @@ LIMITS = {
     "scale": 700,
     "search": 1_200,
     "servers": 1_500,
-    "serving": 6_710,
+    "serving": 6_790,
     "settings": 2_430,
     "tasks": 4_840,
     "tokens": 400,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from PIL import Image
 from ports import reserved_port
@@ -78,14 +79,14 @@ def registry(new_project: Callable[[str], Any]) -> Served:
 
 
 @contextmanager
-def running(bundle: Path, python: Path, port: int, *options: str) -> Iterator[None]:
+def running(bundle: Path, python: Path, port: int, *options: str) -> Iterator[list[str]]:
     """Run the bundle's server until the end of the block, in an environment without variables."""
-    command = [str(python), "-I", str(bundle / "serve.py"), "--port", str(port), *options]
+    command = [str(python), str(bundle / "serve.py"), "--port", str(port), *options]
     process = subprocess.Popen(command, cwd="/", env={}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         until(lambda: answers(f"http://{HOST}:{port}/ready") or process.poll() is not None)
         assert process.poll() is None, process.communicate()[0]
-        yield
+        yield command
     finally:
         process.terminate()
         process.communicate()
@@ -170,7 +171,7 @@ def test_bundle_in_a_fresh_environment_gives_the_servers_bits(
 
 @pytest.mark.system
 def test_bundle_refuses_strangers_and_wrong_options(registry: Served, tmp_path: Path) -> None:
-    """Beyond loopback it answers requests with a key of the project. Here in this environment."""
+    """Beyond loopback it answers requests with a key of the project. Here in this environment, by two processes."""
     bundle, python, project = tmp_path / "bundle", Path(sys.executable), registry.project
     key = project.good("ratchet", "keys", "add", "edge").strip()
     try:
@@ -179,7 +180,10 @@ def test_bundle_refuses_strangers_and_wrong_options(registry: Served, tmp_path: 
         project.good("ratchet", "keys", "off")
     assert (bundle / "keys.json").stat().st_mode & 0o777 == 0o600
     offline, content = Served(project, reserved_port(HOST)), {"input": ROWS["image"][:1]}
-    with running(bundle, python, offline.port, "--host", "0.0.0.0", "--allow", "edge.local"):
+    options = ("--host", "0.0.0.0", "--allow", "edge.local", "--processes", "2")
+    with running(bundle, python, offline.port, *options) as command:
+        pid = next(each["pid"] for each in offline.get("/health")[1]["processes"] if each["pid"])
+        assert psutil.Process(pid).cmdline()[1:] == command[1:]  # with the same search path of modules
         assert offline.ask("/v1/predict", content)[0] == 401
         assert offline.ask("/v1/predict", content, Authorization=f"Bearer {key}", Host="edge.local")[0] == 200
     assert "--port: found 0; allowed: 1 to 65535" in refused(bundle, python, "--port", "0")

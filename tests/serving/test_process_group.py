@@ -3,12 +3,16 @@
 import json
 import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPConnection, HTTPException
+from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 
@@ -20,6 +24,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from waiting import until
 
 from ratchet import settings
+from ratchet.errors import PlatformError
+from ratchet.serving.process_group import _bound, _Group, _start_first
+from ratchet.serving.server_metrics import not_ready, text_of
 from ratchet.serving.shared_state import Member, SharedStates, read_block
 from ratchet.serving.versions.alias_watcher import load
 from ratchet.traffic.log_reader import log_folder, read
@@ -27,13 +34,24 @@ from tests.serving.test_model_server import HOST, SPECS, Served, expected, model
 
 SWAPS = int(os.environ.get("RATCHET_SWAPS", "20"))
 CLIENTS = 6
+ANSWERS_ONCE = """
+import signal
+from ratchet.serving.shared_state import Member, SharedStates
+SharedStates(Member.enter()).publish({"state": {"version": "1"}})
+signal.pause()
+"""
+GROUP = """
+import sys
+from ratchet.serving.process_group import run_group
+run_group([sys.executable, "-c", sys.argv[1]], 2, settings=b"{}", host="127.0.0.1", port=0, deadline=1.0, say=print)
+"""
 PIXELS = np.random.default_rng(1).integers(0, 256, (64, 8, 8, 3), dtype=np.uint8)
 
 
 @pytest.fixture(scope="module")
 def registry(new_project: Callable[[str], Any]) -> Served:
     project = new_project("group")
-    settings.override(project.workspace.params, {"registry.export": "onnx"})
+    settings.override(project.workspace.params, {"registry.export": "onnx", "registry.model": "image"})
     served = Served(project)
     for seed in (1, 2):
         served.add("image", SPECS["image"], seed=seed)
@@ -152,6 +170,9 @@ def test_a_killed_process_is_replaced_and_others_answer(
         client.ask()
     before, pids = sample(group, "ratchet_requests_total", envelope="mlflow"), set(processes(group))
     killed, other = pids
+    settings.override(
+        group.workspace.params, {"serving.canary": "image@challenger"}
+    )  # none of the processes may have it
     os.kill(killed, signal.SIGKILL)
     outcomes = Counter[str]()
     for client in clients:
@@ -163,6 +184,7 @@ def test_a_killed_process_is_replaced_and_others_answer(
     with closing(Client(group, answers, 0)) as client:
         assert client.ask() == "1"
     until(lambda: killed not in (now := processes(group)) and all(now.values()))
+    settings.override(group.workspace.params, {"serving.canary": "none"})
     assert other in processes(group)
     assert sample(group, "ratchet_requests_total", envelope="mlflow") >= before + outcomes["1"]
 
@@ -174,6 +196,7 @@ def test_a_process_that_hangs_is_killed_and_others_answer(answers: dict[str, Any
     os.kill(hung, signal.SIGSTOP)
     with closing(Client(group, answers, 0)) as client:
         assert client.ask() == "1"
+    until(lambda: sample(group, "ratchet_ready") == 0)
     until(lambda: hung not in processes(group) and all(processes(group).values()))
 
 
@@ -182,10 +205,10 @@ def test_nothing_survives_a_killed_parent(registry: Served) -> None:
     settings.override(registry.workspace.params, {"serving.processes": 2})
     served = Served(registry.project, reserved_port(HOST))
     log = registry.workspace.root / "killed.log"
-    command = ("ratchet", "serve", "--model", "image@champion", "--port", str(served.port))
-    started = registry.project.start(*command, log=log)
+    started = registry.project.start("ratchet", "serve", "--port", str(served.port), log=log)
     until(lambda: all(processes(served).values()), process=started, log=log)
     pids = [*processes(served)]
+    assert psutil.Process(pids[0]).cmdline()[-2:] == ["--model", "image@champion"]  # also if the data change
     started.kill()
     until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
     assert started.wait() == -signal.SIGKILL
@@ -193,7 +216,7 @@ def test_nothing_survives_a_killed_parent(registry: Served) -> None:
 
 @pytest.mark.system
 def test_sigterm_lets_requests_end(registry: Served, answers: dict[str, Any], request: pytest.FixtureRequest) -> None:
-    """Bodies of which a half has come, in both processes, are read to their end and answered."""
+    """Bodies of which a half has come, in both processes, are read to their end and answered, also after SIGHUP."""
     body = json.dumps({"inputs": PIXELS.tolist()}).encode()
     with model_server(registry, "image", processes=2) as served:
         head = f"POST /invocations HTTP/1.1\r\nHost: {HOST}:{served.port}\r\nContent-Type: application/json\r\n"
@@ -206,8 +229,8 @@ def test_sigterm_lets_requests_end(registry: Served, answers: dict[str, Any], re
             client.sock.sendall(head.encode() + body[:100])
         until(lambda: sample(served, "ratchet_requests_in_flight") > len(clients))
         started.terminate()
-        started.send_signal(signal.SIGTERM)
         until(lambda: _is_refused(served))
+        started.send_signal(signal.SIGHUP)
         for client in clients:
             client.sock.sendall(body[100:])
         for client in clients:
@@ -269,17 +292,107 @@ def test_canary_needs_one_process(registry: Served) -> None:
     assert "serving.processes: found 2, with serving.canary image@challenger" in message
 
 
+@pytest.fixture
+def small(request: pytest.FixtureRequest) -> Iterator[_Group]:
+    """A group of one small process."""
+    files = [os.memfd_create(name) for name in ("state", "settings")]
+    group = _Group([sys.executable, "-c", ANSWERS_ONCE], _bound("::", 0), (files[0],), files[1])
+    yield group
+    for process in group.running:
+        process.kill()
+        process.wait()
+    group.listening.close()
+    for file in files:
+        os.close(file)
+
+
+def test_a_pause_of_the_machine_kills_no_process(small: _Group, caplog: pytest.LogCaptureFixture) -> None:
+    """A process is killed after 30 s without a state, and a start that fails is tried again later."""
+    child, now = small.children[0], 0.0
+    small.clock, small.looked = lambda: now, now
+
+    def look(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        small.look()
+
+    look(0)
+    until(lambda: read_block(small.blocks[0]))
+    for _ in range(30):
+        look(3600)
+    assert not caplog.text
+    look(1)
+    look(1)
+    assert child.process
+    assert child.process.wait() == -signal.SIGKILL
+    command, small.command = small.command, ["/nowhere"]
+    for _ in range(3):
+        look(1)
+    pauses = [message.split()[-2] for message in caplog.messages if "does not start" in message]
+    assert pauses == ["1.0", "2.0"]
+    small.command = command
+    look(1)
+    assert child.process is None
+    look(1)
+    assert child.process
+
+
+def test_a_first_process_that_is_killed_is_reported(small: _Group) -> None:
+    assert small.listening.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+    for command, message in ((["sh", "-c", "kill -9 $$"], "was killed by signal 9"), (["/nowhere"], "does not start")):
+        small.command = command
+        with pytest.raises(PlatformError, match=f"the first process {message}.*Fix: "):
+            _start_first(small, "", print)
+
+
+def test_nohup_keeps_the_group_after_a_logout() -> None:
+    command = ["nohup", sys.executable, "-u", "-c", GROUP, ANSWERS_ONCE]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        assert "by 2 processes" in process.stdout.readline()
+        process.send_signal(signal.SIGHUP)
+        process.terminate()
+    assert process.returncode == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        ["-m", "ratchet.serving", "--host", HOST, "--port", "1"],
+        ["-c", "import pathlib, ratchet.serving.offline.bundle_server as it; exit(it.main(pathlib.Path()))"],
+    ],
+    ids=["project", "bundle"],
+)
+def test_ctrl_c_while_a_process_loads_prints_no_traceback(program: list[str]) -> None:
+    """The parent blocks the signal, and the process unblocks it."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    place = Member(0, 0, (), os.getpid(), 0).environment
+    process = subprocess.Popen(
+        [sys.executable, *program], cwd=Path(__file__).parents[2], env=os.environ | place, stderr=subprocess.PIPE
+    )
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    process.send_signal(signal.SIGINT)
+    assert (process.communicate()[1], process.returncode) == (b"", 130)
+
+
+def test_a_group_is_ready_if_every_process_is() -> None:
+    ready = [["ratchet_ready", "1 if a version answers", "gauge", [["ratchet_ready", {}, 1.0]]]]
+    assert b"ratchet_ready 1.0" in text_of([ready, ready])
+    assert b"ratchet_ready 0.0" in text_of([ready, not_ready(ready)])
+    assert b"ratchet_ready 0.0" in text_of([ready, not_ready([])])  # it has written no state yet
+
+
 def test_states_are_seen_by_others_and_by_the_next_process() -> None:
     now = 100.0
     blocks = tuple(os.memfd_create(str(number)) for number in range(2))
-    first, second = (SharedStates(Member(number, 0, blocks, 0), clock=lambda: now) for number in range(2))
+    first, second = (SharedStates(Member(number, 0, blocks, 0, 0), clock=lambda: now) for number in range(2))
     assert second.others() == {0: {"late": True}}
     first.publish({"state": {"ready": True}, "text": "long " * 1000})
     first.publish({"state": {"ready": True}})
     assert second.others()[0] == {"state": {"ready": True}, "pid": os.getpid(), "time": 100.0, "late": False}
     now = 200.0
     assert second.others()[0]["late"]
-    assert SharedStates(Member(0, 0, blocks, 0)).earlier["state"] == {"ready": True}
+    assert SharedStates(Member(0, 0, blocks, 0, 0)).earlier["state"] == {"ready": True}
     os.pwrite(blocks[0], b"x", 20)  # as after a kill while it was written
     assert read_block(blocks[0]) == {}
     for block in blocks:

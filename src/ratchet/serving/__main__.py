@@ -24,6 +24,8 @@ def main() -> int:
     except RatchetError as error:
         print(f"ratchet: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:  # while it loads; a server that answers ends by the signal itself
+        return 130
     return 0
 
 

@@ -27,7 +27,7 @@ from ratchet.serving.http_request import Refused, error_response, json_response
 from ratchet.serving.label_endpoint import LabelEndpoint
 from ratchet.serving.openapi import document
 from ratchet.serving.page import page
-from ratchet.serving.server_metrics import ServerMetrics, Snapshot, counters, text_of
+from ratchet.serving.server_metrics import ServerMetrics, Snapshot, not_ready, text_of
 from ratchet.serving.shadow import Shadow
 from ratchet.serving.shared_state import EVERY, SharedStates
 from ratchet.serving.versions.alias_watcher import AliasWatcher, PinnedVersion
@@ -164,7 +164,7 @@ class ModelServer:
             return self.metrics.text()
         own, others = self._publish(self.group), self.group.others().values()
         metrics = [(each.get("metrics", []), each["late"]) for each in others]
-        return text_of([own, *(counters(each) if is_late else each for each, is_late in metrics)])
+        return text_of([own, *(not_ready(each) if is_late else each for each, is_late in metrics)])
 
     def _health(self, _: Request) -> Response:
         return json_response({"status": "live", **self._state()})

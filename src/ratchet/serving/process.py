@@ -62,16 +62,20 @@ def serve(
     """
     from ratchet.serving.keys import KeyStore, require_key
 
-    params = settings.load(workspace.params)
+    member, store = Member.enter(), KeyStore.of(workspace)
+    params = Params.model_validate_json(member.settings) if member else settings.load(workspace.params)
     host, port = host or params.platform.host, port or params.serving.port
-    store, member, count = KeyStore.of(workspace), Member.enter(), process_count(params.serving)
-    require_key(store, host, always=params.serving.keys == "required")
     if member is None:
+        count = process_count(params.serving)
+        require_key(store, host, always=params.serving.keys == "required")
         check_free(host, port, named=("platform.host", "serving.port"))
         if count > 1:
+            with contextlib.suppress(RegistryError):  # the first process reports it, or waits for the data
+                model = model or configured(workspace, params)
             command = [sys.executable, "-m", "ratchet.serving", "--host", host, "--port", str(port)]
             command += [*(["--model", model] if model else []), *(["--wait"] if wait else [])]
-            run_group(command, count, host=host, port=port, deadline=params.serving.deadline, say=say)
+            frozen, deadline = params.model_dump_json().encode(), params.serving.deadline
+            run_group(command, count, settings=frozen, host=host, port=port, deadline=deadline, say=say)
     server = _server(workspace, params, lambda: model or configured(workspace, params), wait=wait, member=member)
     run(server, store, host=host, port=port, allowed=params.platform.allowed_hosts, say=say, member=member)
 

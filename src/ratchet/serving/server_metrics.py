@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from ratchet.serving.handler import ServedRequest
     from ratchet.serving.versions.loaded import LoadedVersion
 
-__all__ = ["Meter", "ServerMetrics", "Snapshot", "counters", "text_of"]
+__all__ = ["Meter", "ServerMetrics", "Snapshot", "not_ready", "text_of"]
 
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)  # seconds
-_LEAST = ("ratchet_ready", "process_start_time_seconds")  # of several processes the least counts, not the sum
+_READY, _READY_HELP = "ratchet_ready", "1 if a version answers"
+_LEAST = (_READY, "process_start_time_seconds")  # of several processes the least counts, not the sum
 _MOST = ("ratchet_version_info", "ratchet_version_refused")
 _LEFT = 499  # status of a request whose client left before the answer
 _FAILED = 500
@@ -88,7 +89,7 @@ class ServerMetrics:
     def snapshot(self, earlier: Snapshot) -> Snapshot:
         """Return all metrics, added to the counters of the process before this one."""
         self._count_refused()
-        return _snapshot(_sum([_snapshot(self.registry.collect()), counters(earlier)]))
+        return _snapshot(_sum([_snapshot(self.registry.collect()), _counters(earlier)]))
 
     def _count_refused(self) -> None:
         for (envelope, status), number in self.refused.items():
@@ -96,9 +97,9 @@ class ServerMetrics:
         self.refused.clear()
 
 
-def counters(snapshot: Snapshot) -> Snapshot:
-    """Return the metrics of a process that stay true when it has ended."""
-    return [family for family in snapshot if family[2] in ("counter", "histogram")]
+def not_ready(snapshot: Snapshot) -> Snapshot:
+    """Return the metrics of a process that does not answer, from its latest ones: its counters stay true."""
+    return [*_counters(snapshot), [_READY, _READY_HELP, "gauge", [[_READY, {}, 0.0]]]]
 
 
 def text_of(snapshots: Iterable[Snapshot]) -> bytes:
@@ -106,6 +107,10 @@ def text_of(snapshots: Iterable[Snapshot]) -> bytes:
     whole = CollectorRegistry()
     whole.register(_Fixed(_sum(snapshots)))
     return generate_latest(whole)
+
+
+def _counters(snapshot: Snapshot) -> Snapshot:
+    return [family for family in snapshot if family[2] in ("counter", "histogram")]
 
 
 def _snapshot(metrics: Iterable[Metric]) -> Snapshot:
@@ -165,7 +170,7 @@ class _State(Collector):
         """Yield the metrics."""
         loaded, refused = self._follower.current, self._follower.refused
         yield GaugeMetricFamily("ratchet_waiting_rows", "Rows that wait for the model", self._batcher.waiting)
-        yield GaugeMetricFamily("ratchet_ready", "1 if a version answers", float(loaded is not None))
+        yield GaugeMetricFamily(_READY, _READY_HELP, float(loaded is not None))
         version = GaugeMetricFamily("ratchet_version_info", "Version that answers", labels=("model", "version"))
         if loaded:
             version.add_metric((loaded.identity.model, loaded.identity.version), 1.0)

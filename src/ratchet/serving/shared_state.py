@@ -36,12 +36,14 @@ class Member:
         listening: file descriptor of the socket from which all of them accept connections.
         blocks: file descriptors of their blocks of memory.
         parent: process id of the process that started it.
+        settings_file: file descriptor of a file in memory with the settings that all of them have.
     """
 
     number: int
     listening: int
     blocks: tuple[int, ...]
     parent: int
+    settings_file: int
 
     @classmethod
     def enter(cls) -> "Member | None":
@@ -55,6 +57,11 @@ class Member:
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the parent blocks the signals that it waits for
         return member
+
+    @property
+    def settings(self) -> bytes:
+        """Settings as JSON. The parent read them, so a process that is started again has those of the others."""
+        return os.pread(self.settings_file, os.fstat(self.settings_file).st_size, 0)
 
     @property
     def environment(self) -> dict[str, str]:

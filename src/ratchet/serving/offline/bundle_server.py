@@ -1,6 +1,7 @@
 """Serve the model of an offline bundle. This module imports neither PyTorch nor MLflow."""
 
 import argparse
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,17 +54,25 @@ def load(bundle: Path, about: About, *, threads: int) -> LoadedVersion:
 def main(bundle: Path) -> int:
     """Serve the bundle until a signal ends the process; return the exit code."""
     try:
-        about = _read(bundle)
+        member = Member.enter()
+        about = _read(bundle / ABOUT, member)
         given = _arguments(about.settings)
         store = KeyStore(bundle / KEYS)
-        require_key(store, given.host, always=about.settings.keys == "required", named="--host")
-        member, settings = Member.enter(), about.settings.model_copy(update={"processes": given.processes})
+        settings = about.settings.model_copy(update={"processes": given.processes})
         count = process_count(settings)
         if member is None:
+            require_key(store, given.host, always=settings.keys == "required", named="--host")
             check_free(given.host, given.port, named=("--host", "--port"))
             if count > 1:
-                command = [sys.executable, "-I", str(bundle / "serve.py"), *sys.argv[1:]]
-                run_group(command, count, host=given.host, port=given.port, deadline=settings.deadline, say=_say)
+                run_group(
+                    [sys.executable, *sys.orig_argv[1:]],
+                    count,
+                    settings=(bundle / ABOUT).read_bytes(),
+                    host=given.host,
+                    port=given.port,
+                    deadline=settings.deadline,
+                    say=_say,
+                )
         threads = threads_each(settings.model_copy(update={"threads": given.threads}), count)
         version = PinnedVersion(load(bundle, about, threads=threads))
         server = ModelServer(version, settings, group=SharedStates(member) if member else None)
@@ -80,6 +89,8 @@ def main(bundle: Path) -> int:
     except RatchetError as error:
         print(error, file=sys.stderr)
         return 1
+    except KeyboardInterrupt:  # while it loads; a server that answers ends by the signal itself
+        return 130
     return 0
 
 
@@ -87,10 +98,9 @@ def _say(line: str) -> None:
     print(line, flush=True)
 
 
-def _read(bundle: Path) -> About:
-    path = bundle / ABOUT
+def _read(path: Path, member: Member | None) -> About:
     try:
-        content = files.read_json(path)
+        content = json.loads(member.settings) if member else files.read_json(path)
         settings = ServingSettings.model_validate(content["serving"])
         return About(Identity(**content["identity"]), content["checksums"], settings)
     except ValidationError as error:

@@ -5,6 +5,9 @@ the process or its machine is lost, the server frees the slot within a minute, a
 """
 
 import contextlib
+import logging
+import math
+import platform
 import time
 from collections.abc import Collection, Iterator, Sequence
 from http import HTTPStatus
@@ -18,7 +21,8 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
-from prefect.states import Cancelling, Completed
+from prefect.runtime import deployment
+from prefect.states import Cancelling, Completed, Crashed, Scheduled
 from pydantic import Field
 
 from flows.cancelled_runs import ended_by
@@ -26,6 +30,7 @@ from flows.lost_server import ending_promptly
 from flows.progress import log_errors_without_traceback
 from flows.run_names import run_name
 from flows.run_records import record_run
+from ratchet import files
 from ratchet.errors import PlatformError, RatchetError, first_line
 from ratchet.scale.calls import ShardCall, answer, result_of
 from ratchet.scale.result_folder import ResultFolder
@@ -37,9 +42,12 @@ __all__ = ["run", "shard_worker_flow"]
 _DEPLOYMENT = "shard-worker-flow/local"
 _LOOK = 0.5  # seconds between two looks at the results
 _LEASE = 60.0  # seconds, the least that Prefect allows
-_GRACE = 10.0  # seconds for runs to end when nothing is left
+_LIST = 2.0  # seconds between two listings of a worker run
+_GRACE = 10.0  # seconds for runs to end when nothing is left, and when they are cancelled
+_PATIENCE = 60.0  # seconds for a worker to begin a run
 _MOST_LOSSES = 3  # of worker runs, for each worker that was asked for
 _ERROR = "error.json"
+_LOG = logging.getLogger(__name__)
 
 Text = Annotated[str, Field(min_length=1)]
 
@@ -49,7 +57,8 @@ def run(calls: Sequence[ShardCall], settings: ScaleSettings, state: Path) -> Ite
 
     Raises:
         RatchetError: of the function.
-        PlatformError: Prefect's server does not answer, or runs failed or were lost several times.
+        PlatformError: Prefect's server does not answer, runs ended before their shards several times, or this process
+            holds a place of the pool, and no worker begins a run.
     """
     folder = ResultFolder(calls[0].folder)
     job = f"job-{calls[0].key[:16]}"
@@ -79,84 +88,128 @@ def _results(
     workers: int,
     runs: list[FlowRun],
 ) -> Iterator[tuple[int, Any]]:
-    deployment = client.read_deployment_by_name(_DEPLOYMENT).id
+    target = client.read_deployment_by_name(_DEPLOYMENT).id
+    digest = files.digest_json([call.data for call in calls])
+    parameters = {"folder": folder.where, "job": job, "digest": digest}
     waiting = {f"{call.key}.json": place for place, call in enumerate(calls)}
-    losses = 0
+    losses, begun = 0, time.monotonic()
     while waiting:
-        seen = [client.read_flow_run(run.id) for run in runs]
-        ended = [run for run in seen if run.state and run.state.is_final()]
-        losses += sum(not run.state.is_completed() for run in ended if run.state)
-        runs[:] = [run for run in runs if run.id not in {each.id for each in ended}]
+        states = [_state(client, run) for run in runs]
         names = folder.sizes()
         if error := f"{job}-{_ERROR}" in names and folder.read_json(f"{job}-{_ERROR}"):
             result_of(error)
         for name in waiting.keys() & names.keys():
             if (result := folder.read_json(name)) is not None:
                 yield waiting.pop(name), result
+        runs[:] = [run for run, state in zip(runs, states, strict=True) if not state.is_final()]
+        if not waiting:
+            break
+        ended = [state.message for state in states if state.is_final()]  # before their shards, however they ended
+        losses += len(ended)
         if losses > _MOST_LOSSES * workers:
-            last = ended[-1].state.message if ended and ended[-1].state else ""
-            raise PlatformError(f"{losses} runs of shard-worker-flow ended before their shards did. The last: {last}")
+            raise PlatformError(f"{losses} runs of {_DEPLOYMENT} ended before their shards did. The last: {ended[-1]}")
+        begun = _last_begun(states, begun)
         for _ in range(min(workers, len(waiting)) - len(runs)):
-            parameters = {"folder": folder.where, "job": job}
-            runs.append(client.create_flow_run_from_deployment(deployment, parameters=parameters))
-        if waiting:
-            time.sleep(_LOOK)
-    until = time.monotonic() + _GRACE
-    while time.monotonic() < until and not all(_has_ended(client, each) for each in runs):
+            runs.append(client.create_flow_run_from_deployment(target, parameters=parameters))
         time.sleep(_LOOK)
+    _await_end(client, runs)
+
+
+def _last_begun(states: Sequence["State[Any]"], begun: float) -> float:
+    """Return when a worker was last seen to have one of the runs. Say once that none has, if that lasts.
+
+    Raises:
+        PlatformError: this process holds a place of the pool, so the runs could wait for its end.
+    """
+    if not states or any(not state.is_scheduled() for state in states):
+        return time.monotonic()
+    if time.monotonic() - begun < _PATIENCE:
+        return begun
+    text = f"scale.engine: in {_PATIENCE:.0f} s no worker has begun a run of {_DEPLOYMENT}: each is busy, or none is up"
+    if deployment.id:
+        raise PlatformError(
+            f"{text}. This run has a place of the pool itself. Fix: `ratchet set platform.worker_runs=2`, `ratchet "
+            "down`, `ratchet up`, or start another machine's worker; then retry this run"
+        )
+    _LOG.warning("%s. Fix: `ratchet up`, or wait", text)
+    return math.inf
 
 
 def _end(client: SyncPrefectClient, runs: Sequence[FlowRun], calls: Sequence[ShardCall]) -> None:
     """Cancel the runs that have not ended, and remove the limits."""
     for each in runs:
-        if not _has_ended(client, each):
+        if not _state(client, each).is_final():
             client.set_flow_run_state(each.id, Cancelling())
+    _await_end(client, runs)
     for call in calls:
         with contextlib.suppress(ObjectNotFound):
             client.delete_global_concurrency_limit_by_name(_limit(call.key))
 
 
-def _has_ended(client: SyncPrefectClient, run: FlowRun) -> bool:
-    state = client.read_flow_run(run.id).state
-    return state is not None and state.is_final()
+def _await_end(client: SyncPrefectClient, runs: Sequence[FlowRun]) -> None:
+    until = time.monotonic() + _GRACE
+    while time.monotonic() < until and not all(_state(client, each).is_final() for each in runs):
+        time.sleep(_LOOK)
+
+
+def _state(client: SyncPrefectClient, run: FlowRun) -> "State[Any]":
+    """Return the state of a run. One that was deleted on Prefect's pages is lost."""
+    try:
+        return client.read_flow_run(run.id).state or Scheduled()
+    except ObjectNotFound:
+        return Crashed(message="it was deleted")
 
 
 @flow(name="shard-worker-flow", flow_run_name=run_name, persist_result=False)
-def shard_worker_flow(folder: Text, job: Text) -> "State[int]":
+def shard_worker_flow(folder: Text, job: Text, digest: Text) -> "State[int]":
     """Take shards of a job until none is left. Ratchet starts these runs; see docs/scale.md.
 
     Args:
         folder: Path or URL of the job's results.
         job: Name of the job there.
+        digest: SHA-256 of its calls. No others are carried out, since others may write to the folder.
     """
     log_errors_without_traceback()
     try:
         record_run(Workspace.find())
         with ending_promptly():
-            count = _take_shards(ResultFolder(folder), job)
+            count = _take_shards(ResultFolder(folder), job, digest)
         return Completed(message=f"{count:,} shards", data=count)
     except RatchetError as error:
         return ended_by(error)
 
 
-def _take_shards(folder: ResultFolder, job: str) -> int:
-    count, calls = 0, folder.read_json(f"{job}.json") or []
+def _take_shards(folder: ResultFolder, job: str, digest: str) -> int:
+    calls = folder.read_json(f"{job}.json")
+    if calls is None or files.digest_json(calls) != digest:
+        raise PlatformError(
+            f"{folder.where}: {platform.node()} finds no {job}.json there with the digest {digest[:12]}: the job has "
+            "ended, the file was changed, or this machine has another folder at this path. Fix: share the folder, or "
+            "use a URL"
+        )
+    count = 0
     with get_client(sync_client=True) as client:
         while todo := _unfinished(folder, job, calls):
-            taken = 0
+            before, listed = count, time.monotonic()
             for call in todo:
                 with _lease(client, call["key"]) as is_held:
-                    if not is_held or f"{call['key']}.json" in folder.sizes():
-                        continue
-                    done = answer(call)
-                    if "error" in done:
-                        folder.write_json(f"{job}-{_ERROR}", done)
-                        result_of(done)
-                    taken += 1
-            count += taken
-            if not taken:  # others hold the rest; theirs come back if they are lost
-                time.sleep(_LOOK)
+                    count += is_held and _carry_out(folder, job, call)
+                if time.monotonic() - listed > _LIST:
+                    break
+            if count == before:  # others hold the rest; theirs come back if they are lost
+                time.sleep(_LIST)
     return count
+
+
+def _carry_out(folder: ResultFolder, job: str, call: dict[str, Any]) -> bool:
+    """Carry out a call whose lease is held. Return False if it has a result by now, or the job was ended."""
+    if folder.has(f"{call['key']}.json") or not folder.has(f"{job}.json"):
+        return False
+    done = answer(call)
+    if "error" in done:
+        folder.write_json(f"{job}-{_ERROR}", done)
+        result_of(done)
+    return True
 
 
 def _unfinished(folder: ResultFolder, job: str, calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

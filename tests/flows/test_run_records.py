@@ -4,14 +4,21 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from prefect.client.schemas.objects import FlowRun
+from prefect.states import Completed
 
+from flows import shards
 from flows.run_records import close_dead_runs
 from flows.server.client import prefect_client
+from ratchet.errors import PlatformError
+from ratchet.scale.calls import ShardCall
+from ratchet.scale.result_folder import ResultFolder
 from ratchet.servers import client_environment, prefect_server
 from ratchet.servers.http import answers
 from ratchet.servers.record import ServerRecord
@@ -114,6 +121,18 @@ def test_only_the_run_of_a_killed_process_is_closed(workspace: Workspace, api: s
         working.communicate("\n")
         assert sorted(str(run.state_name) for run in client.read_flow_runs()) == ["Completed", "Crashed"]
     assert list((workspace.state / "runs").iterdir()) == []
+
+
+def test_deleted_and_completed_runs_are_lost_while_shards_wait(api: str, tmp_path: Path) -> None:
+    """A worker that does not see the folder of results completes at once, with no shard."""
+    calls = [ShardCall("json:loads", "1", "key", str(tmp_path))]
+    with prefect_client(api) as client:
+        flow = client.create_flow_from_name("shard-worker-flow")
+        deployment = client.create_deployment(flow, "local")
+        ended = [client.create_flow_run_from_deployment(deployment, state=Completed(message="0")) for _ in range(3)]
+        runs = [FlowRun(id=uuid.uuid4(), flow_id=flow), *ended]
+        with pytest.raises(PlatformError, match=r"4 runs of .* ended before their shards did\. The last: 0"):
+            list(shards._results(client, ResultFolder(str(tmp_path)), "job-a", calls, 1, runs))
 
 
 def test_living_run_stays_when_the_clock_is_set(workspace: Workspace, api: str, set_clock: Callable[[], None]) -> None:

@@ -54,6 +54,10 @@ def breaks(shard):
     raise ValueError("a fault of the code")
 
 
+def lists(shard):
+    return [path.name for path in Path(shard["folder"]).glob("*.json")]
+
+
 def waits(shard):
     asked = []
     signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
@@ -199,6 +203,28 @@ def test_finished_shards_are_not_done_again(workers: int, logs: Path, tmp_path: 
         importlib.invalidate_caches()
         spread([{"value": 1}])
         assert earlier == [False]
+    finally:
+        sys.path.remove(str(tmp_path))
+
+
+@pytest.mark.parametrize("content", ["[]", "{"])
+def test_a_result_that_is_rejected_or_damaged_is_deleted_first(content: str, logs: Path, tmp_path: Path) -> None:
+    """The engine prefect takes every result that is there for one of its workers'."""
+    folder = tmp_path / "results"
+
+    def spread() -> list[Any]:
+        return scale.map(
+            "acts:lists", [{"folder": str(folder)}], folder=str(folder), settings=ScaleSettings(), state=tmp_path,
+            is_whole=lambda result: False,
+        )  # fmt: skip
+
+    sys.path.insert(0, str(tmp_path))
+    sys.modules.pop("acts", None)
+    try:
+        assert spread() == [[]]
+        (stored,) = folder.glob("*.json")
+        stored.write_text(content)
+        assert spread() == [[]]
     finally:
         sys.path.remove(str(tmp_path))
 

@@ -10,6 +10,7 @@ import pytest
 
 from ratchet import scale
 from ratchet.errors import PlatformError
+from ratchet.scale.on_ray import _other_machines
 from ratchet.settings.model import ScaleSettings
 
 FUNCTION = "scale_acts:act"
@@ -100,6 +101,18 @@ def test_a_remote_cluster_without_token_is_refused(
     ):
         scale.map("json:loads", ["1"], folder=str(tmp_path), settings=settings, state=tmp_path)
     assert not list(tmp_path.glob("*.json"))
+
+
+def test_only_living_nodes_of_other_machines_need_a_token() -> None:
+    nodes = [
+        {"NodeID": str(number), "Alive": is_alive, "NodeManagerAddress": address}
+        for number, (address, is_alive) in enumerate(
+            [("10.0.0.4", True), ("10.0.0.4", True), ("10.0.0.9", False), ("10.0.0.7", True)]
+        )
+    ]
+    assert _other_machines(nodes[:3], "0") == []
+    assert _other_machines(nodes, "1") == ["10.0.0.7"]
+    assert _other_machines(nodes[:1], "unknown") == ["10.0.0.4"]
 
 
 def test_ray_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ from ratchet.scale.result_folder import ResultFolder
 from ratchet.serving.batch.job import Job, begin, read_job
 from ratchet.serving.batch.row_reader import RowRange, RowReader
 from ratchet.training import build, save_model
-from tasks.score import Request, Scored, score
+from tasks.score import Request, Scored, score, score_shard
 
 pytestmark = pytest.mark.system
 
@@ -217,6 +217,20 @@ def test_a_damaged_shard_is_computed_again(place: Place, titanic: Path, tmp_path
     assert digests(out) == before
 
 
+def test_a_worker_of_an_earlier_job_writes_no_shard(place: Place, titanic: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    place.score(titanic, out)
+    before = digests(out)
+    shard = {
+        "project": str(place.workspace.root), "version": "titanic/1", "variant": "fp32", "threads": 1, "column": None,
+        "output": str(out), "job": "0" * 64, "shard": 0,
+        "ranges": [[str(titanic), titanic.stat().st_size, str(titanic.stat().st_mtime_ns), 1, 10, 0, 1, 0]],
+    }  # fmt: skip
+    with pytest.raises(DataError, match="has another job by now"):
+        score_shard(shard)
+    assert digests(out) == before
+
+
 def test_other_inputs_settings_and_versions_are_refused(place: Place, titanic: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     place.score(titanic, out)
@@ -249,7 +263,7 @@ def test_a_job_of_another_variant_or_format_is_refused(place: Place, titanic: Pa
         place.score(titanic, out)
     (out / "manifest.json").write_text(json.dumps({"format": 1, "model": "titanic", "settings": {}}))
     (out / "inputs.parquet").write_bytes(b"PAR1")
-    with pytest.raises(DataError, match=r"has a job of format 1; allowed: 2.*--again"):
+    with pytest.raises(DataError, match=r"has a job of format 1; allowed: 3.*--again"):
         place.score(titanic, out)
     assert place.score(titanic, out, again=True).shards == 5
     assert "inputs.parquet" not in digests(out)
@@ -365,7 +379,7 @@ def test_of_two_jobs_that_begin_at_once_one_is_refused(tmp_path: Path, s3: dict[
 
     s3fs.S3FileSystem(skip_instance_cache=True).mkdir("both")
     output = ResultFolder("s3://both/out")
-    job = Job(2, "titanic@champion", "titanic/1", "run", "fp32", "digest", 1, 1, 200, None, 1, {})
+    job = Job(3, "titanic@champion", "titanic/1", "run", "fp32", "digest", 1, 1, 200, None, 1, {})
     assert begin(output, job, None) == job
     assert begin(output, replace(job, reference="titanic/1"), None) == job
     with pytest.raises(DataError, match="shard rows was 200, is 100"):

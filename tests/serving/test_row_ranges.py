@@ -12,6 +12,7 @@ from ratchet.data.reading.input_files import InputFile, Storages
 from ratchet.data.sources import table_file
 from ratchet.data.sources.table_file import RowStart
 from ratchet.kinds import TextInput
+from ratchet.serving.batch import job
 from ratchet.serving.batch.job import plan
 from ratchet.serving.batch.row_reader import RowRange, RowReader
 
@@ -70,3 +71,16 @@ def test_ranges_have_the_rows_of_the_file(name: str, tmp_path: Path, monkeypatch
         assert [row for shard in shards for row in rows_of(reader, shard)] == whole + whole
         if name not in ("utf-16.csv", "list.json", "unquoted.csv") and size == 7:  # these are read from the start
             assert any(shard[0].start.position for shard in shards)
+
+
+@pytest.mark.parametrize("name", ["utf-16.csv", "unquoted.csv", "plain.csv", "groups.parquet"])
+def test_a_long_part_without_a_start_is_one_shard(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_file, "_STREAMED", 65)
+    monkeypatch.setattr(job, "_LONGEST_PART", 300)
+    (tmp_path / name).write_bytes(CONTENTS[name])
+    reader = RowReader(Storages("FILE"), TextInput("hashed", buckets=512, longest=64), column="text")
+    (file,) = reader.files([str(tmp_path / name)])
+    counts = [[rows for _, _, _, _, rows, *_ in shard] for shard in plan(reader, [file, file], 50)]
+    rows = reader.count(file)[-1][0]
+    split = [[50], [rows - 50, 100 - rows], [50], [2 * rows - 150]]
+    assert counts == ([[rows], [rows]] if name.startswith("u") else split)

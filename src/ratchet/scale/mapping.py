@@ -1,6 +1,6 @@
 """`map`: a function over many shards. What an earlier attempt has finished is not done again."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,7 +37,8 @@ def map(
     Args:
         function: package.module:function.
         folder: path or URL for the results. Each is a file that is named by a digest of the function, of the code that
-            decides the result, and of the shard. An earlier result of this name is taken as it is.
+            decides the result, and of the shard. An earlier result of this name is taken as it is,
+            unless it is damaged or not whole: then it is deleted.
         state: folder of this machine for logs.
         is_whole: returns whether what belongs to an earlier result is still there.
         on_result: takes the place of a shard, its result, and whether it is an earlier one.
@@ -45,13 +46,15 @@ def map(
     Raises:
         RatchetError: of the function; or the engine cannot work, or lost a shard's process several times.
     """
-    code, results = code_digest(function), dict[int, Any]()
+    code, results, store = code_digest(function), dict[int, Any](), ResultFolder(folder)
     keys = [files.digest_json([function, code, shard]) for shard in shards]
-    for place, result in _earlier(ResultFolder(folder), keys).items():
+    names = store.sizes()
+    for place, result in _earlier(store, keys, names).items():
         if is_whole(result):
             results[place] = result
             on_result(place, result, True)
     todo = [place for place in range(len(shards)) if place not in results]
+    store.delete(sorted(names.keys() & {f"{keys[place]}.json" for place in todo}))  # else an engine takes them for new
     calls = [ShardCall(function, shards[place], keys[place], folder, versions()) for place in todo]
     for number, result in named(_ENGINES[settings.engine])(calls, settings, state) if calls else ():
         results[todo[number]] = result
@@ -68,9 +71,8 @@ def code_digest(function: str) -> str:
     return files.digest_file(Path(spec.origin)) if spec and spec.origin else ""
 
 
-def _earlier(folder: ResultFolder, keys: Sequence[str]) -> dict[int, Any]:
-    """Return the results that are there, by place."""
-    names = folder.sizes()
+def _earlier(folder: ResultFolder, keys: Sequence[str], names: Collection[str]) -> dict[int, Any]:
+    """Return the results that are there and not damaged, by place."""
     places = [place for place, key in enumerate(keys) if f"{key}.json" in names]
     with ThreadPoolExecutor(_READERS) as pool:
         contents = pool.map(lambda place: folder.read_json(f"{keys[place]}.json"), places)

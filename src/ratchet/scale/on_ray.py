@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ def run(calls: Sequence[ShardCall], settings: ScaleSettings, state: Path) -> Ite
     """
     ray = _connected(settings.address, _code_zip(state))
     try:
+        if others := _other_machines(ray.nodes(), ray.get_runtime_context().get_node_id()):
+            _require_token(f"a cluster with {', '.join(others)}")
         task = ray.remote(max_retries=_RETRIES, retry_exceptions=False, num_cpus=1, scheduling_strategy="SPREAD")(_task)
         yield from _results(ray, task, calls, settings.workers)
     finally:
@@ -78,17 +80,13 @@ def _connected(address: str, code: Path) -> Any:
     """Connect this process to the cluster, and return Ray.
 
     Raises:
-        PlatformError: Ray is not installed, there is no such cluster, or it needs no token.
+        PlatformError: Ray is not installed, there is no such cluster, or it is elsewhere and there is no token.
     """
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS") or address
     host = address.removeprefix("ray://").rpartition(":")[0]
-    if address != "auto" and host not in _LOOPBACK and not any(map(os.environ.get, _TOKEN)):
-        raise PlatformError(
-            f"scale.address: found {address}, and no token: without one everybody who reaches the cluster can run code "
-            "on it. Allowed: an address of this machine, or a cluster with tokens. Fix: start it with "
-            "RAY_AUTH_MODE=token, and set RAY_AUTH_TOKEN_PATH here"
-        )
+    if address != "auto" and host not in _LOOPBACK:
+        _require_token(address)
     try:
         import ray
     except ImportError:
@@ -105,6 +103,26 @@ def _connected(address: str, code: Path) -> Any:
             "--head`, or another address"
         ) from error
     return ray
+
+
+def _other_machines(nodes: Sequence[Mapping[str, Any]], own: str) -> list[str]:
+    """Return the addresses of the living nodes that are not on the machine of the node `own`."""
+    addresses = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in nodes if node["Alive"]}
+    return sorted(set(addresses.values()) - {addresses.get(own)})
+
+
+def _require_token(cluster: str) -> None:
+    """Check that a cluster beyond this machine has a token.
+
+    Raises:
+        PlatformError: it has none.
+    """
+    if not any(map(os.environ.get, _TOKEN)):
+        raise PlatformError(
+            f"scale.address: found {cluster}, and no token: without one everybody who reaches the cluster can run code "
+            "on it. Allowed: a cluster of this machine alone, or one with tokens. Fix: start it with "
+            "RAY_AUTH_MODE=token, and set RAY_AUTH_TOKEN_PATH here"
+        )
 
 
 def _code_zip(state: Path) -> Path:

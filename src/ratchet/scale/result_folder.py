@@ -63,6 +63,12 @@ class ResultFolder:
         names = {path.removeprefix(self._top).lstrip("/"): info["size"] for path, info in entries.items()}
         return {name: int(size) for name, size in names.items() if name and not name.startswith(".")}
 
+    def has(self, name: str) -> bool:
+        """Return whether a file is here."""
+        with storage_errors(self.where, self._setting):
+            self._system.invalidate_cache()
+            return bool(self._system.exists(f"{self._top}/{name}"))
+
     def read_json(self, name: str) -> Any:
         """Return the content of a JSON file; None if there is none, or it is damaged."""
         with self.opened(name) as file:

@@ -1,4 +1,4 @@
-"""Batch scoring: rows of files in, shards of answers out, in memory that grows with neither.
+"""Batch scoring: rows of files in, shards of answers out. Only the lists of files and of row ranges grow in memory.
 
 row_reader.py    the rows of files: counted, and read in batches
 answer_files.py  answers as CSV, JSON Lines or Parquet

@@ -24,8 +24,9 @@ __all__ = ["Job", "Scored", "begin", "forget", "plan", "read_job", "results_of",
 
 _MANIFEST, _SUMMARY = "manifest.json", "summary.json"
 _LISTING = "inputs.parquet"  # of format 1
-_FORMAT = 2  # of the manifest and the shards
+_FORMAT = 3  # of the manifest, and of the rows of each shard
 _PROGRAMS = ("onnxruntime", "polars", "pyarrow")  # that compute and write answers
+_LONGEST_PART = 64 << 20  # bytes of a file without a place to start inside, which several shards may read
 _RESULTS = ".results"  # folder in the output: the counts of each finished shard
 
 
@@ -208,6 +209,9 @@ def _shards(output: ResultFolder) -> set[str]:
 def plan(reader: RowReader, listing: Sequence[InputFile], size: int) -> Iterator[list[list[Any]]]:
     """Yield the rows of each shard, as the plain data of row ranges: `size` rows, of one file or several.
 
+    A long part of a text file without a place to start reading (UTF-16, for example) is one shard, however many rows it
+    has: several would each read it from its beginning.
+
     Raises:
         DataError: the inputs have no rows, cannot be read or were changed.
     """
@@ -219,10 +223,12 @@ def plan(reader: RowReader, listing: Sequence[InputFile], size: int) -> Iterator
             while len(starts) > 1 and starts[1][0] <= done:
                 starts.pop(0)
             before, start = starts[0]
-            rows = min(room, total - done)
+            end, position = (starts[1][0], starts[1][1].position) if len(starts) > 1 else (total, file.size)
+            is_split = position - start.position <= _LONGEST_PART
+            rows = min(room, total - done) if is_split else end - done
             shard.append([file.path, file.size, file.stamp, done + 1, rows, start.position, start.line, done - before])
             done, room, is_empty = done + rows, room - rows, False
-            if not room:
+            if room <= 0:
                 yield shard
                 shard, room = [], size
     if shard:
@@ -234,7 +240,11 @@ def plan(reader: RowReader, listing: Sequence[InputFile], size: int) -> Iterator
 def score_ranges(
     loaded: LoadedVersion, reader: RowReader, ranges: Sequence[Sequence[Any]], output: ResultFolder, **about: Any
 ) -> dict[str, Any]:
-    """Write the shard of these row ranges, and return its name and counts. `about`: shard and job, for its metadata."""
+    """Write the shard of these row ranges, and return its name and counts. `about`: shard and job, for its metadata.
+
+    Raises:
+        DataError: the folder has another job by now; nothing is written.
+    """
     chosen = [
         RowRange(InputFile(path, size, stamp), first, rows, RowStart(*start))
         for path, size, stamp, first, rows, *start in ranges
@@ -246,6 +256,8 @@ def score_ranges(
             answers.write(score(loaded, batch))
         answers.close()
         size = draft.stat().st_size
+        if files.digest_json(output.read_json(_MANIFEST)) != about["job"]:  # this process outlived its job
+            raise DataError(f"{output.where}: has another job by now. Fix: choose another folder for one of them")
     return {"name": name, "size": size, "rows": answers.rows, "refused": answers.refused, "notes": reader.notes}
 
 

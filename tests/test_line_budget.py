@@ -29,7 +29,7 @@ LIMITS = {
     "tasks": 4_840,
     "tokens": 400,
     "traffic": 1_000,
-    "training": 8_350,
+    "training": 8_380,
 }
 
 

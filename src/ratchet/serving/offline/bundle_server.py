@@ -34,6 +34,7 @@ class About:
     identity: Identity
     checksums: str  # digest of the model's checksums
     settings: ServingSettings
+    content: bytes  # of the file
 
 
 def load(bundle: Path, about: About, *, threads: int) -> LoadedVersion:
@@ -57,21 +58,16 @@ def main(bundle: Path) -> int:
         member = Member.enter()
         about = _read(bundle / ABOUT, member)
         given = _arguments(about.settings)
-        store = KeyStore(bundle / KEYS)
+        store, host, port = KeyStore(bundle / KEYS), given.host, given.port
         settings = about.settings.model_copy(update={"processes": given.processes})
         count = process_count(settings)
         if member is None:
-            require_key(store, given.host, always=settings.keys == "required", named="--host")
-            check_free(given.host, given.port, named=("--host", "--port"))
+            require_key(store, host, always=settings.keys == "required", named="--host")
+            check_free(host, port, named=("--host", "--port"))
             if count > 1:
+                command = [sys.executable, *sys.orig_argv[1:]]
                 run_group(
-                    [sys.executable, *sys.orig_argv[1:]],
-                    count,
-                    settings=(bundle / ABOUT).read_bytes(),
-                    host=given.host,
-                    port=given.port,
-                    deadline=settings.deadline,
-                    say=_say,
+                    command, count, settings=about.content, host=host, port=port, deadline=settings.deadline, say=_say
                 )
         threads = threads_each(settings.model_copy(update={"threads": given.threads}), count)
         version = PinnedVersion(load(bundle, about, threads=threads))
@@ -79,8 +75,8 @@ def main(bundle: Path) -> int:
         run(
             server,
             store,
-            host=given.host,
-            port=given.port,
+            host=host,
+            port=port,
             allowed=given.allow,
             say=_say,
             fix="Fix: name it by the option --allow.",
@@ -100,9 +96,10 @@ def _say(line: str) -> None:
 
 def _read(path: Path, member: Member | None) -> About:
     try:
-        content = json.loads(member.settings) if member else files.read_json(path)
+        text = member.settings if member else path.read_bytes()
+        content = json.loads(text)
         settings = ServingSettings.model_validate(content["serving"])
-        return About(Identity(**content["identity"]), content["checksums"], settings)
+        return About(Identity(**content["identity"]), content["checksums"], settings, text)
     except ValidationError as error:
         faults = "; ".join(explain(ServingSettings, error.errors()))
         raise RegistryError(f"{path}: serving: {faults}") from error

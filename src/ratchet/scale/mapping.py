@@ -37,8 +37,7 @@ def map(
     Args:
         function: package.module:function.
         folder: path or URL for the results. Each is a file that is named by a digest of the function, of the code that
-            decides the result, and of the shard. An earlier result of this name is taken as it is,
-            unless it is damaged or not whole: then it is deleted.
+            decides the result, and of the shard. An earlier result that is whole is taken, any other is deleted.
         state: folder of this machine for logs.
         is_whole: returns whether what belongs to an earlier result is still there.
         on_result: takes the place of a shard, its result, and whether it is an earlier one.

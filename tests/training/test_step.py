@@ -13,6 +13,7 @@ from ratchet.training import Checkpointed, Notice, Points, Split, TrainingInputs
 from ratchet.training.augment import epoch_order
 from ratchet.training.loop import _Training
 from ratchet.training.optim import clip_gradients
+from ratchet.training.ranks import Ranks
 from ratchet.training.sample_timeout import never
 from ratchet.training.step import StepMetrics, micro_batches
 
@@ -22,7 +23,7 @@ def start(lab, plan, *, spec=None) -> _Training:
     torch.manual_seed(1)
     spec = spec or lab.spec
     inputs = TrainingInputs(lab.train, lab.validation, spec, plan)
-    return _Training(inputs, lab.store(plan), None, never, None)
+    return _Training(inputs, lab.store(plan), None, never, None, Ranks(), never)
 
 
 def take(training: _Training, rows: np.ndarray) -> StepMetrics:

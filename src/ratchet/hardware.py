@@ -1,5 +1,6 @@
 """Processors of this machine, by the standard library alone."""
 
+import functools
 import os
 import platform
 from pathlib import Path
@@ -12,6 +13,7 @@ def cores() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
+@functools.cache  # each checkpoint names it, and the file is long where there are many cores
 def processor() -> str:
     """Return the name of the processor's model."""
     cpuinfo = Path("/proc/cpuinfo")

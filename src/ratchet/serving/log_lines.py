@@ -29,13 +29,13 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]
     Lines of one place in the code, with one type of exception, are a kind.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Write to the standard error. `clock` returns seconds."""
+    def __init__(self, process: str = "", *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Write to the standard error. `process` begins each message; `clock` returns seconds."""
         super().__init__()
         self._clock = clock
         self._written: dict[Kind, float] = {}  # time of the latest line
         self._left_out: dict[Kind, int] = {}
-        self.setFormatter(logging.Formatter(_FORM.format(""), _TIME))
+        self.setFormatter(logging.Formatter(_FORM.format(process), _TIME))
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record, or count it."""
@@ -65,7 +65,5 @@ def set_up(process: str = "") -> None:
 
     `process` names it in each line.
     """
-    handler = LimitedHandler()
-    handler.setFormatter(logging.Formatter(_FORM.format(process), _TIME))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.basicConfig(level=logging.WARNING, handlers=[LimitedHandler(process)], force=True)
     logging.getLogger("ratchet").setLevel(logging.INFO)

@@ -16,13 +16,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ratchet.errors import PlatformError
+from ratchet.hardware import cores
 from ratchet.references import canary_fault
 from ratchet.servers.addresses import address
 from ratchet.serving import log_lines
 from ratchet.serving.shared_state import Member, read_block
 from ratchet.settings.model import ServingSettings
 
-__all__ = ["cores", "process_count", "run_group", "threads_each"]
+__all__ = ["process_count", "run_group", "threads_each"]
 
 _LOG = logging.getLogger("ratchet.serving.process")
 _END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -33,18 +34,13 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds before a restart; doubled ea
 _STEADY = 60.0  # seconds after which a process counts as stable, and the pause is the first again
 
 
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-
-
 def process_count(settings: ServingSettings) -> int:
     """Return how many processes answer.
 
     Raises:
         PlatformError: a setting does not work with several processes, or this system does not.
     """
-    count = cores() if settings.processes == "auto" else settings.processes
+    count = len(cores()) if settings.processes == "auto" else settings.processes
     if count > 1 and sys.platform != "linux":
         raise PlatformError(f"serving.processes: found {count}; allowed beside Linux: 1. Fix: set it to 1")
     if fault := canary_fault(settings):
@@ -54,7 +50,7 @@ def process_count(settings: ServingSettings) -> int:
 
 def threads_each(settings: ServingSettings, count: int) -> int:
     """Return the threads with which each process computes a batch: at most its share of the cores."""
-    return min(settings.threads, max(1, cores() // count)) if count > 1 else settings.threads
+    return min(settings.threads, max(1, len(cores()) // count)) if count > 1 else settings.threads
 
 
 @dataclass
@@ -106,7 +102,7 @@ class _Group:
         """
         child.began, child.silence = self.clock(), 0.0
         member = Member(child.number, self.listening.fileno(), self.blocks, os.getpid(), self.settings_file)
-        each = str(max(1, cores() // len(self.blocks)))
+        each = str(max(1, len(cores()) // len(self.blocks)))
         child.process = subprocess.Popen(
             self.command,
             env={"OMP_NUM_THREADS": each, **os.environ, **member.environment},

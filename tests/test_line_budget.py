@@ -18,7 +18,7 @@ LIMITS = {
     "monitoring": 950,
     "problems": 960,
     "provenance": 1_060,
-    "ratchet": 1_735,
+    "ratchet": 1_755,
     "registry": 4_520,
     "reports": 2_060,
     "scale": 730,

@@ -4,7 +4,6 @@ The blocks are files in memory without a name. They are gone when the last proce
 process that is started again finds what the one before it wrote.
 """
 
-import ctypes
 import json
 import os
 import signal
@@ -17,6 +16,8 @@ from typing import Any
 
 import orjson
 
+from ratchet.parent_process import end_with_parent
+
 __all__ = ["EVERY", "Member", "SharedStates", "read_block"]
 
 EVERY = 1.0  # seconds between two states of a process
@@ -24,7 +25,6 @@ _LATE = 5.0  # seconds after which a state is not that of a process that answers
 _VARIABLE = "RATCHET_SERVING_PROCESS"
 _HEAD = struct.Struct("<QI")  # length and checksum of the content
 _TRIES = 10  # to read a block that is being written
-_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl.h
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,7 @@ class Member:
             return None
         content = json.loads(text)
         member = cls(**content | {"blocks": tuple(content["blocks"])})
-        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-        if os.getppid() != member.parent:  # it has died already
-            os._exit(1)
+        end_with_parent(member.parent)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the parent blocks the signals that it waits for
         return member
 

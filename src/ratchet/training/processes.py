@@ -41,12 +41,6 @@ NO_RESULT = "it starts processes; what they compute is decided elsewhere"
 
 _MOST_LOSSES = 3
 _END_SECONDS = 10.0  # that another process may take to end after the training
-# Before the imports, which take seconds: PR_SET_PDEATHSIG lets the kernel kill the process when the one that started it
-# ends. That one may have ended before.
-_END_WITH_PARENT = (
-    "import ctypes, os, sys; sys.platform == 'linux' and ctypes.CDLL(None).prctl(1, 9); "
-    "os.getppid() == {} or os._exit(1)"
-)
 _GO = b"go\n"  # to the processes when all are ready to connect
 _ERROR = "error of a process: "  # begin of the message of one that cannot train
 
@@ -188,7 +182,9 @@ class _Others:
                 [
                     sys.executable,
                     "-c",
-                    f"{_END_WITH_PARENT.format(os.getpid())}; from {__name__} import main; main({rank})",
+                    # First what takes no time: the imports of the training take seconds.
+                    f"from ratchet.parent_process import end_with_parent; end_with_parent({os.getpid()}); "
+                    f"from {__name__} import main; main({rank})",
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -93,6 +93,20 @@ def diff(
         echo("\n".join([*changed.lines(most), changed.summary]))
 
 
+@data.command()
+def from_requests(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the data set: data/labelled/NAME.")],
+    labelled: Annotated[
+        bool, typer.Option("--labelled/--to-label", help="Requests with labels, or 200 requests that need labels.")
+    ] = True,
+) -> None:
+    """Add logged requests with late labels to the packed data, as a data set that ingest reads."""
+    with project_folder() as workspace:
+        from commands.from_requests import print_labelled_set
+
+        print_labelled_set(workspace, name, to_label=not labelled)
+
+
 def _index_at(root: "Path", revision: str) -> "polars.DataFrame":
     """Read the index of the packed data at a git revision, from DVC's cache or remote; "": of the working folder.
 

@@ -6,7 +6,10 @@ features.py  features of logged rows: answers, and inputs where the log keeps th
 windows.py   rows of the log by version and window
 state.py     windows, reference and verdict of each version, in one file
 specs.py     specs of the served versions, from the registry
-wording.py   verdicts for people
+drift_text.py    verdicts for people
+labelled_rows.py  logged rows with late labels, as samples
+labelled_set.py   a data set of the packed samples and of these rows
+to_label.py       rows that should be labelled next
 """
 
 NO_RESULT = "it reads the requests of served versions"

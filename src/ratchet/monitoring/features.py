@@ -13,7 +13,7 @@ from ratchet.traffic.schema import INPUT
 if TYPE_CHECKING:
     import polars
 
-__all__ = ["features_of"]
+__all__ = ["features_of", "matrix_of"]
 
 
 def features_of(rows: "polars.DataFrame", spec: ModelSpec | None) -> dict[str, NDArray[Any]]:
@@ -24,7 +24,7 @@ def features_of(rows: "polars.DataFrame", spec: ModelSpec | None) -> dict[str, N
     import polars as pl
 
     features: dict[str, NDArray[Any]] = {}
-    answers = _matrix(rows["prediction"].drop_nulls())
+    answers = matrix_of(rows["prediction"].drop_nulls())
     if spec is not None and answers.size and answers.shape[1] != spec.target.outputs:
         spec = None  # another registry had a version of this name
     if answers.size:
@@ -39,12 +39,12 @@ def features_of(rows: "polars.DataFrame", spec: ModelSpec | None) -> dict[str, N
     names = [INPUT + name for name in kind.array_names(spec.input)]
     if set(names) <= set(rows.columns):
         kept = rows.select(names).drop_nulls()
-        inputs = kind.features(tuple(_matrix(kept[name]) for name in names), spec.input) if len(kept) else {}
+        inputs = kind.features(tuple(matrix_of(kept[name]) for name in names), spec.input) if len(kept) else {}
         features |= {INPUT + name: values for name, values in inputs.items()}
     return features
 
 
-def _matrix(lists: "polars.Series") -> NDArray[Any]:
+def matrix_of(lists: "polars.Series") -> NDArray[Any]:
     """Return lists of numbers as rows, filled up with zeros."""
     lengths = lists.list.len().to_numpy()
     width = int(lengths.max()) if len(lengths) else 0

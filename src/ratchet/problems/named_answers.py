@@ -6,7 +6,7 @@ decides no weight.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -28,6 +28,7 @@ Floats = NDArray[np.float64]
 
 _SHARE: Mapping[str, Any] = MappingProxyType({"type": "number", "minimum": 0, "maximum": 1.000001})
 _NUMBER: Mapping[str, Any] = MappingProxyType({"type": "number"})
+_LEAST = 1e-30  # probability whose logarithm is finite
 _LARGEST = 3.4e38  # of float32
 _LISTED = 20  # classes that a message lists
 _WATCHED = 32  # classes whose probabilities are watched for drift, each for itself
@@ -58,6 +59,10 @@ class NamedAnswers(ABC):
         """Return features of answers by name, to watch for drift."""
         return {f"answer.{name}": predictions[:, place] for place, name in enumerate(self.target.names)}
 
+    def entropy(self, predictions: Floats) -> Floats:
+        """Return how uncertain each answer is; NaN: it does not say."""
+        return np.full(len(predictions), np.nan)
+
     @property
     def label_schema(self) -> Schema:
         """JSON schema of the true value of a row."""
@@ -69,6 +74,18 @@ class NamedAnswers(ABC):
         Raises:
             ValueError: it is not possible; the message says what is allowed.
         """
+        raise NotImplementedError("only classes and numbers take labels")
+
+    def true_value(self, label: list[float]) -> Any:
+        """Return the true value of a row: the inverse of `label`.
+
+        Raises:
+            ValueError: the numbers are not a label of this model.
+        """
+        raise NotImplementedError("only classes and numbers take labels")
+
+    def label_columns(self, labels: Floats, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+        """Return labels (n, numbers) as columns of a table whose label columns have these names."""
         raise NotImplementedError("only classes and numbers take labels")
 
     @staticmethod
@@ -117,6 +134,10 @@ class _Classes(NamedAnswers):
         best = np.where(np.isnan(confidence["confidence"]), len(classes) - 1, predictions.argmax(axis=1))
         return {"answer": classes[best]} | confidence
 
+    def entropy(self, predictions: Floats) -> Floats:
+        entropy: Floats = -(predictions * np.log(np.maximum(predictions, _LEAST))).sum(axis=1)
+        return entropy
+
     @property
     def label_schema(self) -> Schema:
         return {"enum": list(self.target.names)}
@@ -126,6 +147,15 @@ class _Classes(NamedAnswers):
         if value not in names:
             raise ValueError(", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else ""))
         return [float(names.index(value))]
+
+    def true_value(self, label: list[float]) -> str:
+        place = label[0] if len(label) == 1 else -1.0
+        if not (place.is_integer() and 0 <= place < len(self.target.names)):
+            raise ValueError(", ".join(self.target.names[:_LISTED]))
+        return self.target.names[int(place)]
+
+    def label_columns(self, labels: Floats, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+        return {names[0]: np.array(self.target.names, object)[labels[:, 0].astype(np.int64)]}
 
     @staticmethod
     def equal_rows(first: Floats, second: Floats) -> Any:
@@ -175,6 +205,14 @@ class _Numbers(NamedAnswers):
         if set(values) != set(names) or not all(_is_number(each) for each in values.values()):
             raise ValueError("a finite number" if len(names) == 1 else f"an object with numbers: {', '.join(names)}")
         return [float(values[name]) for name in names]
+
+    def true_value(self, label: list[float]) -> dict[str, float]:
+        if len(label) != len(self.target.names):
+            raise ValueError(f"{len(self.target.names)} numbers")
+        return dict(zip(self.target.names, label, strict=True))
+
+    def label_columns(self, labels: Floats, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+        return {name: labels[:, place] for place, name in enumerate(names)}
 
     @staticmethod
     def equal_rows(first: Floats, second: Floats) -> Any:

@@ -1,0 +1,51 @@
+"""`ratchet data from-requests`: logged requests with late labels as a data set, or requests that need labels."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+from commands.app import echo
+from ratchet import files, settings
+from ratchet.errors import DataError
+from ratchet.monitoring.labelled_set import write_labelled_set
+from ratchet.monitoring.specs import StoredSpecs
+from ratchet.monitoring.to_label import rows_to_label
+from ratchet.settings.model import Params
+from ratchet.traffic.log_reader import log_folder
+from ratchet.workspace import Workspace
+
+__all__ = ["print_labelled_set"]
+
+_NAME = re.compile(r"\w[\w.-]*")
+
+
+def print_labelled_set(workspace: Workspace, name: str, *, to_label: bool) -> None:
+    """Write data/labelled/NAME, and print what it has and how to use it.
+
+    Raises:
+        DataError: NAME is not the name of a folder, or the data are not packed or cannot be written.
+    """
+    if not _NAME.fullmatch(name):
+        raise DataError(f"NAME: found {name!r}; allowed: letters, digits, '.', '_' and '-'. Fix: take another name")
+    folder, params = Path("data", "labelled", name), settings.load(workspace.params)
+    if to_label:
+        _print_rows_to_label(workspace, params, folder / "label-these.parquet")
+        return
+    with workspace.hold("ratchet data from-requests"):
+        written = write_labelled_set(workspace, params, StoredSpecs(workspace, params), folder)
+    counts = ", ".join(f"{count:,} {split}" for split, count in written.requests.items()) or "none"
+    echo(f"{folder}: {sum(written.requests.values()):,} labelled requests ({counts}), {written.added:,} of them new")
+    for reason, count in written.left_out.items():
+        echo(f"left out: {count:,} labels: {reason}")
+    if written.left_out:
+        echo(f"each of them: {folder / 'left-out.parquet'}")
+    changes = " ".join(shlex.quote(f"{key}={json.dumps(value)}") for key, value in written.settings.items())
+    echo(f"next: dvc add {folder} && ratchet set {changes} && ratchet train")
+
+
+def _print_rows_to_label(workspace: Workspace, params: Params, path: Path) -> None:
+    rows = rows_to_label(log_folder(workspace.project), StoredSpecs(workspace, params), seed=params.seed)
+    with files.draft_file(path, private=True) as draft:
+        rows.write_parquet(draft)
+    echo(f"{path}: {len(rows)} requests without a label. next: POST their labels to /v1/labels")

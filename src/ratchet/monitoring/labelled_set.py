@@ -1,0 +1,237 @@
+"""A data set of the packed samples and of labelled requests, which ingest takes as a source.
+
+The packed samples keep their splits. The split of a request follows from its digest, or from its hour if the data are
+in order of time, so it never changes. The set keeps the requests that it has, also when the log has deleted them.
+"""
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratchet import files
+from ratchet.data.manifest import Manifest
+from ratchet.data.split import SPLITS, position
+from ratchet.errors import DataError
+from ratchet.kinds import to_json
+from ratchet.kinds.ingest import sample_files
+from ratchet.kinds.protocol import Arrays
+from ratchet.kinds.registry import kind_of
+from ratchet.kinds.spec_json import input_from_json
+from ratchet.monitoring.labelled_rows import LabelledRows, SpecOf, arrays_of, labelled_rows, no_rows
+from ratchet.problems import target_from_json
+from ratchet.problems.named_answers import named_answers
+from ratchet.settings.model import DataSettings, Params
+from ratchet.traffic.log_reader import log_folder
+from ratchet.traffic.schema import INPUT
+from ratchet.workspace import Workspace
+
+if TYPE_CHECKING:
+    import polars
+
+__all__ = ["LabelledSet", "write_labelled_set"]
+
+
+@dataclass(frozen=True)
+class LabelledSet:
+    """A data set that was written.
+
+    Attributes:
+        folder: with the samples, rows.parquet, left-out.parquet and dataset.json.
+        digest: of all that decides it.
+        requests: number of samples from requests, by split.
+        added: how many of them the set did not have before.
+        left_out: number of labels that gave no sample, by reason.
+        settings: with which ingest reads it.
+    """
+
+    folder: Path
+    digest: str
+    requests: dict[str, int]
+    added: int
+    left_out: dict[str, int]
+    settings: dict[str, Any]
+
+
+def write_labelled_set(workspace: Workspace, params: Params, spec_of: SpecOf, folder: Path) -> LabelledSet:
+    """Write the packed samples of a workspace, with the labelled requests of its project, into a folder.
+
+    The same samples, log and labels give the same bytes.
+
+    Raises:
+        DataError: the data are not packed, their problem takes no labels, or their kind cannot be written.
+    """
+    manifest = Manifest.read(workspace.packed)
+    writer = sample_files(manifest.input.kind)
+    if not named_answers(manifest.target).takes_labels:
+        raise DataError(
+            f"the problem of the data is {manifest.target.problem}. Allowed for data from requests: classification and "
+            "regression, because the server takes no other labels"
+        )
+    base = _Base.read(workspace.packed, manifest)
+    logged = labelled_rows(log_folder(workspace.project), spec_of, manifest.input, manifest.target)
+    earlier = _earlier(folder, manifest, base.labels.shape[1])
+    joined = _joined(logged, earlier)
+    kind, count = kind_of(manifest.input), len(base.splits)
+    arrays = tuple(np.concatenate(parts) for parts in zip(base.arrays, joined.arrays, strict=True))
+    digests = writer.digests(kind.values(arrays, manifest.input))
+    reasons = _reasons(np.concatenate([base.labels, joined.labels]), digests, count)
+    kept = np.flatnonzero([not reason for reason in reasons])
+    rows, left_out = _stored(joined, kept, digests[count:], params.data), _left_out(joined, reasons)
+    labels = np.concatenate([base.labels, joined.labels[kept]])
+    columns = named_answers(manifest.target).label_columns(labels, params.data.label_columns)
+    chosen = np.concatenate([np.arange(count), count + kept])
+    values = kind.values(tuple(each[chosen] for each in arrays), manifest.input)
+    with files.draft_directory(folder) as draft:
+        file, own = writer.write(draft, values, columns, [*base.splits, *rows["split"]], params.data)
+        digest = _write_records(draft, manifest, rows, left_out)
+    settings = {"path": str(folder / file), "problem": manifest.target.problem, "order_by": "none", "folds": 0} | own
+    added = rows.join(earlier.rows, on=("answer", "row"), how="anti").height
+    changes = {f"data.{name}": value for name, value in settings.items()}
+    return LabelledSet(folder, digest, _counts(rows["split"]), added, _counts(left_out["reason"]), changes)
+
+
+def _write_records(draft: Path, manifest: Manifest, rows: "polars.DataFrame", left_out: "polars.DataFrame") -> str:
+    """Write where the samples came from, and return the digest of all that decides the set."""
+    rows.write_parquet(draft / "rows.parquet")
+    left_out.write_parquet(draft / "left-out.parquet")
+    content = {
+        "data": {"digest": manifest.digest, "source": manifest.source},
+        "requests": _counts(rows["split"]),
+        "versions": _counts(rows["version"]),
+        "left_out": _counts(left_out["reason"]),
+        "input": to_json(manifest.input),
+        "target": to_json(manifest.target),
+        "files": {path.relative_to(draft).as_posix(): files.digest_file(path) for path in sorted(draft.rglob("*.*"))},
+    }
+    digest = files.digest_json(content)
+    files.write_json(draft / "dataset.json", content | {"digest": digest})
+    return digest
+
+
+def _counts(values: "polars.Series") -> dict[str, int]:
+    return dict(sorted(Counter(values).items()))
+
+
+@dataclass(frozen=True)
+class _Base:
+    """The packed samples, with their labels as `NamedAnswers.label` returns them, and their splits."""
+
+    arrays: Arrays
+    labels: NDArray[np.float64]
+    splits: list[str]
+
+    @classmethod
+    def read(cls, packed: Path, manifest: Manifest) -> "_Base":
+        from ratchet.training import open_split
+
+        splits = {name: open_split(packed, name) for name in SPLITS}
+        parts = [split.gather(np.arange(len(split))) for split in splits.values()]
+        labels = [np.asarray(split.targets, np.float64).reshape(len(split), -1) for split in splits.values()]
+        names: list[str] = [name for name, split in splits.items() for _ in range(len(split))]
+        return cls(tuple(map(np.concatenate, zip(*parts, strict=True))), np.concatenate(labels), names)
+
+
+def _earlier(folder: Path, manifest: Manifest, width: int) -> LabelledRows:
+    """Return the requests that the set has. A row that the data set of now cannot have is left out, with the reason."""
+    import polars as pl
+
+    kind, want = kind_of(manifest.input), manifest.input
+    if not (folder / "dataset.json").exists():
+        return no_rows(want, width)
+    try:
+        content = files.read_json(folder / "dataset.json")
+        rows = pl.read_parquet(folder / "rows.parquet")
+        have, names = input_from_json(content["input"]), named_answers(target_from_json(content["target"]))
+        zeros = no_rows(have, width).arrays
+        arrays = arrays_of(rows, [f"{INPUT}{place}" for place in range(len(zeros))], zeros)
+    except (OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError) as error:
+        raise DataError(f"{folder}: damaged ({error}). Fix: delete the folder, and run the command again") from error
+    obstacle = kind.obstacle(have, want)
+    labels, reasons = np.zeros((len(rows), width)), [obstacle and f"its input is another: {obstacle}"] * len(rows)
+    for place, label in enumerate(rows["label"].to_list()):
+        try:
+            labels[place] = named_answers(manifest.target).label(names.true_value(label))
+        except ValueError as error:
+            reasons[place] = f"its label is not possible any more; allowed: {error}"
+    arrays = arrays if obstacle or kind.is_equal(have, want) else kind.adapt(arrays, have, want)
+    good = np.flatnonzero([not reason for reason in reasons])
+    keys = rows.with_columns(reason=pl.Series(reasons, dtype=pl.String))
+    left_out = keys.filter(pl.col("reason") != "").select("answer", "row", "reason")
+    return LabelledRows(
+        no_rows(want, width).arrays if obstacle else tuple(each[good] for each in arrays), labels[good],
+        rows[good].select("answer", "row", "version", "time"), left_out,
+    )  # fmt: skip
+
+
+def _joined(logged: LabelledRows, earlier: LabelledRows) -> LabelledRows:
+    """Return the rows of both in the order of time. The label that the log has now replaces an earlier one."""
+    import polars as pl
+
+    rows = pl.concat([logged.rows, earlier.rows]).with_row_index("place")
+    rows = rows.unique(("answer", "row"), keep="first", maintain_order=True).sort("time", "answer", "row")
+    places = rows["place"].to_numpy()
+    arrays = tuple(np.concatenate(parts)[places] for parts in zip(logged.arrays, earlier.arrays, strict=True))
+    labels = np.concatenate([logged.labels, earlier.labels])[places]
+    left_out = pl.concat([logged.left_out, earlier.left_out]).join(rows, on=("answer", "row"), how="anti")
+    return LabelledRows(arrays, labels, rows.drop("place"), left_out.unique(("answer", "row"), keep="first"))
+
+
+def _reasons(labels: NDArray[np.float64], digests: list[str], packed: int) -> list[str]:
+    """Return why each row after the packed ones is no new sample; empty: it is one.
+
+    An input is in the set once, with one label.
+    """
+    known: tuple[dict[str, set[tuple[float, ...]]], ...] = ({}, {})  # of packed samples and of requests
+    for place, (digest, label) in enumerate(zip(digests, map(tuple, labels.tolist()), strict=True)):
+        known[place >= packed].setdefault(digest, set()).add(label)
+    (data, logged), reasons = known, []
+    seen = set(data)
+    for digest in digests[packed:]:
+        reason = "its input is in the set already" if digest in seen else ""
+        if digest in data and logged[digest] - data[digest]:
+            reason = "its label contradicts a sample of the data with the same input"
+        elif digest not in data and len(logged[digest]) > 1:
+            reason = "the same input has another label in another request"
+        seen.add(digest)
+        reasons.append(reason)
+    return reasons
+
+
+def _left_out(joined: LabelledRows, reasons: list[str]) -> "polars.DataFrame":
+    import polars as pl
+
+    rows = joined.rows.select("answer", "row", pl.Series("reason", reasons, dtype=pl.String))
+    return pl.concat([joined.left_out, rows.filter(pl.col("reason") != "")]).sort("answer", "row")
+
+
+def _split(unit: str, settings: DataSettings) -> str:
+    """Return the split of a request, which never changes. New test rows are rows that no model has seen."""
+    place = position(f"labelled {unit}")
+    if place < settings.test_fraction:
+        return "test"
+    return "validation" if place < settings.test_fraction + settings.validation_fraction else "train"
+
+
+def _stored(
+    joined: LabelledRows, kept: NDArray[np.int64], digests: list[str], settings: DataSettings
+) -> "polars.DataFrame":
+    """Return the table rows.parquet: where each request came from, its split, its label and its arrays."""
+    import polars as pl
+
+    rows = joined.rows[kept].with_columns(
+        pl.Series("label", joined.labels[kept].tolist(), dtype=pl.List(pl.Float64)),
+        pl.Series("digest", [digests[place] for place in kept], dtype=pl.String),
+    )
+    hours = [f"hour {hour}" for hour in rows["time"].dt.epoch("s") // 3600]
+    units = rows["digest"].to_list() if settings.order_by == "none" else hours
+    rows = rows.with_columns(pl.Series("split", [_split(unit, settings) for unit in units], dtype=pl.String))
+    for place, each in enumerate(joined.arrays):
+        flat = each[kept].reshape(len(kept), math.prod(each.shape[1:]))
+        dtype = pl.List(pl.Series(flat.ravel()).dtype)
+        rows = rows.with_columns(pl.Series(f"{INPUT}{place}", flat.tolist(), dtype=dtype))
+    return rows

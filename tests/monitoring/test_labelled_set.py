@@ -1,0 +1,237 @@
+"""Data sets of packed samples and labelled requests: real data, a real log and real labels."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from PIL import Image
+
+from ratchet.data.ingest import IngestTask, ingest
+from ratchet.data.manifest import Manifest
+from ratchet.errors import DataError
+from ratchet.kinds import ModelSpec
+from ratchet.kinds.ingest import sample_files
+from ratchet.kinds.registry import kind_of
+from ratchet.monitoring.labelled_set import LabelledSet, write_labelled_set
+from ratchet.monitoring.to_label import rows_to_label
+from ratchet.problems.named_answers import named_answers
+from ratchet.settings.model import DataSettings, Params
+from ratchet.traffic.label_store import LabelStore
+from ratchet.traffic.log_reader import log_files, log_folder
+from ratchet.traffic.request_log import RequestLog
+from ratchet.traffic.schema import Logged, target_id
+from ratchet.training import open_split
+from ratchet.workspace import Workspace
+
+BEGIN = 1_760_000_400 // 3600 * 3600
+OLD, NEW = 600, 300
+COLUMNS = (
+    "age", "workclass", "fnlwgt", "education", "years", "marital", "occupation", "relationship", "race", "sex", "gain",
+    "loss", "hours", "country", "income",
+)  # fmt: skip
+
+
+@dataclass
+class Place:
+    """A project folder with packed data, and rows of the same source that a version is asked about."""
+
+    workspace: Workspace
+    params: Params
+    later: Any
+    labels: list[Any]
+
+    @property
+    def manifest(self) -> Manifest:
+        return Manifest.read(self.workspace.packed)
+
+    def ingest(self, **changes: Any) -> Manifest:
+        settings = DataSettings(**{**self.params.data.model_dump(), **changes})
+        root, quarantine = self.workspace.root, self.workspace.quarantine
+        return ingest(IngestTask(settings, self.workspace.packed, quarantine, root, lambda done, total: None))
+
+    def request(self, first: int, last: int, *, inputs: str = "keep", certain: list[float] | None = None) -> None:
+        """Log answers to the later rows, one request for ten rows. `certain`: probability of the first class."""
+        spec = self.spec
+        arrays = kind_of(spec.input).decode(self.later[first:last], spec.input)
+        names = kind_of(spec.input).array_names(spec.input)
+        log = RequestLog(log_folder(self.workspace), share=1.0, inputs=inputs, days=1e6, mib=64.0, clock=lambda: BEGIN)
+        for place in range(0, last - first, 10):
+            values = dict(zip(names, (each[place : place + 10] for each in arrays), strict=True))
+            predictions = np.full((10, spec.target.outputs), 0.5, np.float32)
+            if certain:
+                predictions[:, 0] = certain[place : place + 10]
+                predictions[:, 1] = 1 - predictions[:, 0]
+            answer, at = f"{first + place:032x}", BEGIN + (first + place) * 60.0
+            written = Logged(answer, at, 0.01, "own", "m", "1", "p", "k", values, predictions, target_id(spec.target))
+            log.add(answer, partial(lambda each: each, written))
+        log.close()
+
+    def label(self, labels: dict[tuple[str, int], list[float]]) -> None:
+        store = LabelStore(log_folder(self.workspace), clock=lambda: BEGIN + 9e5)
+        store.add(labels, problem=self.manifest.target.problem, days=1e6)
+
+    def true_labels(self, first: int, last: int) -> dict[tuple[str, int], list[float]]:
+        names = named_answers(self.manifest.target)
+        return {(f"{row // 10 * 10:032x}", row % 10): names.label(self.labels[row]) for row in range(first, last)}
+
+    @property
+    def spec(self) -> ModelSpec:
+        return ModelSpec("tabm", self.manifest.input, self.manifest.target)
+
+    def write(self, name: str = "march", spec_of: Callable[[str], ModelSpec | None] | None = None) -> LabelledSet:
+        folder = self.workspace.data / "labelled" / name
+        spec = self.spec
+        return write_labelled_set(self.workspace, self.params, spec_of or (lambda name: spec), folder)
+
+    def packed(self) -> dict[str, tuple[str, Any]]:
+        """Return split and target of each packed sample by the digest of its arrays."""
+        packed = {}
+        for name in ("train", "validation", "test"):
+            split = open_split(self.workspace.packed, name)
+            values = kind_of(self.spec.input).values(split.gather(np.arange(len(split))), self.spec.input)
+            digests = sample_files(self.spec.input.kind).digests(values)
+            packed.update(zip(digests, ((name, target) for target in np.asarray(split.targets).tolist()), strict=True))
+        return packed
+
+
+def datasets() -> Path:
+    if not (root := os.environ.get("RATCHET_DATASETS")):
+        pytest.skip("RATCHET_DATASETS is not set")
+    return Path(root)
+
+
+@pytest.fixture
+def adult(tmp_path: Path) -> Place:
+    lines = (datasets() / "tabular" / "adult.data").read_text().splitlines()[: OLD + NEW]
+    rows = [dict(zip(COLUMNS, line.split(", "), strict=True)) for line in lines]
+    pl.DataFrame(rows[:OLD]).write_csv(tmp_path / "adult.csv")
+    params = Params(data=DataSettings(kind="table", path="adult.csv", label_column="income"))
+    numbers = ("age", "fnlwgt", "years", "gain", "loss", "hours")
+    later = [
+        {name: float(value) if name in numbers else value for name, value in row.items() if name != "income"}
+        for row in rows[OLD:]
+    ]
+    place = Place(Workspace(tmp_path), params, later, [row["income"] for row in rows[OLD:]])
+    place.ingest()
+    return place
+
+
+@pytest.fixture
+def fashion(tmp_path: Path) -> Place:
+    raw = datasets() / "FashionMNIST" / "raw"
+    count = 400
+    pixels = np.frombuffer((raw / "t10k-images-idx3-ubyte").read_bytes(), np.uint8, offset=16).reshape(-1, 28, 28)
+    labels = np.frombuffer((raw / "t10k-labels-idx1-ubyte").read_bytes(), np.uint8, offset=8)
+    for place in range(count):
+        path = tmp_path / "images" / f"class {labels[place]}" / f"{place}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels[place]).save(path)
+    params = Params(data=DataSettings(source="image-folder", path="images"))
+    later = pixels[count : count + NEW, :, :, None]
+    place = Place(Workspace(tmp_path), params, later, [f"class {label}" for label in labels[count : count + NEW]])
+    place.ingest()
+    return place
+
+
+@pytest.mark.parametrize("name", ["adult", "fashion"])
+def test_old_samples_keep_their_splits_and_new_ones_join(name: str, request: pytest.FixtureRequest) -> None:
+    place: Place = request.getfixturevalue(name)
+    before = place.packed()
+    place.request(0, 100)
+    place.label(place.true_labels(0, 90))
+    written = place.write()
+    settings = {key.removeprefix("data."): value for key, value in written.settings.items()}
+    place.ingest(**settings)
+    after = place.packed()
+    assert {digest: after[digest] for digest in before} == before
+    rows = pl.read_parquet(written.folder / "rows.parquet")
+    assert len(after) - len(before) == len(rows) == written.added == sum(written.requests.values())
+    assert {row["digest"]: row["split"] for row in rows.iter_rows(named=True)} == {
+        digest: split for digest, (split, _) in after.items() if digest not in before
+    }
+    assert written.requests["test"] > 0
+    assert len(rows) >= 85  # the others are copies
+
+
+def test_each_wrong_label_is_named_and_the_others_are_taken(adult: Place) -> None:
+    adult.request(0, 100)
+    labels = adult.true_labels(0, 50)
+    labels[f"{0:032x}", 3] = [7.0]  # there are two classes
+    labels["f" * 32, 0] = [0.0]
+    adult.label(labels)
+    adult.request(100, 110, inputs="hash")
+    adult.label(adult.true_labels(100, 110))
+    first = adult.write()
+    assert first.added == 49
+    assert first.left_out == {
+        "its answer is not in the log": 1,
+        "its input is not in the log (serving.log_inputs was not keep)": 10,
+        "its label [7.0] is not possible; allowed: <=50K, >50K": 1,
+    }
+    named = pl.read_parquet(first.folder / "left-out.parquet")
+    assert ("f" * 32, 0, "its answer is not in the log") in named.rows()
+    assert adult.write("no version", lambda name: None).left_out.keys() == {
+        "its answer is not in the log", "its version is not in the registry",
+    }  # fmt: skip
+
+
+def test_an_input_is_in_the_set_once_with_one_label(adult: Place) -> None:
+    adult.later += adult.later[:20]  # the same rows are asked about again
+    adult.labels += adult.labels[:10] + [{"<=50K": ">50K", ">50K": "<=50K"}[label] for label in adult.labels[10:20]]
+    adult.request(0, 20)
+    adult.request(NEW, NEW + 20)
+    adult.label(adult.true_labels(0, 20) | adult.true_labels(NEW, NEW + 20))
+    written = adult.write()
+    assert written.added == 10
+    assert written.left_out == {
+        "its input is in the set already": 10,
+        "the same input has another label in another request": 20,
+    }
+
+
+def test_equal_logs_give_equal_bytes_and_rows_survive_the_log(adult: Place) -> None:
+    adult.request(0, 40)
+    adult.label(adult.true_labels(0, 40))
+    written, again = adult.write(), adult.write("april")
+    assert (written.digest, written.added) == (again.digest, 40)
+    assert {path.name: path.read_bytes() for path in written.folder.iterdir()} == {
+        path.name: path.read_bytes() for path in again.folder.iterdir()
+    }
+    for path in log_files(log_folder(adult.workspace)):
+        path.unlink()
+    adult.request(40, 60)
+    adult.label(adult.true_labels(40, 60))
+    later = adult.write()
+    assert (later.added, sum(later.requests.values())) == (19, 59)
+    assert "column country has a category that the model did not know, and the log does not have it" in later.left_out
+    rows = [pl.read_parquet(folder / "rows.parquet") for folder in (again.folder, written.folder)]
+    same = rows[1].join(rows[0], on="digest").select("split", "split_right")
+    assert (len(same), (same["split"] == same["split_right"]).all()) == (40, True)
+    adult.label({(f"{0:032x}", 1): [1.0 - adult.true_labels(1, 2)[f"{0:032x}", 1][0]]})  # of a row that the log lost
+    assert adult.write().added == 0
+
+
+def test_texts_are_refused_with_a_reason(adult: Place) -> None:
+    (adult.workspace.root / "texts.csv").write_text("text,income\n" + "".join(f"text {n},{n % 2}\n" for n in range(99)))
+    adult.ingest(kind="text", path="texts.csv")
+    with pytest.raises(DataError, match=r"data.kind: found text. Allowed for data from requests: image, table"):
+        adult.write()
+
+
+def test_half_of_the_rows_to_label_are_the_least_certain(adult: Place) -> None:
+    adult.request(0, NEW, certain=[0.5 + row / NEW / 2 for row in range(NEW)])
+    adult.label(adult.true_labels(0, 10))
+    spec = adult.spec
+    rows = rows_to_label(log_folder(adult.workspace), lambda name: spec, seed=0)
+    assert len(rows) == 200
+    least = rows.filter(pl.col("chosen") == "entropy")
+    assert sorted(int(answer, 16) + row for answer, row in least.select("answer", "row").rows()) == [*range(10, 110)]
+    again = rows_to_label(log_folder(adult.workspace), lambda name: spec, seed=0)
+    assert again.equals(rows)
+    assert not rows_to_label(log_folder(adult.workspace), lambda name: spec, seed=1).equals(rows)

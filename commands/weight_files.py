@@ -14,9 +14,7 @@ def get(workspace: Workspace, model: str, *, source: str, sha256: str) -> None:
 
     Args:
         workspace: it is held, because a run reads that folder.
-        model: of torchvision.
         source: address of a file, or of a folder with torchvision's file; "": torchvision's.
-        sha256: of the file; "": as its name says.
 
     Raises:
         TrainingError: as `weights.fetch`, and no cache has weights of this network.

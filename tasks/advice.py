@@ -26,14 +26,7 @@ def steps_of(params: Params, workspace: Workspace, verdict: Verdict) -> list[Ste
 
 
 def next_steps(params: Params, verdict: Verdict, metrics: Metrics, history: Epochs) -> list[Step]:
-    """Return at most three commands with their purposes.
-
-    Args:
-        params: of the run.
-        verdict: of the gate.
-        metrics: of the model.
-        history: losses and metrics of each epoch.
-    """
+    """Return at most three commands with their purposes."""
     steps = [*_usefulness(metrics), *_fit(params, history), *_slices(metrics)]
     if any(rule.name == "champion" for rule in verdict.failed):
         steps.append(("ratchet search", "search better settings; the champion stays"))

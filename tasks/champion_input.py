@@ -80,7 +80,6 @@ def score_as(predictions: "Predictions", outputs: NDArray[np.float32], theirs: T
 
     Args:
         predictions: of the new model, with the thresholds of the other.
-        outputs: of the other model for the same rows, (rows, its width).
         theirs: target of the other model, which is `comparable`.
     """
     from ratchet.evaluation.problems import answers_to, in_terms_of
@@ -108,9 +107,7 @@ def right_answers(
     A class that the data no longer has is right for no image, so the most probable of the other classes counts.
 
     Args:
-        logits: of the model, (rows, its classes).
         labels: (rows,), indices into `classes`.
-        classes: of the data.
         theirs: classes of the model, in the order of its logits.
     """
     shared = [number for number, name in enumerate(theirs) if name in classes]

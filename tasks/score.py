@@ -45,7 +45,6 @@ class Request:
         model: NAME@ALIAS or NAME/VERSION; None: serving.model.
         column: of a table with the texts of a text model.
         shard_rows: rows of each file of answers; None: as the job began, else `SHARD_ROWS`.
-        again: forget an earlier job of the folder.
     """
 
     inputs: tuple[str, ...]

@@ -58,10 +58,7 @@ class TrialTraining:
     """One attempt at a trial by this worker.
 
     Args:
-        study: as the worker read it.
         params: settings of the study, with the places of this machine.
-        stop: returns whether the worker has been asked to stop.
-        say: takes messages.
     """
 
     study: Study

@@ -39,7 +39,6 @@ class Budget:
     Args:
         allowed: the limits, in hours.
         before: recorded cost of the earlier attempts; None: there was none.
-        meter: measures this attempt.
     """
 
     def __init__(self, allowed: BudgetSettings, before: TrainingCost | None, meter: CostMeter) -> None:

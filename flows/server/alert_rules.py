@@ -21,7 +21,6 @@ class AlertRule:
     """One kind of alert.
 
     Attributes:
-        kind: for programs that receive it.
         name: of the automation on Prefect's page.
         variables: Jinja that sets subject, message, what (it is about), page and todo (what to do next).
     """

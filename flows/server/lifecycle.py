@@ -56,9 +56,6 @@ def up(workspace: Workspace, params: Params, *, say: Callable[[str], None]) -> A
 
     A service that dies afterwards is restarted by the supervisor.
 
-    Args:
-        say: gets the lines for the user.
-
     Raises:
         PlatformError: a port is taken, a service dies while starting or does not answer, prefect.yaml is refused,
             platform.prefect_api does not answer, or a secret that alerts need is missing. What this call started is

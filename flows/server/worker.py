@@ -19,12 +19,7 @@ _WORKER = ("worker", "start", "--pool", POOL, "--type", "process")
 
 
 def start(api: str, name: str, runs: str) -> None:
-    """Wait for Prefect's server, which may be restarting itself, correct runs, and become the worker.
-
-    Args:
-        name: the worker's name in the pool.
-        runs: number of runs that it carries out at once.
-    """
+    """Wait for Prefect's server, which may be restarting itself, correct runs, and become the worker."""
     if not answers(f"{api}/health"):
         print(f"waiting for Prefect's server at {api}", flush=True)
     while not answers(f"{api}/health"):

@@ -83,7 +83,6 @@ def fetch(workspace: Workspace, address: str, *, sha256: str = "", say: Callable
     Args:
         address: of the file, http or https.
         sha256: expected, or its beginning; by default the one in the file's name.
-        say: prints what is fetched.
 
     Raises:
         TrainingError: there is no such file, no network, or what came is not the file.

@@ -51,8 +51,6 @@ def examine(
         train, validation: its data; a few samples are read, and of packed data up to 256 MiB to find equal samples.
         model: on `device`, with its initial weights, not compiled.
         device, precision: as chosen for the run.
-        pretrained: file that weights were loaded from, if any.
-        checkpoints: folder for checkpoints; need not exist.
         rows: number of training samples, where `train` holds only some of them.
     """
     rows = len(train) if rows is None else rows

@@ -48,8 +48,6 @@ class CommonAnswer:
     """The answer that a model gives most often.
 
     Attributes:
-        text: for people.
-        rows: that get it.
         to_nearly_all: the model gives it to nearly all rows, though the truth is another on clearly more of them.
     """
 
@@ -120,8 +118,6 @@ class Answers(ABC):
         """Return the probabilities from which the second of two classes, or each label, is predicted; empty: 0.5.
 
         Args:
-            target: of the model.
-            settings: of the evaluation; evaluation.threshold decides.
             validation: returns outputs and targets of the validation samples; called only where they decide.
         """
         return ()
@@ -170,9 +166,7 @@ class Answers(ABC):
         """Return all metrics but robustness and the comparisons with the baseline and the best constant answer.
 
         Args:
-            settings: of the evaluation.
             columns: by name, the value of each row to slice by; None: the row is in no slice of that column.
-            seed: of the bootstrap's resamples, if there are any.
         """
 
     def slice_metrics(self, settings: EvaluationSettings) -> dict[str, float]:
@@ -191,8 +185,6 @@ class Answers(ABC):
         """Return the comparison with the best constant answer to the same rows.
 
         Args:
-            settings: of the evaluation.
-            headline: of the model.
             shares: of pieces of text: the answers of a model that knows only how frequent each token of this text is.
         """
 

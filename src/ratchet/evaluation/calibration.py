@@ -101,10 +101,6 @@ def fit_temperature(validation_logits: NDArray[np.float32], validation_labels: N
     It minimises the negative log-likelihood of the validation images (Guo et al., "On Calibration of Modern Neural
     Networks", 2017, section 4.2). The order of classes, and so accuracy, does not change. The loss is convex in
     1/temperature, so a bounded search finds its only minimum.
-
-    Args:
-        validation_logits: (rows, classes).
-        validation_labels: (rows,).
     """
     from scipy.optimize import minimize_scalar
 

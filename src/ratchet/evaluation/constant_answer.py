@@ -41,7 +41,6 @@ def balanced_accuracy(hits: NDArray[np.number], counts: NDArray[np.number], *, c
     Args:
         hits: right answers of each class, (classes,).
         counts: rows of each class, (classes,), at least one above 0.
-        confidence: level of the interval.
     """
     from scipy.stats import beta
 

@@ -73,8 +73,6 @@ def explain(
         model: one that has not run in inference mode, because tensors cached there cannot be differentiated.
         images: pixels (errors, channels, height, width), uint8 or float32.
         rows: test row of each image, int64 (errors,).
-        answers: predicted class of each image.
-        truths: true class of each image.
 
     Returns:
         Explanations without rows, with the reason, where the model cannot be differentiated or its gradient does not

@@ -58,9 +58,6 @@ def rare_class(counts: Labels) -> int | None:
 
     A class with few rows does not show its spread. So there is no interval where such classes cause more than half of
     the variance of a mean over the classes, to which each adds about one over its rows.
-
-    Args:
-        counts: rows of each class, (classes,).
     """
     rows = counts[counts > 0]
     variance = 1 / rows

@@ -48,8 +48,6 @@ def following_columns(
     Args:
         arrays: of a model's input, each (rows, columns of its kind); NaN: missing.
         columns: name, number of the array, and number of the column in it.
-        outputs: of the model for these rows, (rows, outputs).
-        most: number of columns.
     """
     if len(columns) <= most:
         return list(columns)
@@ -89,10 +87,7 @@ def measure_importance(
         score: arrays -> score of each row, (rows,), larger is better. The rows keep their targets.
         arrays: of a model's input, such as numbers and codes, each (rows, columns of its kind).
         columns: name, number of the array, and number of the column in it.
-        unit: of the score, for the units of the result.
-        confidence: level of the intervals.
         repeats: shuffles of each column, whose scores are averaged.
-        seed: of the shuffles.
         report: called with the number of columns done.
     """
     clean, rows, measured = score(arrays), len(arrays[0]), []

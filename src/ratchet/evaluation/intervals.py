@@ -45,10 +45,7 @@ def paired_difference(score_a: Floats, score_b: Floats, *, resamples: int, confi
 
     Args:
         score_a: (rows,), larger is better.
-        score_b: (rows,), in the same order.
         resamples: number of draws, for scores of 0 and 1.
-        confidence: level of the interval.
-        seed: of the draws.
 
     Raises:
         ValueError: the arrays are empty or differ in length.
@@ -75,10 +72,6 @@ def mean_of(values: Floats, *, confidence: float) -> Interval:
 
     A cubic of the studentized mean has no skewness to first order and can be inverted (Hall 1992, "On the removal of
     skewness by transformation"). So the interval is in closed form, at any level and for any number of rows.
-
-    Args:
-        values: (rows,), at least one.
-        confidence: level of the interval.
     """
     from scipy.stats import t as student
 
@@ -159,7 +152,6 @@ def share_difference(first: tuple[int, int], second: tuple[int, int], *, confide
     Args:
         first: numbers of right rows and of all rows.
         second: the same for other rows; no row is in both.
-        confidence: level of the interval.
     """
     a, b = (share_interval(right, rows, confidence=confidence) for right, rows in (first, second))
     return difference_of(a, b)

@@ -49,9 +49,6 @@ def compare(
     """Measure both models on the CPU, on one sample and on a batch. Both must be in eval mode.
 
     Args:
-        candidate: the new model.
-        champion: the model that it is compared with.
-        inputs: batch for the candidate.
         champion_inputs: the same samples for the champion, where it takes other inputs.
         limit: largest allowed factor of the champion's time. Above it the measurement is repeated; 0: never.
     """

@@ -16,9 +16,6 @@ def against_constant(
     """Return the metrics with the comparison of the model and the best constant answer to the same rows.
 
     Args:
-        metrics: of the model.
-        predictions: of the model.
-        settings: of the evaluation.
         shares: of pieces of text: predictions of a model that knows only how frequent each token of this text is.
     """
     answers = predictions.checked()
@@ -45,9 +42,7 @@ def compare_with_baseline(
 
     Args:
         metrics: of the model, with its comparison with a constant answer.
-        network: predictions of the model.
         baseline: predictions of the baseline, called `name`, for the same rows in the same order.
-        seed: of the bootstrap's resamples.
     """
     ours, theirs = network.checked(), baseline.checked(f"the baseline {name}")
     useful = metrics.constant is None or metrics.constant.is_better

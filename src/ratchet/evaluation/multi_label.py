@@ -215,10 +215,6 @@ def fit_thresholds(probabilities: Floats, targets: NDArray[Any]) -> tuple[float,
     It is in the middle between two probabilities, so that rounding does not change a prediction. Of equal F1 the one
     nearest to 0.5 is taken; a label without samples has 0.5 (Lipton et al. 2014, "Optimal Thresholding of Classifiers
     to Maximize F1 Measure").
-
-    Args:
-        probabilities: (rows, labels).
-        targets: (rows, labels), 0 or 1.
     """
     return tuple(_threshold(probabilities[:, label], targets[:, label] > 0.5) for label in range(targets.shape[1]))
 

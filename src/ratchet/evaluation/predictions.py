@@ -34,9 +34,6 @@ class Predictions:
 
     Attributes:
         outputs: float32 (rows, width), as the model returns them; for the next token see `PieceAnswers`.
-        targets: as in the packed set, one for each row.
-        ids: of the samples.
-        target: of the model.
         thresholds: probabilities from which the second of two classes, or each label, is predicted; empty: 0.5.
     """
 

@@ -33,8 +33,6 @@ def answers_to(
     """Return the answers of the target's problem.
 
     Args:
-        target: of the model.
-        outputs: of the model, (rows, width).
         targets: as in the packed set; for the next token see `PieceAnswers`.
         thresholds: probabilities from which the second of two classes, or each label, is predicted; empty: 0.5.
     """
@@ -48,11 +46,6 @@ def thresholds_for(target: Target, settings: EvaluationSettings, validation: Val
 
 def in_terms_of(ours: Target, outputs: NDArray[np.float32], theirs: Target) -> NDArray[np.float32]:
     """Return another model's outputs as outputs for our target: its columns by name, its numbers in our scale.
-
-    Args:
-        ours: target of the data.
-        outputs: of the other model, (rows, its width).
-        theirs: target of the other model.
 
     Raises:
         DataError: it predicts something else.

@@ -94,9 +94,7 @@ def measure_robustness(
     Args:
         predict: images like `images` -> predicted classes, int64 (rows,).
         images: uint8 (rows, height, width, channels), with 1 or 3 channels and at least one row.
-        labels: int64 (rows,).
         clean: predicted classes of the unchanged images, int64 (rows,).
-        confidence: level of the intervals, which are Wilson's.
         report: called with the number of corrupted images that were predicted so far.
     """
 
@@ -115,8 +113,6 @@ def corrupt(images: Images, kind: str, strength: int, *, seed: int = 0) -> Image
 
     Args:
         images: uint8 (n, height, width, channels), with 1 or 3 channels.
-        kind: one of KINDS.
-        strength: one of STRENGTHS.
         seed: of the noise. Arrays of the same shape get the same noise.
 
     Raises:

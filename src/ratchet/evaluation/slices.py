@@ -76,10 +76,6 @@ def rows_by_slice(columns: Mapping[str, Values], *, least: int) -> list[tuple[st
 def slice_columns(packed: Path, settings: EvaluationSettings) -> dict[str, list[str | None]]:
     """Return the columns that evaluation.slices selects, with a value for each test row; numbers become thirds.
 
-    Args:
-        packed: folder data/packed.
-        settings: of the evaluation.
-
     Raises:
         SettingsError: evaluation.slices names a column that the index does not have.
     """
@@ -132,10 +128,6 @@ def _table_numbers(packed: Path) -> dict[str, dict[str, NDArray[np.float64]]]:
 
 def thirds(numbers: NDArray[np.float64], *, reference: NDArray[np.float64]) -> list[str | None] | None:
     """Return "low", "middle" or "high" for each number: the third of the training rows' numbers that it falls into.
-
-    Args:
-        numbers: of the test rows. NaN gives None.
-        reference: numbers of the training rows.
 
     Returns:
         None if all numbers fall into the same third, or there is no reference.

@@ -26,12 +26,6 @@ def word_contributions(model: "Model", spec: "ModelSpec", text: str, output: int
     The contribution is the output for the text minus the output without the word. Of a class the output is its logit
     minus the mean logit of the other classes, of a number its value in its own unit, of a label its logit. Words that
     the model does not use, because the text is too long, have no entry.
-
-    Args:
-        model: a model for texts, in eval mode. It is used where it is.
-        spec: its description.
-        text: the text, as it was packed.
-        output: index of the class, label or number.
     """
     from ratchet.tokens.tokenizers import words_of
 

@@ -29,7 +29,6 @@ def number(value: float, *, step: float = 0.0) -> str:
     """Return a number with as many digits as `step`, such as half a confidence interval, makes sensible.
 
     Args:
-        value: any finite number.
         step: its uncertainty, of which two digits are shown; 0: four significant digits.
     """
     if not step or not math.isfinite(step):
@@ -85,7 +84,6 @@ def gain_text(difference: Interval, *, factor: float = 1.0, share: bool = False,
     Of shares it is "2.8 points better (...)". A difference that rounds to 0 is "equal (95 % CI -1.2 to 1.4)".
 
     Args:
-        difference: of scores.
         factor: positive; units of the metric for one unit of the score.
         share: the metric is a share, and the difference is shown in points.
         ci: such as "95 % CI ".

@@ -37,9 +37,7 @@ def measure(
     """Run the variant on the test samples and compare it.
 
     Args:
-        full: the fp32 program.
         samples: returns the arrays of some test samples, as `Program.predict` takes them.
-        predictions: of the model for the same samples.
         columns: by name, the value of each sample to slice by.
 
     Raises:

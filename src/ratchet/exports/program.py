@@ -89,12 +89,6 @@ def compare(
 
     The first sample runs alone and the others together. This detects a program that accepts only one batch size.
 
-    Args:
-        folder: of the stored model.
-        arrays: samples as `Program.predict` takes them.
-        answers: the model's own predictions, (n, outputs).
-        target: of the model.
-
     Returns:
         None if the model was stored without a program.
     """

@@ -29,11 +29,6 @@ def static_int8(program: Program, folder: Path, batches: Sequence["Arrays"]) -> 
 
     Weights have a scale for each output channel. Activations have the range that they have on the calibration samples.
 
-    Args:
-        program: the float32 program.
-        folder: where model.onnx and program.json go.
-        batches: arrays of the calibration samples, as `Program.predict` takes them.
-
     Raises:
         Exception: those of onnxruntime, which have no common base.
     """

@@ -117,10 +117,6 @@ def _read(folder: Path) -> _Sheets:
 def add_exported(source: Path, model: Path) -> None:
     """Copy the program, the parity sheets and each variant that passed to the folder of the model.
 
-    Args:
-        source: data/variants, the output of the stage export.
-        model: folder of the model that it was made from.
-
     Raises:
         RegistryError: it was made from another model.
     """
@@ -139,9 +135,7 @@ def choose(folder: Path, wanted: str, *, called: str) -> tuple[str, Program | No
     """Return the name and the program of a stored model's variant.
 
     Args:
-        folder: of the stored model.
         wanted: name of the variant, or auto: the fastest that passed, on batches; fp32 if none did.
-        called: name of the model, for messages.
 
     Raises:
         RegistryError: the model has no such variant.

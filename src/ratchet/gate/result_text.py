@@ -31,8 +31,6 @@ class RuleText:
     """One rule's result as text.
 
     Attributes:
-        measured: values.
-        limit: that they were compared with.
         fix: ways to pass, with the setting that decides; empty if the rule passed.
         short: `measured` and `limit` in one line.
         details: of the comparison with the champion, in sentences.

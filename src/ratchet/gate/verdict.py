@@ -68,15 +68,6 @@ def judge(
 
     Only the comparison with the champion uses up significance level. Every other rule can only refuse, which makes a
     wrong promotion rarer.
-
-    Args:
-        candidate: the model that is judged.
-        champion: the model that it would replace; None: there is none yet.
-        settings: of the gate.
-        evaluation: settings of the slices and of the bootstrap.
-        reloaded: result of `reload_rule` for the registered model.
-        tries: comparisons before this one.
-        seed: of the bootstrap's resamples.
     """
     case = Case(candidate, champion, settings, evaluation, tries=tries, seed=seed)
     rules = (*(result for rule in RULES if (result := rule(case)) is not None), reloaded)

@@ -35,9 +35,7 @@ def input_warnings(
 
     Args:
         arrays: of the rows, as `Kind.decode` returns them.
-        spec: the model's input.
         values: the rows as the client sent them: a list, a mapping of columns, or a frame.
-        most: warnings; None: all.
     """
     findings = kind_of(spec).unusual(arrays, spec, lambda row, name: _cell(values, row, name))
     spellings: dict[str, dict[str, str]] = {}

@@ -56,13 +56,7 @@ class TooManyRows(InputError):
 
 
 class Unencoded(NamedTuple):
-    """Checked values of a request that may be encoded with those of others.
-
-    Attributes:
-        field: of the request, for messages.
-        rows: number of them.
-        spec: input of the model.
-    """
+    """Checked values of a request that may be encoded with those of others."""
 
     values: Any
     field: str
@@ -74,7 +68,6 @@ class Unusual(NamedTuple):
     """A value that is unlike those of the training samples.
 
     Attributes:
-        row: from 0.
         field: column, array or tensor.
         reason: range, category, missing or text.
         value: the packed number, or the value as the client sent it; None: missing.
@@ -173,9 +166,6 @@ class Kind(Generic[S]):
         """Return the arrays of raw values, or checked values that `encode` takes.
 
         Args:
-            values: of a request, a file or a frame.
-            spec: the model's input.
-            field: of the request, for messages.
             check: is called between two image files, and raises an exception when no client waits any more.
 
         Raises:
@@ -220,7 +210,6 @@ class Kind(Generic[S]):
 
         Args:
             arrays: of a program, each (rows, values): its rows are flat, and filled up with zeros.
-            spec: the model's input.
         """
         return {}
 

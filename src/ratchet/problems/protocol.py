@@ -102,8 +102,6 @@ class Target(ABC):
         """Return outputs of a model with another target of the same names as outputs for this target.
 
         Args:
-            outputs: of the other model, (rows, its outputs).
-            theirs: the other target.
             order: place of each of our names in it.
         """
         reordered: NDArray[np.float32] = outputs[:, order]

@@ -176,8 +176,6 @@ def compare_answers(
     """Compare the answers to the samples that have the same id and label in both.
 
     Args:
-        before: A's predictions.
-        after: B's predictions.
         settings: by dotted key; evaluation.confidence, evaluation.resamples and seed decide the interval.
         altered: ids of samples whose image differs, which are not compared.
     """

@@ -34,7 +34,6 @@ def uncommitted_changes(root: Path, *, data: Sequence[str] = (), code: Sequence[
     """Collect changed files and the untracked ones that git does not ignore; None without git or without a commit.
 
     Args:
-        root: the project folder.
         data: files and folders below it whose untracked content is left out, because DVC keeps it.
         code: files and folders whose content is included even so.
 

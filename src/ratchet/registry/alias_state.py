@@ -13,13 +13,10 @@ class AliasState:
     """The state of a model after some entries.
 
     Attributes:
-        champion: the version with that alias, if any.
-        challenger: the version with that alias, if any.
         champions: the current champion and those before it, oldest first. A rollback removes entries from the end.
         ever_champion: every version that has been champion.
         registered: versions that passed the gate and were not withdrawn.
         rejected: versions that a user rejected and did not approve since.
-        seal: of the last entry.
     """
 
     champion: str | None = None

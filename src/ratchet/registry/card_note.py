@@ -24,7 +24,6 @@ def show(
     """Write the current rejection into the cards of a version, in place of the note about an earlier one.
 
     Args:
-        rejections: every rejection of the version.
         current: the one that counts; None: it was approved since.
     """
     known = list(rejections)

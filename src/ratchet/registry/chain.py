@@ -72,10 +72,7 @@ class Chain:
     """All rows of a ledger, verified from the first to the last.
 
     Attributes:
-        rows: as the database has them.
-        entries: one for each row.
         valid: the entries that count: all except those that a recovery set aside.
-        faults: each place where the chain is broken.
     """
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:

@@ -55,9 +55,6 @@ class ModelRegistry(Versions):
         A stored model is replaced only if its programs changed and the model is not a version yet.
 
         Args:
-            run_id: of MLflow.
-            folder: of the model.
-            spec: of the model.
             exported: folder of its program and variants, from the stage export; None: the program is made here.
         """
         import mlflow.pyfunc

@@ -14,8 +14,6 @@ def judge_shadow(gate: GateSettings, requests: Path, *, champion: str, version: 
     """Check gate.shadow_requests and gate.shadow_agreement; return the figures for the ledger, empty without rules.
 
     Args:
-        gate: the settings.
-        requests: folder of the request log.
         champion, version: NAME/VERSION.
 
     Raises:

@@ -70,7 +70,6 @@ def tries_before(
 
     Args:
         entries: the valid entries of `model` and each recovery, in order.
-        rows: the test samples.
         compared: bool (samples,), which of them are compared.
         model: its name, because a recovery concerns all models.
         aside: the model's entries that a recovery set aside. Their tries were made, so they stay used, on all samples.

@@ -76,13 +76,7 @@ def shows(path: Path, manifest: Manifest) -> bool:
 
 
 def card(packed: Path, quarantine: Path, *, changed: Difference | None) -> str:
-    """Return the page as HTML.
-
-    Args:
-        packed: folder of a packed data set.
-        quarantine: the table of samples that were kept out of it.
-        changed: the difference to the previous version; None: there was none.
-    """
+    """Return the page as HTML."""
     data = _PackedSet.open(packed)
     manifest, profile, quarantined = data.manifest, data.profile, pl.read_parquet(quarantine)
     classes = [(name, *(profile["classes"][split][name] for split in SPLITS)) for name in profile["classes"]["train"]]

@@ -29,9 +29,7 @@ class Trial:
         key: digest of everything that decides its weights, which also names its checkpoints.
         values: settings of the space by dotted key; those whose `when` does not hold are absent.
         seed_of: number of the finalist that it repeats with another seed; None for a trial of the search itself.
-        seed: that seed.
         marks: what Optuna's pruner has noted about it.
-        curve: after each epoch.
         objectives: values at the end, in the order of the study's objectives.
         constant: the answer that it gives to nearly all validation samples; empty: it gives several.
         reason: why it failed, ended early or was lost.
@@ -41,7 +39,6 @@ class Trial:
         steps: optimizer steps, those that were lost and repeated included.
         cpu: seconds over all attempts.
         spans: begin and latest report of each attempt, seconds since 1970.
-        run_id: MLflow run; empty until it is known.
     """
 
     number: int
@@ -87,10 +84,8 @@ class Study:
         search: the settings as the search began; budget and finalists are those of the latest command.
         params: all other settings as the search began (`Params` as JSON).
         parts: what decides every trial, by kind and name; a study is only continued if it is equal.
-        epochs: of a whole training.
         state: running, or ended with the reason in `reason`.
         winner: number of the trial that won; None: there is none yet.
-        run_id: MLflow run of the study.
     """
 
     name: str

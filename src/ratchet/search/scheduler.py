@@ -42,7 +42,6 @@ class Scheduler:
     """The study as one worker sees it.
 
     Args:
-        store: the study.
         params: the settings outside the space.
         key_of: returns the key of the settings of a trial: (values, seed) -> key. It may raise TrainingError.
         owner: name of this worker; two processes never have the same.

@@ -24,7 +24,6 @@ def read_json(url: str, body: object = None, *, timeout: float = 5.0, credential
     """Return the JSON answer of `url`; None if there is none.
 
     Args:
-        body: posted as JSON if given.
         credentials: USER:PASSWORD.
     """
     headers = {"Content-Type": "application/json"}

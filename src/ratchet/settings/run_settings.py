@@ -43,7 +43,6 @@ def overridden(
     """Set dotted keys in params.yaml, and restore them at the end unless `keep` was called. Lock the workspace first.
 
     Args:
-        path: params.yaml.
         note: file that records the replaced settings.
 
     Raises:

@@ -33,8 +33,6 @@ class Dimension:
     """One setting that differs between trials.
 
     Attributes:
-        key: dotted key in params.yaml.
-        choices: values, for kind choice.
         low, high: bounds, both included, for kinds float and int.
         when: the dimension exists only if each of these settings has one of its values.
     """

@@ -31,12 +31,6 @@ class ReloadResult:
 
 
 def reload_rule(*, images: int, largest_difference: float, tolerance: float) -> ReloadResult:
-    """Return the result of the last rule: the registered model, once loaded, answers as it did in the evaluation.
-
-    Args:
-        images: number of test images that the loaded model answered.
-        largest_difference: of a probability.
-        tolerance: largest difference that passes.
-    """
+    """Return the result of the last rule: the registered model, once loaded, answers as it did in the evaluation."""
     passed = images > 0 and largest_difference <= tolerance  # NaN does not pass
     return ReloadResult(passed, tolerance, largest_difference=finite(largest_difference), images=images)

@@ -32,6 +32,7 @@ _SHOWN = 20
 _CLASSES_SHOWN = 20
 _MAX_SIDE = 32  # pixels: input size of the check's own model
 _BATCH = 512
+_QUICK: Any = {"checkpoint_steps": 0, "doctor": "never", "profile": 0}
 
 
 @dataclass(frozen=True)
@@ -154,10 +155,7 @@ def _recipes(params: Params, workspace: Workspace, manifest: Manifest, *, rows: 
 
     job = TrainingJob.of(params, workspace, manifest)
     if params.model.factory != "none" or job.pretrained is not None:
-        plan = replace(
-            job.plan, epochs=epochs or params.training.epochs, max_steps=0, checkpoint_steps=0, doctor="never",
-            profile=0,
-        )  # fmt: skip
+        plan = replace(job.plan, epochs=epochs or params.training.epochs, max_steps=0, **_QUICK)
         return [_Recipe(job.spec, plan, job.pretrained)]
     side = min(_MAX_SIDE, job.spec.image.height)
     batch = min(500, max(32, rows // 8))
@@ -169,7 +167,7 @@ def _recipes(params: Params, workspace: Workspace, manifest: Manifest, *, rows: 
         epochs=epochs, batch_size=batch, label_smoothing=0.2, optimizer="muon", learning_rate=0.04,
         momentum=0.6, betas=(0.9, 0.95), weight_decay=0.5, decay_all=False, clip_norm=0.0, schedule="warmup-linear",
         warmup_epochs=0.0, ema_decay=1 - 1 / max(20, math.ceil(rows / batch)), crop_padding=max(1, side // 16),
-        crop_fill="reflect", progressive_sizes=(*first, side), checkpoint_steps=0, doctor="never",
+        crop_fill="reflect", progressive_sizes=(*first, side), **_QUICK,
         device=settings.device, precision=settings.precision, deterministic=settings.deterministic,
     )  # fmt: skip
     spec = replace(job.spec, name="fastnet", widths=())

@@ -32,13 +32,11 @@ def predict(
 
     Raises:
         DataError: no file has rows, or `out` cannot be written.
-        RegistryError: there is no such version, or its files are damaged.
     """
     if out is not None and out.suffix.lower() not in FORMATS:
         raise DataError(f"--out: found {out}; allowed: a file that ends in {', '.join(FORMATS)}")
     params = settings.load(workspace.params)
-    registry = ModelRegistry(workspace, params)
-    version = registry.find(model or configured(workspace, params))
+    version = ModelRegistry(workspace, params).find(model or configured(workspace, params))
     rows = refused = unlike = unread = 0
 
     def note_fault(error: DataError) -> None:
@@ -46,7 +44,7 @@ def predict(
         unread += 1
         echo(f"ratchet: {error}", err=True)
 
-    with loaded_version(registry, version, params) as loaded:
+    with loaded_version(workspace, f"{version.name}/{version.number}", params.serving) as loaded:
         reader = new_reader(loaded, column)
         listing = list(_files(reader, paths, note_fault))
         if not listing:
@@ -61,9 +59,9 @@ def predict(
                 raise DataError(f"{', '.join(map(str, paths))}: no row could be read")
         for note in reader.notes:
             echo(f"warning: {note}", err=True)
-        warned = f"; {unlike:,} unlike the training samples, see the column warnings" if unlike else ""
-        missing = f"; {unread:,} of the files could not be read, see above" if unread else ""
-        echo(f"{rows - refused:,} of {rows:,} rows answered by {loaded.identity}{warned}{missing}", err=True)
+        ends = [f"{unlike:,} unlike the training samples, see the column warnings"] if unlike else []
+        ends += [f"{unread:,} of the files could not be read, see above"] if unread else []
+        echo("; ".join([f"{rows - refused:,} of {rows:,} rows answered by {loaded.identity}", *ends]), err=True)
     return refused < rows and not unread
 
 

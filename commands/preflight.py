@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -141,23 +141,21 @@ class _Preflight:
     def _examine(self, params: Params, scratch: ScratchProject) -> str:
         """The doctor, on the sample, with the real settings. A baseline has no network that could be examined."""
         from ratchet.doctor import check_samples, examine
-        from ratchet.training import TrainingInputs, initial_model, open_split
+        from ratchet.training import initial_model
         from ratchet.training.device import choose_device, reproducible
         from ratchet.training.precision import choose_precision
         from tasks.training_job import TrainingJob
 
         job = TrainingJob.of(params, self.workspace, Manifest.read(scratch.packed), packed=scratch.packed)
-        plan = job.plan
-        train, validation = (
-            open_split(scratch.packed, name, job.spec.input, sample_timeout=plan.sample_timeout)
-            for name in ("train", "validation")
-        )
+        plan = replace(job.plan, workers=0)
+        inputs = replace(job, plan=plan).inputs(scratch.packed)
+        train, validation = inputs.train, inputs.validation
         if job.variant == "baseline":
             self.findings += check_samples(train, validation, job.spec, plan)
             return self._found("the baseline is fitted in one step: only its data are checked")
         device = choose_device(plan.device)
         with reproducible(plan.seed, deterministic=plan.deterministic):
-            model, _ = initial_model(TrainingInputs(train, validation, job.spec, plan, job.pretrained))
+            model, _ = initial_model(inputs)
         self.findings += examine(
             train,
             validation,

@@ -54,11 +54,6 @@ def verify_and_certify(workspace: Workspace, *, steps: int | None, kills: int, p
     params = settings.load(workspace.params)
     manifest = Manifest.read(workspace.packed)
     key = TrainingJob.of(params, workspace, manifest).key
-    if params.model.name == "baseline":
-        raise TrainingError(
-            "model.name: found baseline, which is fitted in one piece. Allowed for this check: a network. Fix: "
-            "`ratchet set model.name=auto`"
-        )
     sizes = _sizes(processes, params)
     per_epoch = -(-manifest.splits["train"].rows // params.training.batch_size)
     planned = min(steps or _default_steps(per_epoch), params.training.epochs * per_epoch)
@@ -106,8 +101,13 @@ def _sizes(processes: str, params: Params) -> list[int | str]:
     """Return the numbers of processes of the attempts.
 
     Raises:
-        TrainingError: one of them is no number, or cannot share the pieces of a step.
+        TrainingError: one of them is no number, or cannot share the pieces of a step, or the model is no network.
     """
+    if params.model.name == "baseline":
+        raise TrainingError(
+            "model.name: found baseline, which is fitted in one piece. Allowed for this check: a network. Fix: "
+            "`ratchet set model.name=auto`"
+        )
     if not processes:
         return [params.training.processes]
     from ratchet.training.processes import count_processes

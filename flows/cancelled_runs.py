@@ -21,7 +21,7 @@ from ratchet.reports.templating import escaped
 from ratchet.workspace import Workspace
 from tasks.stopping import TrainingStopped
 
-__all__ = ["ended_by", "publish_stop"]
+__all__ = ["ended_by", "flow_ended_by"]
 
 
 def ended_by(error: RatchetError, *, failed: str = "Failed") -> "State[Any]":
@@ -63,8 +63,18 @@ def _is_going_down() -> bool:
         return True
 
 
-def publish_stop(message: str) -> None:
-    """Publish why and where a cancelled run stopped, because Prefect's worker replaces the message of its state."""
+def flow_ended_by(error: RatchetError) -> "State[Any]":
+    """Return the state of a flow as `ended_by`. If it was cancelled, also publish why, where and how to continue.
+
+    Prefect's worker replaces the message of a cancelled run's state.
+    """
+    state = ended_by(error)
+    if state.is_cancelled():
+        _publish_stop(str(error))
+    return state
+
+
+def _publish_stop(message: str) -> None:
     how = "start it again as before"
     if deployment.id:  # Prefect retries no other run
         how = f"retry this run (`prefect flow-run retry {flow_run.get_id()}`), or start one with the same parameters"

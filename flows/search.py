@@ -10,7 +10,7 @@ from prefect.states import Completed
 from pydantic import Field
 
 from flows import dvc_stage
-from flows.cancelled_runs import ended_by, publish_stop
+from flows.cancelled_runs import ended_by, flow_ended_by
 from flows.progress import PrefectProgress, log_errors_without_traceback, whole
 from flows.run_names import run_name
 from flows.run_records import record_run, recorded_run
@@ -58,10 +58,7 @@ def search_flow(
                 _publish(result)
                 return Completed(message=_summary(result.study), data=result)
     except RatchetError as error:
-        ended = ended_by(error)
-        if ended.is_cancelled():
-            publish_stop(str(error))
-        return ended
+        return flow_ended_by(error)
 
 
 @flow(name="search-worker-flow", flow_run_name=run_name, persist_result=False)

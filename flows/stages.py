@@ -63,23 +63,14 @@ def as_task(
     """
     name = stage.__name__
 
-    @task(
-        name=name,
-        description=stage.__doc__,
-        task_run_name=name,
-        retries=retries,
-        retry_delay_seconds=2,
-        retry_condition_fn=_is_worth_retrying,
-        cache_policy=NO_CACHE,  # hashing inputs is DVC's work here
-        persist_result=False,
-    )
+    @task(name=name, description=stage.__doc__, task_run_name=name, retries=retries, **_OPTIONS)
     def run(params: Params, workspace: Workspace, *waits_for: object) -> "R | State[R]":
         extra = {"flow_run": flow_run.get_id()} if knows_flow else {}
         try:
             if unchanged := _unchanged(name, result, workspace):
                 return unchanged
-            slot = holding(params)
             require_current(name, params, workspace)
+            slot = holding(params)
             with slot, ending_promptly(), disk_errors(workspace.root), PrefectProgress(name, unit=unit) as progress:
                 output = stage(params, workspace, progress=progress, **extra)
                 progress.say(output.summary)
@@ -113,6 +104,12 @@ def _is_worth_retrying(_task: Any, _run: Any, state: State[Any]) -> bool:
     return not isinstance(error, RatchetError)
 
 
+_OPTIONS: Any = {
+    "retry_delay_seconds": 2,
+    "retry_condition_fn": _is_worth_retrying,
+    "cache_policy": NO_CACHE,  # hashing inputs is DVC's work here
+    "persist_result": False,
+}
 ingest_stage = as_task(ingest, Dataset, unit="samples")
 train_stage = as_task(train, TrainedModel, unit="steps", retries=2, knows_flow=True, holding=gpu_slot)
 evaluate_stage = as_task(evaluate, Evaluation, unit="rows", retries=1)

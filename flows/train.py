@@ -6,7 +6,7 @@ from prefect.states import Completed
 
 from flows import dvc_stage, revisions
 from flows.artifacts import publish
-from flows.cancelled_runs import ended_by, publish_stop
+from flows.cancelled_runs import ended_by, flow_ended_by
 from flows.progress import log_errors_without_traceback
 from flows.run_names import run_name
 from flows.run_records import recorded_run
@@ -64,7 +64,4 @@ def train_flow(
                 note = earlier_version(params, workspace, registration)
                 return Completed(message=" ".join(filter(None, [note, registration.summary])), data=registration)
     except RatchetError as error:
-        state = ended_by(error)
-        if state.is_cancelled():
-            publish_stop(str(error))
-        return state
+        return flow_ended_by(error)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ratchet import scale, settings
-from ratchet.data.reading.input_files import Storages
+from ratchet.data.reading.input_files import InputFile, Storages
 from ratchet.data.reading.storage import is_url
 from ratchet.errors import DataError
 from ratchet.registry.models import ModelRegistry
@@ -23,8 +23,8 @@ from ratchet.serving.batch.job import Job, Scored
 from ratchet.serving.batch.row_reader import RowReader
 from ratchet.serving.process import configured
 from ratchet.serving.versions.alias_watcher import load
-from ratchet.serving.versions.loaded import Identity, LoadedVersion
-from ratchet.settings.model import Params
+from ratchet.serving.versions.loaded import LoadedVersion
+from ratchet.settings.model import Params, ScaleSettings, ServingSettings
 from ratchet.workspace import Workspace
 from tasks.progress import StageProgress
 
@@ -32,7 +32,6 @@ __all__ = ["SHARD_ROWS", "Request", "Scored", "absolute", "loaded_version", "new
 
 SHARD_ROWS = 100_000
 """Rows of a shard, unless the request has another number."""
-_COPY = "ratchet-predict-"  # beginning of the names of folders with the copy of a version
 
 
 @dataclass(frozen=True)
@@ -66,45 +65,51 @@ def score(params: Params, workspace: Workspace, request: Request, *, progress: S
         PlatformError: the engine of scale.engine cannot work.
     """
     _require_apart(request)
-    output, registry = ResultFolder(request.output), ModelRegistry(workspace, params)
-    with output.locked(workspace.project.state), _fresh_versions():
+    output, registry, serving = ResultFolder(request.output), ModelRegistry(workspace, params), params.serving
+    with output.locked(workspace.project.state):
         if request.again:
             jobs.forget(output)
         before = jobs.read_job(output)
         reference = request.model or configured(workspace, params)
         version = _pinned(registry, reference, before, progress)
-        name, serving = f"{version.name}/{version.number}", params.serving
-        loaded = _loaded(str(workspace.root), name, serving.variant, serving.threads)
-        reader = new_reader(loaded, request.column)
-        listing = reader.files(request.inputs)
-        if reader.ignored.files:
-            progress.say(reader.ignored.text)
-        job = Job.of(
-            loaded,
-            listing,
-            reference=before.reference if before else reference,
-            shard_rows=request.shard_rows or (before.shard_rows if before else SHARD_ROWS),
-            column=request.column,
-            threads=serving.threads,
-        )
-        job = jobs.begin(output, job, before)
-        about = {
-            "project": str(workspace.root), "version": name, "variant": serving.variant, "threads": serving.threads,
-            "column": request.column, "output": output.where, "job": job.digest,
-        }  # fmt: skip
-        shards = [
-            {**about, "shard": number, "ranges": ranges}
-            for number, ranges in enumerate(jobs.plan(reader, listing, job.shard_rows))
-        ]
-        return _carried_out(params, workspace, shards, output, job, loaded.identity, progress)
+        name = f"{version.name}/{version.number}"
+        with loaded_version(workspace, name, serving) as loaded:
+            reader, listing = _listed(loaded, request, progress)
+            job = Job.of(
+                loaded,
+                listing,
+                reference=before.reference if before else reference,
+                shard_rows=request.shard_rows or (before.shard_rows if before else SHARD_ROWS),
+                column=request.column,
+                threads=serving.threads,
+            )
+            job = jobs.begin(output, job, before)
+            about: dict[str, Any] = {"project": str(workspace.root), "version": name, "variant": serving.variant}
+            about |= {"threads": serving.threads, "column": job.column, "output": output.where, "job": job.digest}
+            shards = [
+                {**about, "shard": number, "ranges": ranges}
+                for number, ranges in enumerate(jobs.plan(reader, listing, job.shard_rows))
+            ]
+            began = time.monotonic()
+            results, earlier = _score_shards(params.scale, workspace.state, shards, output, progress)
+            counts = jobs.write_summary(output, job, results)
+            return Scored(output.where, loaded.identity, **counts, earlier=earlier, seconds=time.monotonic() - began)
 
 
-def _carried_out(
-    params: Params, workspace: Workspace, shards: Sequence[Mapping[str, Any]], output: ResultFolder, job: Job,
-    identity: Identity, progress: StageProgress,
-) -> Scored:  # fmt: skip
-    """Score the shards that are not finished, and write the summary."""
-    began, earlier, rows = time.monotonic(), 0, 0
+def _listed(loaded: LoadedVersion, request: Request, progress: StageProgress) -> tuple[RowReader, Sequence[InputFile]]:
+    """Return the reader of files for a version, and the files of a request. Say which are left out."""
+    reader = new_reader(loaded, request.column)
+    listing = reader.files(request.inputs)
+    if reader.ignored.files:
+        progress.say(reader.ignored.text)
+    return reader, listing
+
+
+def _score_shards(
+    settings: ScaleSettings, state: Path, shards: list[dict[str, Any]], output: ResultFolder, progress: StageProgress
+) -> tuple[list[Any], int]:
+    """Score the shards that are not finished. Return the results of all, and how many were finished before."""
+    earlier = rows = 0
     sizes, total = output.sizes(), sum(each[4] for shard in shards for each in shard["ranges"])
 
     def note(place: int, result: Any, is_earlier: bool) -> None:
@@ -113,13 +118,17 @@ def _carried_out(
         progress.update(rows, total, f"shard {place:,}")
 
     results = scale.map(
-        "tasks.score:score_shard", shards, folder=jobs.results_of(output).where, settings=params.scale,
-        state=workspace.state, is_whole=lambda result: sizes.get(result["name"]) == result["size"], on_result=note,
-    )  # fmt: skip
+        "tasks.score:score_shard",
+        shards,
+        folder=jobs.results_of(output).where,
+        settings=settings,
+        state=state,
+        is_whole=lambda result: sizes.get(result["name"]) == result["size"],
+        on_result=note,
+    )
     for text in dict.fromkeys(text for result in results for text in result["notes"]):
         progress.say(f"warning: {text}")
-    counts = jobs.write_summary(output, job, results)
-    return Scored(output.where, identity, **counts, earlier=earlier, seconds=time.monotonic() - began)
+    return results, earlier
 
 
 def score_shard(shard: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,7 +146,8 @@ def score_shard(shard: Mapping[str, Any]) -> dict[str, Any]:
 def _loaded(project: str, name: str, variant: str, threads: int) -> LoadedVersion:
     """Return a version, loaded once in this process. Its files are deleted when nothing uses it any more."""
     workspace = Workspace(Path(project))
-    registry, folder = ModelRegistry(workspace, settings.load(workspace.params)), tempfile.mkdtemp(prefix=_COPY)
+    registry = ModelRegistry(workspace, settings.load(workspace.params))
+    folder = tempfile.mkdtemp(prefix="ratchet-predict-")
     try:
         loaded = load(registry, registry.find(name), Path(folder), threads=threads, variant=variant)
     except BaseException:
@@ -148,24 +158,17 @@ def _loaded(project: str, name: str, variant: str, threads: int) -> LoadedVersio
 
 
 @contextmanager
-def _fresh_versions() -> Iterator[None]:
-    """Load versions again for the time of the context."""
-    _loaded.cache_clear()
-    try:
-        yield
-    finally:
-        _loaded.cache_clear()
-
-
-@contextmanager
-def loaded_version(registry: ModelRegistry, version: Version, params: Params) -> Iterator[LoadedVersion]:
-    """Load a version for the time of the context.
+def loaded_version(workspace: Workspace, name: str, serving: ServingSettings) -> Iterator[LoadedVersion]:
+    """Load NAME/VERSION anew, and forget it at the end of the context.
 
     Raises:
         RegistryError: its files are not those that were stored, or it does not answer.
     """
-    with tempfile.TemporaryDirectory(prefix=_COPY) as folder:
-        yield load(registry, version, Path(folder), threads=params.serving.threads, variant=params.serving.variant)
+    _loaded.cache_clear()
+    try:
+        yield _loaded(str(workspace.root), name, serving.variant, serving.threads)
+    finally:
+        _loaded.cache_clear()
 
 
 def new_reader(loaded: LoadedVersion, column: str | None) -> RowReader:

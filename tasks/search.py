@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,23 +78,6 @@ def run_workers(params: Params, workspace: Workspace, store: StudyStore, *, prog
         )
         for worker, owner in zip(workers, owners, strict=True)
     ]
-    due = 0.0
-
-    def look() -> None:
-        nonlocal due
-        if stop():
-            raise TrainingStopped(
-                f"{store.name}: stopped; every trial has a checkpoint, and the same command continues"
-            )
-        if time.monotonic() < due:
-            return
-        due = time.monotonic() + _LOOK
-        try:
-            study = store.read()
-        except StudyUnavailable:  # the workers wait for it, and say so
-            return
-        if study:
-            _show(study, progress)
 
     def lost(place: int) -> bool:
         with contextlib.suppress(StudyUnavailable):  # then its lease runs out
@@ -105,7 +88,8 @@ def run_workers(params: Params, workspace: Workspace, store: StudyStore, *, prog
     if os.environ.get(HOLDER_VARIABLE) != str(workspace.root):  # several can join in one folder
         logs = logs / f"join-{os.getpid()}"
     with on_request() as stop:
-        for _ in map_here(calls, workers, logs=logs, patience=_PATIENCE, tick=look, on_loss=lost):
+        watch = _Watch(store, progress, stop)
+        for _ in map_here(calls, workers, logs=logs, patience=_PATIENCE, tick=watch.look, on_loss=lost):
             pass  # what a worker has done is in the study
     study = store.require()
     _show(study, progress)
@@ -113,6 +97,28 @@ def run_workers(params: Params, workspace: Workspace, store: StudyStore, *, prog
         raise TrainingStopped(f"{store.name}: stopped. To continue: `ratchet search resume {store.name}`")
     if study.state != "ended":
         raise TrainingStopped(f"{store.name}: all workers were stopped; the same command continues")
+
+
+@dataclass
+class _Watch:
+    """Shows the progress of a study until this process is asked to stop."""
+
+    store: StudyStore
+    progress: StageProgress
+    stop: Callable[[], bool]
+    due: float = 0.0
+
+    def look(self) -> None:
+        if self.stop():
+            raise TrainingStopped(
+                f"{self.store.name}: stopped; every trial has a checkpoint, and the same command continues"
+            )
+        if time.monotonic() < self.due:
+            return
+        self.due = time.monotonic() + _LOOK
+        with contextlib.suppress(StudyUnavailable):  # the workers wait for it, and say so
+            if study := self.store.read():
+                _show(study, self.progress)
 
 
 def _show(study: Study, progress: StageProgress) -> None:
@@ -250,13 +256,12 @@ def _csv(study: Study) -> str:
     output = io.StringIO()
     keys = list(study.search.space)
     writer = csv.writer(output, lineterminator="\n")
-    writer.writerow(["trial", "state", "seed_of", "seed", "epochs", *study.objectives, *keys, "steps", "cpu_seconds",
-                     "mlflow_run", "reason"])  # fmt: skip
+    first = ("state", "seed_of", "seed", "epochs")
+    writer.writerow(["trial", *first, *study.objectives, *keys, "steps", "cpu_seconds", "mlflow_run", "reason"])
     for trial in study.trials:
         scores = trial.objectives or ((trial.value,) if trial.value is not None else ())
         values = [*scores, *[""] * (len(study.objectives) - len(scores))]
-        writer.writerow([
-            trial.number, trial.state, trial.seed_of, trial.seed, trial.epochs, *values,
-            *(trial.values.get(key, "") for key in keys), trial.steps, f"{trial.cpu:.1f}", trial.run_id, trial.reason,
-        ])  # fmt: skip
+        begin = [trial.number, *(getattr(trial, name) for name in first)]
+        chosen = [trial.values.get(key, "") for key in keys]
+        writer.writerow([*begin, *values, *chosen, trial.steps, f"{trial.cpu:.1f}", trial.run_id, trial.reason])
     return output.getvalue()

@@ -14,16 +14,14 @@ from ratchet.search.records import Study
 from ratchet.search.store import StudyStore
 from ratchet.settings.errors import spell
 from ratchet.settings.model import NEUTRAL, Params
+from ratchet.settings.search_settings import SearchSettings
 from ratchet.workspace import Workspace
 from tasks.training_job import TrainingJob, make_plan
 
 __all__ = ["begin", "require_same", "settings_of", "study_name", "study_of"]
 
 _DECIDES = ("seed", "data", "model", "training")  # sections that a study remembers
-_MAY_CHANGE = frozenset(
-    ["study", "trials", "hours", "cpu_hours", "finalists", "seeds", "workers", "storage", "folder", "lease",
-     "max_losses", "winner"]
-)  # fmt: skip
+_MAY_CHANGE = frozenset(SearchSettings.model_fields) - {"space", "objective", "sampler", "sampler_seed", "pruner"}
 """Settings of the search that may change while a study goes on."""
 _SMALLER_IS_BETTER = ("loss", "mae", "rmse", "perplexity", "parameters")
 _SHOWN = 5
@@ -70,14 +68,10 @@ def begin(params: Params, workspace: Workspace) -> tuple[StudyStore, Study, bool
 def settings_of(study: Study, local: Params) -> Params:
     """Return the settings of a study, with the places of this machine: tracking, platform and so on."""
     content = local.model_dump()
-    return Params.model_validate_json(json.dumps({
-        **{name: content[name] for name in content if name not in (*_DECIDES, "search")},
-        **{name: study.params[name] for name in _DECIDES},
-        "search": {
-            **study.search.model_dump(mode="json"), "study": study.name, "folder": local.search.folder,
-            "storage": local.search.storage,
-        },
-    }))  # fmt: skip
+    here = {"study": study.name, "folder": local.search.folder, "storage": local.search.storage}
+    content |= {name: study.params[name] for name in _DECIDES}
+    content["search"] = study.search.model_dump(mode="json") | here
+    return Params.model_validate_json(json.dumps(content))
 
 
 def require_same(study: Study, wanted: Study) -> None:
@@ -126,21 +120,22 @@ def study_of(params: Params, workspace: Workspace, name: str) -> Study:
     decide = {name: value for name, value in content["training"].items() if name not in NEUTRAL}
     settings = settings_file.dotted({"seed": params.seed, "training": decide, "model": content["model"]})
     search = params.search.model_dump(mode="json", exclude=set(_MAY_CHANGE))
+    decisive = {
+        "settings": {key: value for key, value in settings.items() if key not in params.search.space},
+        "search": {f"search.{key}": value for key, value in search.items()},
+        "packed": {"data/packed": job.identity["data"]},
+        "files": {**parts["pretrained"], **parts["teacher"]},
+        "code": parts["code"],
+    }
     return Study(
         name=name,
         objectives=objectives,
         maximize=tuple(each.rpartition("/")[2] not in _SMALLER_IS_BETTER for each in objectives),
         search=params.search,
         params={section: content[section] for section in _DECIDES},
-        parts=json.loads(json.dumps({  # tuples become lists, as they are read back
-            "settings": {key: value for key, value in settings.items() if key not in params.search.space},
-            "search": {f"search.{key}": value for key, value in search.items()},
-            "packed": {"data/packed": job.identity["data"]},
-            "files": {**parts["pretrained"], **parts["teacher"]},
-            "code": parts["code"],
-        })),
+        parts=json.loads(json.dumps(decisive)),  # tuples become lists, as they are read back
         epochs=params.training.epochs,
-    )  # fmt: skip
+    )
 
 
 def _objectives(params: Params, workspace: Workspace) -> tuple[str, ...]:

@@ -169,13 +169,9 @@ class TrialTraining:
                 )
             store = training.CheckpointStore(self.folder / "checkpoints", keep_last=1, keep_best=1)
             store.before_write = run.journal.sync
-            splits = [
-                stack.enter_context(contextlib.closing(_open(job, packed, name))) for name in ("train", "validation")
-            ]
-            inputs = training.TrainingInputs(
-                splits[0], splits[1], job.spec, job.plan, pretrained=job.pretrained, teacher=job.teacher,
-                identity=job.identity,
-            )  # fmt: skip
+            inputs = job.inputs(packed)
+            for split in (inputs.train, inputs.validation):
+                stack.enter_context(contextlib.closing(split))
             events = training.fit_in_processes(
                 inputs, packed=packed, store=store, stop=self._must_stop, before_step=self._counter.add
             )
@@ -246,10 +242,9 @@ class TrialTraining:
         run.settings(settings)
         trial = self.trial
         role = {} if trial.seed_of is None else {"ratchet.seed_of": str(trial.seed_of)}
-        run.tags({
-            "ratchet.key": trial.key, "ratchet.study": self.study.name, "ratchet.trial": str(trial.number), **role,
-            **({"mlflow.parentRunId": self.study.run_id} if self.study.run_id else {}),
-        })  # fmt: skip
+        parent = {"mlflow.parentRunId": self.study.run_id} if self.study.run_id else {}
+        names = {"ratchet.key": trial.key, "ratchet.study": self.study.name, "ratchet.trial": str(trial.number)}
+        run.tags({**names, **role, **parent})
         run.status("RUNNING")
 
     def _decide(self) -> Reason:
@@ -307,17 +302,10 @@ def constant_answer(job: TrainingJob, packed: Path, weights: Mapping[str, Any]) 
     with torch.random.fork_rng(devices=[]):  # building draws initial weights that are discarded
         model = training.build(job.spec)
     model.load_state_dict(weights)
-    with contextlib.closing(_open(job, packed, "validation")) as split:
+    with contextlib.closing(job.open(packed, "validation")) as split:
         outputs, targets = training.answers(model, split)
     common = answers_to(target, outputs, targets).common
     return common.text if common is not None and common.to_nearly_all else ""
-
-
-def _open(job: TrainingJob, packed: Path, split: str) -> "training.Split":
-    from ratchet import training
-
-    workers, timeout = job.plan.workers, job.plan.sample_timeout
-    return training.open_split(packed, split, job.spec.input, workers=workers, sample_timeout=timeout)
 
 
 def _copies(folder: Path) -> int:

@@ -38,10 +38,8 @@ def work(shard: Mapping[str, Any]) -> dict[str, Any]:
 
         torch.set_num_threads(int(shard["threads"]))
     with disk_errors(workspace.root), on_request() as stop:
-        trials = search_trials(
-            workspace, str(shard["study"]), owner=str(shard["owner"]), stop=stop,
-            say=lambda text: print(text, file=sys.stderr, flush=True),
-        )  # fmt: skip
+        say = partial(print, file=sys.stderr, flush=True)
+        trials = search_trials(workspace, str(shard["study"]), owner=str(shard["owner"]), stop=stop, say=say)
     return {"trials": trials, "pid": os.getpid()}
 
 
@@ -67,9 +65,12 @@ def search_trials(
 
 
 def _search(
-    scheduler: Scheduler, study: Study, training: Callable[..., TrialTraining], stop: Callable[[], bool],
+    scheduler: Scheduler,
+    study: Study,
+    training: Callable[..., TrialTraining],
+    stop: Callable[[], bool],
     say: Callable[[str], None],
-) -> int:  # fmt: skip
+) -> int:
     trials = 0
     while not stop():
         try:

@@ -52,7 +52,7 @@ def train(
 
     bring_back(workspace)
     job = resumed(workspace, TrainingJob.of(params, workspace, Manifest.read(workspace.packed)))
-    inputs, plan = _inputs(job, workspace), job.plan
+    inputs, plan = job.inputs(workspace.packed), job.plan
     store = training.CheckpointStore(workspace.running / job.key, keep_last=plan.keep_last, keep_best=plan.keep_best)
     saved_spec = training.keep_code(job.spec, store.folder)  # a copy: the user may edit the code during training
     with (
@@ -69,26 +69,6 @@ def train(
         progress.say(run.away)
     _write_outputs(workspace, store.folder, finished, job, saved_spec, baseline)
     return TrainedModel.load(workspace)
-
-
-def _inputs(job: TrainingJob, workspace: Workspace) -> "training.TrainingInputs":
-    from ratchet import training
-
-    train_split, validation = (
-        training.open_split(
-            workspace.packed, name, job.spec.input, workers=job.plan.workers, sample_timeout=job.plan.sample_timeout
-        )
-        for name in ("train", "validation")
-    )
-    return training.TrainingInputs(
-        train_split,
-        validation,
-        job.spec,
-        job.plan,
-        pretrained=job.pretrained,
-        teacher=job.teacher,
-        identity=job.identity,
-    )
 
 
 @dataclass

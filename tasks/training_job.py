@@ -49,6 +49,21 @@ class TrainingJob:
         """Key of the training. It changes with any part of the identity."""
         return files.digest_json(self.identity)[:16]
 
+    def open(self, packed: Path, split: str) -> "training.Split":
+        """Open the samples of a split as the model reads them."""
+        from ratchet import training
+
+        workers, timeout = self.plan.workers, self.plan.sample_timeout
+        return training.open_split(packed, split, self.spec.input, workers=workers, sample_timeout=timeout)
+
+    def inputs(self, packed: Path) -> "training.TrainingInputs":
+        """Open the samples that the training uses. The caller closes both splits."""
+        from ratchet import training
+
+        train, validation = (self.open(packed, name) for name in ("train", "validation"))
+        own = (self.pretrained, self.teacher, self.identity)
+        return training.TrainingInputs(train, validation, self.spec, self.plan, *own)
+
     @classmethod
     def of(
         cls, params: Params, workspace: Workspace, manifest: Manifest, *, packed: Path | None = None

@@ -37,10 +37,10 @@ def unfinished(workspace: Workspace, job: TrainingJob) -> list[str]:
     others.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
     hidden = len(others) - _TRAININGS_SHOWN
     more = [f"{workspace.running} has {hidden} older unfinished runs"] if hidden > 0 else []
-    return [_message(folder, job) for folder in others[:_TRAININGS_SHOWN]] + more
+    return [_message(folder, job, workspace) for folder in others[:_TRAININGS_SHOWN]] + more
 
 
-def _message(folder: Path, job: TrainingJob) -> str:
+def _message(folder: Path, job: TrainingJob, workspace: Workspace) -> str:
     """Return where a training is, what differs, and how to continue or delete it."""
     try:
         recorded = files.read_json(folder / NOTE)
@@ -53,6 +53,8 @@ def _message(folder: Path, job: TrainingJob) -> str:
     why = f"{shown}{more}" if differences else "its settings were not recorded"
     restored = [shlex.quote(assignment) for _, assignment in differences]
     how = f"`ratchet set {' '.join(restored)}`" if all(assignment for _, assignment in differences) else "restore these"
+    if workspace.is_checkout:  # its settings and files are not the user's to restore
+        how = "choose its revision"
     fix = f" To continue that one: {how}, and run again." if differences else ""
     return (
         f"this run starts at step 0. Another run is unfinished, at step {max(checkpoint_steps(folder)):,}{total}, in "

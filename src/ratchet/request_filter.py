@@ -61,9 +61,14 @@ class RequestFilter:
     """
 
     def __init__(
-        self, app: App, *, origins: Iterable[str], types: Iterable[str] = (), uploads: Iterable[str] = (),
+        self,
+        app: App,
+        *,
+        origins: Iterable[str],
+        types: Iterable[str] = (),
+        uploads: Iterable[str] = (),
         fix: str = HOSTS_FIX,
-    ):  # fmt: skip
+    ):
         """Wrap `app`.
 
         Args:

@@ -96,7 +96,8 @@ def test_changed_code_is_refused_but_in_a_revision(workspace: Workspace) -> None
     files.write_text(workspace.state / "project", str(workspace.root.parent))
     assert resumed(workspace, now) == now
     (message,) = unfinished(workspace, now)
-    assert f"in {folder}. Differences: src/ratchet/training/loop.py changed. To continue that one" in message
+    assert f"in {folder}. Differences: src/ratchet/training/loop.py changed" in message
+    assert "To continue that one: choose its revision, and run again" in message
     assert resumed(workspace, before) == before
 
 

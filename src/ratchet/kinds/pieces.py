@@ -18,10 +18,8 @@ _AT_ONCE = 1 << 24  # bytes
 
 def piece_bounds(text: NDArray[np.uint8]) -> list[tuple[int, int]]:
     """Return start and end of each piece of a text in UTF-8, uint8 (bytes,)."""
-    lines = np.concatenate([
-        np.flatnonzero(text[start : start + _AT_ONCE] == _NEW_LINE) + (start + 1)
-        for start in range(0, max(1, len(text)), _AT_ONCE)
-    ])  # fmt: skip
+    starts = range(0, max(1, len(text)), _AT_ONCE)
+    lines = np.concatenate([np.flatnonzero(text[at : at + _AT_ONCE] == _NEW_LINE) + (at + 1) for at in starts])
     ends = [0]
     while (place := int(np.searchsorted(lines, ends[-1] + PIECE))) < len(lines):
         ends.append(int(lines[place]))

@@ -7,9 +7,7 @@ from ratchet.kinds.inputs import Array, ArraysInput, Column, ImageInput, Input, 
 
 __all__ = ["input_from_json", "to_json", "without_facts"]
 
-_INPUTS: dict[str, Any] = {
-    "image": ImageInput, "table": TableInput, "text": TextInput, "tokens": TokensInput, "arrays": ArraysInput,
-}  # fmt: skip
+_INPUTS: dict[str, Any] = {each.kind: each for each in (ImageInput, TableInput, TextInput, TokensInput, ArraysInput)}
 _PARTS: dict[str, Any] = {"columns": Column, "arrays": Array}
 _FACTS = {field.name for part in (*_INPUTS.values(), *_PARTS.values()) for field in fields(part) if not field.compare}
 

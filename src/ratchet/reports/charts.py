@@ -4,9 +4,10 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -39,15 +40,7 @@ Points = Sequence[tuple[float, float]]
 
 _VARIABLES = ("", *COLOURS, "--soft", "--line", "--good", "--bad", "--card")
 _COLOUR = MappingProxyType({name: f"#{number:06x}" for number, name in enumerate(_VARIABLES)})  # that matplotlib writes
-_STYLE: Mapping[Any, Any] = MappingProxyType(
-    {
-        "svg.hashsalt": "ratchet", "svg.fonttype": "none", "text.parse_math": False, "path.simplify": False,
-        "font.family": "DejaVu Sans", "font.size": 12, "axes.titlesize": 12, "axes.titlelocation": "left",
-        "xaxis.labellocation": "right", "axes.axisbelow": True, "axes.grid": True, "axes.grid.axis": "y",
-        "grid.color": _COLOUR["--line"], "grid.linewidth": 1, "axes.xmargin": 0, "axes.ymargin": 0,
-        "axes.autolimit_mode": "round_numbers", "xtick.bottom": False, "ytick.left": False, "figure.dpi": 72,
-    }
-)  # fmt: skip
+_STYLE = Path(__file__).parent / "templates" / "charts.mplstyle"
 _DASHED: Any = MappingProxyType(
     {"color": _COLOUR["--soft"], "linestyle": (0, (4, 4)), "linewidth": 1, "clip_on": False}
 )
@@ -191,9 +184,17 @@ def bar_chart(bars: Sequence[tuple[str, Interval]], *, name: str, x_label: str) 
 
 @contextmanager
 def canvas(
-    name: str, width: float, height: float, *, left: float = 54, right: float = 12, top: float = 10, bottom: float = 38,
-    shares: str = "", whole: bool = False,
-) -> Iterator[Canvas]:  # fmt: skip
+    name: str,
+    width: float,
+    height: float,
+    *,
+    left: float = 54,
+    right: float = 12,
+    top: float = 10,
+    bottom: float = 38,
+    shares: str = "",
+    whole: bool = False,
+) -> Iterator[Canvas]:
     """Open a figure, and turn it into SVG at the end. The same drawing gives the same bytes.
 
     Args:
@@ -210,7 +211,8 @@ def canvas(
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph .* missing from font")  # only measures text, which the browser draws
         matplotlib.rcdefaults()  # not the settings of the user's matplotlibrc
-        matplotlib.rcParams.update(_STYLE)
+        matplotlib.rcParams.update(matplotlib.rc_params_from_file(_STYLE, use_default_template=False))
+        matplotlib.rcParams["grid.color"] = _COLOUR["--line"]
         figure = Figure(figsize=(width / 72, height / 72), frameon=False)
         place = left / width, bottom / height, (width - left - right) / width, (height - top - bottom) / height
         drawn = Canvas(figure, figure.add_axes(place, frameon=False))
@@ -218,13 +220,17 @@ def canvas(
             axis.set_major_locator(MaxNLocator(6, steps=_STEPS, integer=whole and side == "x"))
             axis.set_major_formatter(share_text if side in shares else number_text)
         yield drawn
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-        content = re.sub(r"\s*<[^>]*>\s*", _tag, file.getvalue().split("</defs>")[1].partition("<defs>")[0])
-        # The text of a drawing grows with it, so drawings with text grow by at most a third
-        style = f"max-width:{width * 4 / 3:.0f}px" if "<text" in content else ""
-        title = f"<title>{escape(name)}</title><desc>{escape(_description(drawn.axes))}</desc>"
-        drawn.svg = Markup(f'<svg viewBox="0 0 {width:g} {height:g}" style="{style}" role="img">{title}{content}</svg>')
+        drawn.svg = _svg(drawn, name, width, height)
+
+
+def _svg(drawn: Canvas, name: str, width: float, height: float) -> Markup:
+    file = io.StringIO()
+    drawn.figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    content = re.sub(r"\s*<[^>]*>\s*", _tag, file.getvalue().split("</defs>")[1].partition("<defs>")[0])
+    # The text of a drawing grows with it, so drawings with text grow by at most a third
+    style = f"max-width:{width * 4 / 3:.0f}px" if "<text" in content else ""
+    title = f"<title>{escape(name)}</title><desc>{escape(_description(drawn.axes))}</desc>"
+    return Markup(f'<svg viewBox="0 0 {width:g} {height:g}" style="{style}" role="img">{title}{content}</svg>')
 
 
 def strokes(
@@ -233,10 +239,8 @@ def strokes(
     """Draw lines, or bars with the cap "butt", as one path: many of them stay small. A single point is a dot."""
     gap = (math.nan, math.nan)
     points = [point for line in lines for point in (*line, *(line if len(line) == 1 else ()), gap)]
-    axes.plot(
-        [x for x, _ in points], [y for _, y in points], color=_COLOUR[colour], linewidth=width, alpha=alpha,
-        solid_capstyle=cap, clip_on=False,
-    )  # fmt: skip
+    drawn: Any = {"color": _COLOUR[colour], "linewidth": width, "alpha": alpha, "solid_capstyle": cap, "clip_on": False}
+    axes.plot([x for x, _ in points], [y for _, y in points], **drawn)
 
 
 def dots(axes: "Axes", points: Points, colour: str, size: float, *, alpha: float = 1) -> None:

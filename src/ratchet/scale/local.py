@@ -58,17 +58,12 @@ def map_here(
     tick: Callable[[], None] = lambda: None,
     on_loss: Callable[[int], bool] = lambda place: False,
 ) -> Iterator[tuple[int, Any]]:
-    """Carry out the calls by processes, and yield (place, result) as they end.
+    """Carry out the calls by processes, whose output is in `logs`, and yield (place, result) as they end.
 
-    A process that a signal ends is started again. SIGTERM and Ctrl-C go to all processes, which then return what they
-    have; so does an exception of `tick`. When this process dies, they end as after SIGTERM.
-
-    Args:
-        logs: folder for the output of each process.
-        patience: seconds for a process to end after SIGTERM.
-        tick: called a few times a second.
-        on_loss: called with the place of a call whose process was lost, before it is started again. It returns
-            whether the loss is recorded elsewhere, and limited there.
+    A process that a signal ends is started again. SIGTERM and Ctrl-C go to all processes, which then have `patience`
+    seconds to return what they have; so does an exception of `tick`, which is called a few times a second. When this
+    process dies, they end as after SIGTERM. `on_loss` gets the place of a call whose process was lost, and returns
+    whether the loss is recorded elsewhere, and limited there.
 
     Raises:
         RatchetError: of the function.
@@ -90,9 +85,7 @@ def map_here(
                     yield place, process.take()
                 elif process.was_lost():
                     losses[place] = 0 if on_loss(place) else losses[place] + 1
-                    if losses[place] >= _MOST_LOSSES:
-                        raise PlatformError(process.message)
-                    process.begin(place, calls)
+                    process.begin_again(place, calls, losses=losses[place])
             tick()
     finally:
         _end(processes, patience)
@@ -116,6 +109,12 @@ class _Process:
         if self.process is None:
             self._start()
         self._write(calls[place].data)
+
+    def begin_again(self, place: int, calls: Sequence[ShardCall], *, losses: int) -> None:
+        """Hand over the call of a process that was lost."""
+        if losses >= _MOST_LOSSES:
+            raise PlatformError(self.message)
+        self.begin(place, calls)
 
     def _start(self) -> None:
         """Start the process. It ends when its standard input is closed, so it does not outlive this one."""

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["category", "frozen", "optuna_state", "pareto_front", "quiet", "trial_of", "view_of"]
 
-_STATES: Mapping[State, str] = {
-    "waiting": "WAITING", "running": "RUNNING", "complete": "COMPLETE", "pruned": "PRUNED", "failed": "FAIL",
-}  # fmt: skip
+_NAMES: tuple[State, ...] = ("waiting", "running", "complete", "pruned", "failed")
+_STATES: Mapping[State, str] = {name: name.upper() for name in _NAMES} | {"failed": "FAIL"}
+_ATTRIBUTES = ("key", "values", "seed_of", "seed")
 _MARK = "completed_rung_"  # system attributes of Optuna's successive halving begin so
 
 
@@ -46,11 +46,8 @@ def frozen(trial: Trial, space: Sequence[Dimension], *, state: State | None = No
             distributions={each.key: _distribution(each) for each in active},
             intermediate_values=dict(trial.curve),
             system_attrs=dict(trial.marks),
-            user_attrs={
-                "key": trial.key, "values": dict(trial.values), "seed_of": trial.seed_of,
-                "seed": trial.seed,
-            },
-        )  # fmt: skip
+            user_attrs={name: getattr(trial, name) for name in _ATTRIBUTES},
+        )
 
 
 def trial_of(stored: "FrozenTrial") -> Trial:
@@ -64,10 +61,15 @@ def trial_of(stored: "FrozenTrial") -> Trial:
         reason = "not a trial of ratchet: another program has added it"
         return Trial(stored.number, "", dict(stored.params), state="failed", reason=reason)
     return Trial(
-        number=stored.number, state=state, curve=tuple(sorted(stored.intermediate_values.items())), spans=spans,
-        objectives=tuple(stored.values or ()) if state == "complete" else (), **attributes, **progress,
+        number=stored.number,
+        state=state,
+        curve=tuple(sorted(stored.intermediate_values.items())),
+        spans=spans,
+        objectives=tuple(stored.values or ()) if state == "complete" else (),
         marks={name: value for name, value in stored.system_attrs.items() if name.startswith(_MARK)},
-    )  # fmt: skip
+        **attributes,
+        **progress,
+    )
 
 
 def view_of(study: Study, space: Sequence[Dimension], trials: Sequence[Trial] | None = None) -> "optuna.Study":

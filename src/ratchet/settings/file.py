@@ -385,9 +385,9 @@ def _error(path: Path, faults: Iterable[str]) -> SettingsError:
 
 _OWN_KIND = "package.module:Class"
 _OF_KINDS = {  # settings that only some kinds of data use
-    "order_by": ("table",), "columns": ("table",), "missing": ("table",),
-    "problem": ("image", "table", "text", _OWN_KIND), "refuse_personal": ("image", "table", "text", _OWN_KIND),
-}  # fmt: skip
+    **dict.fromkeys(("order_by", "columns", "missing"), ("table",)),
+    **dict.fromkeys(("problem", "refuse_personal"), ("image", "table", "text", _OWN_KIND)),
+}
 
 
 def _contradictions(params: Params) -> Iterator[str]:

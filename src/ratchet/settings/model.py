@@ -37,6 +37,7 @@ from ratchet.settings.section import (
     Section,
     Share,
     Text,
+    ValidationMetric,
     setting,
 )
 
@@ -278,12 +279,9 @@ class TrainingSettings(Section):
         300.0, "seconds that your own kind may take for one sample; 0: no limit", decides=False
     )
 
-    best: Literal[
-        "auto", "validation/accuracy", "validation/balanced_accuracy", "validation/f1", "validation/loss",
-        "validation/mae", "validation/rmse", "validation/r2", "validation/perplexity",
-    ] = setting(
+    best: Literal["auto", ValidationMetric] = setting(
         "auto", "metric by which the best epoch is chosen; auto: accuracy for classes, f1 for labels, otherwise loss"
-    )  # fmt: skip
+    )
     patience: Count = setting(0, "stop after this many epochs without improvement; 0: never")
     overfit_gap: Annotated[float, Field(gt=0.0)] = setting(
         0.1, "training minus validation accuracy above which a warning is shown", decides=False

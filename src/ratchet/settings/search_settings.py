@@ -4,14 +4,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from ratchet.settings.section import Amount, Count, Positive, Section, Text, setting
+from ratchet.settings.section import Amount, Count, Positive, Section, Text, ValidationMetric, setting
 
 __all__ = ["Objective", "SearchSettings"]
 
-Objective = Literal[
-    "validation/accuracy", "validation/balanced_accuracy", "validation/f1", "validation/loss", "validation/mae",
-    "validation/rmse", "validation/r2", "validation/perplexity", "parameters",
-]  # fmt: skip
+Objective = Literal[ValidationMetric, "parameters"]
 
 
 class SearchSettings(Section):

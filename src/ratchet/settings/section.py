@@ -27,6 +27,7 @@ __all__ = [
     "Section",
     "Share",
     "Text",
+    "ValidationMetric",
     "setting",
 ]
 
@@ -55,11 +56,38 @@ Text = Annotated[str, Field(min_length=1)]
 Function = Annotated[str, Field(pattern=r"^(none|[\w.]+:\w+)$")]
 Kind = Annotated[str, Field(pattern=r"^(image|table|text|tokens|[\w.]+:\w+)$")]
 Names = Annotated[tuple[str, ...], Field(strict=False)]
+ValidationMetric = Literal[
+    "validation/accuracy",
+    "validation/balanced_accuracy",
+    "validation/f1",
+    "validation/loss",
+    "validation/mae",
+    "validation/rmse",
+    "validation/r2",
+    "validation/perplexity",
+]
 MinimumMetric = Literal[
-    "auto", "none", "accuracy", "balanced_accuracy", "top_k", "macro_f1", "roc_auc", "log_loss", "ece", "mae",
-    "rmse", "r2", "median_error", "micro_f1", "exact_match", "right_labels", "loss", "perplexity", "bits_per_character",
+    "auto",
+    "none",
+    "accuracy",
+    "balanced_accuracy",
+    "top_k",
+    "macro_f1",
+    "roc_auc",
+    "log_loss",
+    "ece",
+    "mae",
+    "rmse",
+    "r2",
+    "median_error",
+    "micro_f1",
+    "exact_match",
+    "right_labels",
+    "loss",
+    "perplexity",
+    "bits_per_character",
     "bits_per_byte",
-]  # fmt: skip
+]
 ColumnType = Literal["numeric", "categorical", "datetime", "text", "id", "ignored"]
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]

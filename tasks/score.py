@@ -159,7 +159,7 @@ def _loaded(project: str, name: str, variant: str, threads: int) -> LoadedVersio
 
 @contextmanager
 def loaded_version(workspace: Workspace, name: str, serving: ServingSettings) -> Iterator[LoadedVersion]:
-    """Load NAME/VERSION anew, and forget it at the end of the context.
+    """Load NAME/VERSION, and forget it at the end of the context.
 
     Raises:
         RegistryError: its files are not those that were stored, or it does not answer.

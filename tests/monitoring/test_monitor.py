@@ -12,11 +12,11 @@ from ratchet.errors import PlatformError
 from ratchet.kinds import ModelSpec
 from ratchet.kinds.inputs import Column, ImageInput, TableInput, TextInput
 from ratchet.monitoring.drift_text import lines
-from ratchet.monitoring.rule import judge
+from ratchet.monitoring.sketch_log import SketchLog, sketch_folder
 from ratchet.monitoring.watch import Monitor, State, current_versions, read_state
 from ratchet.problems import Classes
 from ratchet.settings.model import MonitoringSettings
-from ratchet.traffic.log_reader import log_files, log_folder
+from ratchet.traffic.log_reader import log_folder
 from ratchet.traffic.request_log import RequestLog
 from ratchet.traffic.schema import SHADOW, Logged
 from ratchet.workspace import Workspace
@@ -33,16 +33,25 @@ def answers(seed: int, rows: int = 60, *, shift: float = 0.0) -> np.ndarray[Any,
 
 
 def request(
-    number: int, at: float, predictions: Any, *, version: str = "3", envelope: str = "own", **inputs: Any
+    number: int,
+    at: float,
+    predictions: Any,
+    *,
+    version: str = "3",
+    envelope: str = "own",
+    spec: ModelSpec | None = SPEC,
+    **inputs: Any,
 ) -> Logged:
     values = inputs or {"pixels": np.full((len(predictions), 2, 2, 1), number % 200, np.uint8)}
-    return Logged(f"{number:032x}", at, 0.01, envelope, "digits", version, "record", "anna", values, predictions)
+    named = (f"{number:032x}", at, 0.01, envelope, "digits", version, "record", "anna", values, predictions)
+    return Logged(*named, spec=spec)
 
 
-def write(workspace: Workspace, requests: list[Logged], *, inputs: str = "hash") -> None:
+def write(workspace: Workspace, requests: list[Logged]) -> None:
     """Write a log file for each hour and version, as a server does."""
-    now = max(each.time for each in requests)
-    log = RequestLog(log_folder(workspace), share=1.0, inputs=inputs, days=1e6, mib=64.0, clock=lambda: now)
+    now, folder = max(each.time for each in requests), log_folder(workspace)
+    sketches = SketchLog(folder, window=60)
+    log = RequestLog(folder, share=1.0, inputs="none", days=1e6, mib=64.0, sketches=sketches, clock=lambda: now)
     for each in requests:
         log.add(each.answer, lambda each=each: each)
     log.close()
@@ -60,13 +69,18 @@ def workspace(tmp_path: Path) -> Workspace:
     return Workspace(tmp_path)
 
 
-def monitor(workspace: Workspace, settings: MonitoringSettings = SETTINGS, spec: ModelSpec | None = SPEC) -> Monitor:
-    return Monitor(workspace, log_folder(workspace), settings, lambda name: spec)
+def monitor(workspace: Workspace, settings: MonitoringSettings = SETTINGS) -> Monitor:
+    return Monitor(workspace, log_folder(workspace), settings)
 
 
 def update(workspace: Workspace, hour: float, **changed: Any) -> State:
     """Update as if the hour after BEGIN were now."""
     return monitor(workspace, **changed).update(now=BEGIN + hour * HOUR)
+
+
+def starts(state: State) -> list[int]:
+    """Hours of the closed windows, after BEGIN."""
+    return ((state.versions["digits/3"].closed[:, 0] - BEGIN) // HOUR).tolist()
 
 
 def test_no_drift_then_drift(workspace: Workspace) -> None:
@@ -86,21 +100,9 @@ def test_replay_of_the_whole_log_equals_live_updates(workspace: Workspace, tmp_p
     for hour in range(60):
         write(workspace, hours(hour, hour + 1, shift=1.5 * (hour >= 40)))
         live = update(workspace, hour + 1.5)
-    replayed = Monitor(Workspace(tmp_path / "replay"), log_folder(workspace), SETTINGS, lambda name: SPEC)
+    replayed = Monitor(Workspace(tmp_path / "replay"), log_folder(workspace), SETTINGS)
     assert replayed.update(now=BEGIN + 60.5 * HOUR) == live == read_state(workspace)
-    version = live.versions["digits/3"]
-    assert version.layouts is not None
-    assert version.verdict.alarm is not None
-    assert judge("digits/3", version.layouts, version.windows, live.rule, version.reference) == version.verdict
-
-
-def test_answer_in_two_files_is_counted_once(workspace: Workspace) -> None:
-    """A merge that was killed leaves the parts beside the whole file."""
-    write(workspace, hours(0, 12))
-    part = log_files(log_folder(workspace))[0]
-    copy = part.parent.parent / f"{part.parent.name}.00000.parquet" if part.parent != log_folder(workspace) else None
-    assert (copy or part.with_name(part.name.replace("00000", "00001"))).write_bytes(part.read_bytes())
-    assert {window.rows for window in update(workspace, 13).versions["digits/3"].windows} == {60}
+    assert live.versions["digits/3"].verdict.alarm is not None
 
 
 def test_shadow_rows_are_left_out(workspace: Workspace) -> None:
@@ -112,29 +114,30 @@ def test_shadow_rows_are_left_out(workspace: Workspace) -> None:
 def test_window_closes_ten_minutes_after_its_end(workspace: Workspace) -> None:
     write(workspace, hours(0, 2))
     assert len(update(workspace, 1 + 9 / 60).versions) == 0
-    assert len(update(workspace, 1 + 10 / 60).versions["digits/3"].windows) == 1
+    assert starts(update(workspace, 1 + 10 / 60)) == [0]
 
 
 def test_late_rows_are_counted_and_not_judged(workspace: Workspace) -> None:
     write(workspace, hours(0, 20))
-    before = update(workspace, 21).versions["digits/3"]
+    before = update(workspace, 21).versions["digits/3"].verdict
     write(workspace, [request(500, BEGIN + 15 * HOUR + 90, answers(500, rows=7))])
     state = update(workspace, 22)
-    assert (state.versions["digits/3"].verdict, state.versions["digits/3"].windows[15].rows) == (before.verdict, 60)
+    assert state.versions["digits/3"].verdict == before
+    assert state.versions["digits/3"].closed[15, 1:].tolist() == [60, 7]
     assert lines(state) == ["digits/3: no drift in 5 windows; 7 late rows are not judged"]
 
 
 def test_missing_windows_are_skipped(workspace: Workspace) -> None:
     write(workspace, [*hours(0, 10), *hours(30, 40)])
-    version = update(workspace, 41).versions["digits/3"]
-    assert [(window.start - BEGIN) // HOUR for window in version.windows] == [*range(10), *range(30, 40)]
-    assert version.verdict.judged == 5
+    state = update(workspace, 41)
+    assert starts(state) == [*range(10), *range(30, 40)]
+    assert state.versions["digits/3"].verdict.judged == 5
 
 
 def test_clock_that_was_ahead_stops_nothing(workspace: Workspace) -> None:
     write(workspace, [*hours(0, 10), *hours(200, 201)])  # a request of the future
-    assert len(update(workspace, 10.5).versions["digits/3"].windows) == 10  # its window is not over
-    assert len(update(workspace, 300).versions["digits/3"].windows) == 11
+    assert len(starts(update(workspace, 10.5))) == 10  # its window is not over
+    assert len(starts(update(workspace, 300))) == 11
     write(workspace, hours(10, 20))
     state = update(workspace, 10.6)
     assert state.position == BEGIN + 10 * HOUR
@@ -143,16 +146,17 @@ def test_clock_that_was_ahead_stops_nothing(workspace: Workspace) -> None:
     assert list(current_versions(state)) == ["digits/3"]
     write(workspace, [request(998, BEGIN + 20 * HOUR, answers(8), version="4")])
     assert list(current_versions(update(workspace, 21.5))) == ["digits/4"]  # that of the future counts as not closed
-    assert len(state.versions["digits/3"].windows) == 21
+    assert len(starts(state)) == 21
     assert update(workspace, 201.5) == update(workspace, 201.5)
-    assert [window.rows for window in read_state(workspace).versions["digits/3"].windows] == [60] * 21  # type: ignore[union-attr]
+    assert set(update(workspace, 201.5).versions["digits/3"].closed[:, 1].tolist()) == {60}
 
 
 def test_damaged_file_is_set_aside_and_others_are_read(workspace: Workspace) -> None:
     write(workspace, hours(0, 12))
-    damaged = log_files(log_folder(workspace))[3]
-    damaged.write_bytes(b"PAR1")
-    assert len(update(workspace, 13).versions["digits/3"].windows) == 11
+    damaged = sorted(sketch_folder(log_folder(workspace)).glob("2*.json"))[3]
+    damaged.write_text("[{")
+    assert starts(update(workspace, 13)) == [0, 1, 2, *range(4, 12)]
+    assert not damaged.exists()
 
 
 def test_new_version_gets_a_new_reference(workspace: Workspace) -> None:
@@ -182,7 +186,7 @@ def test_first_windows_are_the_reference(workspace: Workspace) -> None:
     state = update(workspace, 6.5)
     assert lines(state) == ["digits/3: learning, 0 of 10 windows (6 windows for the reference so far)"]
     state = update(workspace, 7.5)
-    assert state.versions["digits/3"].reference == 7
+    assert state.versions["digits/3"].first == 7
     write(workspace, hours(7, 12))
     assert lines(update(workspace, 13)) == ["digits/3: learning, 5 of 10 windows"]
 
@@ -205,17 +209,16 @@ def test_columns_of_tables_are_watched_with_missing_and_unknown(workspace: Works
         numbers = random.normal(size=(60, 1)).astype(np.float32)
         numbers[random.random(60) < (0.5 if late else 0.1)] = np.nan
         codes = random.integers(1 if late else 2, 4, (60, 1))
-        return request(number, at, predictions, numbers=numbers, codes=codes, **more)
+        return request(number, at, predictions, spec=spec, numbers=numbers, codes=codes, **more)
 
-    write(workspace, hours(0, 70, make=logged), inputs="keep")
-    version = update(workspace, 71, spec=spec).versions["digits/3"]
-    assert [layout.name for layout in version.layouts or []] == [
-        "answer.no", "answer.yes", "confidence", "input.age", "input.job",
-    ]  # fmt: skip
+    write(workspace, hours(0, 70, make=logged))
+    version = update(workspace, 71).versions["digits/3"]
+    names = ["answer.no", "answer.yes", "confidence", "input.age", "input.job", "requests"]
+    assert [layout.name for layout in version.layouts] == names
     assert version.verdict.alarm is not None
     assert version.verdict.alarm.feature in ("input.age", "input.job")
-    assert sum(version.windows[60].counts["input.job"]) == 60
-    assert version.windows[60].counts["input.job"][1] > 0  # unknown
+    assert sum(version.latest[-1].counts["input.job"]) == 60
+    assert version.latest[-1].counts["input.job"][1] > 0  # unknown
 
 
 @pytest.mark.parametrize(
@@ -226,19 +229,19 @@ def test_columns_of_tables_are_watched_with_missing_and_unknown(workspace: Works
         (None, {"pixels": np.zeros((60, 2, 2, 1), np.uint8)}, {"answer.0", "answer.1"}),
     ],
 )
-def test_kept_inputs_of_each_kind_have_features(
+def test_inputs_of_each_kind_have_features(
     workspace: Workspace, spec: ModelSpec | None, inputs: dict[str, Any], names: set[str]
 ) -> None:
-    write(workspace, hours(0, 6, make=lambda *a, **k: request(*a, **k, **inputs)), inputs="keep")
-    layouts = update(workspace, 7, spec=spec).versions["digits/3"].layouts or []
+    write(workspace, hours(0, 6, make=lambda *a, **k: request(*a, **k, spec=spec, **inputs)))
+    layouts = update(workspace, 7).versions["digits/3"].layouts
     assert {layout.name for layout in layouts} >= names
 
 
 def test_prompts_and_written_texts_are_watched_by_length(workspace: Workspace) -> None:
     prompts = [request(n, BEGIN + n * HOUR, ["or not"] * 60, prompt=("To be",) * 60) for n in range(6)]
-    write(workspace, prompts, inputs="keep")
-    layouts = update(workspace, 7, spec=None).versions["digits/3"].layouts or []
-    assert [layout.name for layout in layouts] == ["length of text", "length of input.prompt"]
+    write(workspace, prompts)
+    layouts = update(workspace, 7).versions["digits/3"].layouts
+    assert [layout.name for layout in layouts] == ["length of text", "length of input.prompt", "requests"]
 
 
 def test_damaged_state_is_an_error_with_a_fix(workspace: Workspace) -> None:

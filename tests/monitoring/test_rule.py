@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ratchet.kinds.protocol import UNKNOWN
-from ratchet.monitoring.rule import DriftRule, bets, judge, scores
+from ratchet.monitoring.rule import DriftRule, Martingales, judge, scores
 from ratchet.monitoring.sketch import FeatureBins, WindowSketch, layout_of
 
 HOUR = 3600
@@ -12,14 +12,26 @@ HOUR = 3600
 
 def sketches(values: np.ndarray, layout: FeatureBins) -> list[WindowSketch]:  # type: ignore[type-arg]
     """Windows of an hour, from rows of values."""
-    return [WindowSketch(place * HOUR, len(row), {layout.name: layout.count(row)}) for place, row in enumerate(values)]
+    return [
+        WindowSketch("x/1", place * HOUR, len(row), {layout.name: layout.count(row)})
+        for place, row in enumerate(values)
+    ]
 
 
 def test_wealth_follows_its_definition() -> None:
     """Smoothed ranks among earlier scores, bets k p^(k-1) for three k and none, and a jump of .03 before each."""
     random = np.random.default_rng(3)
-    values, uniform = random.integers(0, 9, (60, 2)).astype(float), random.random((60, 2))
-    wealth = bets(values, np.zeros(60, int), uniform, good_windows=20)
+    values, uniform = random.integers(0, 9, (60, 2)) / 9, random.random((60, 2))
+    wealth, rule = [], DriftRule(HOUR, "none", 0.05, 20)
+    martingales = Martingales(1, 2)
+    for begin, end in ((0, 25), (25, 60)):  # judged in parts as at once
+        martingales.add(
+            [HOUR * place for place in range(begin, end)],
+            values[begin:end],
+            uniform[begin:end],
+            rule,
+            lambda _, after: bool(wealth.append(after.copy())),
+        )
     for column in range(2):
         shares, total = np.array([1.0, 0, 0, 0]), 0.0
         for place in range(60):
@@ -30,7 +42,7 @@ def test_wealth_follows_its_definition() -> None:
                 shares[1:] *= [k * rank ** (k - 1) for k in (0.15, 0.4, 0.7)]
                 total += np.log(shares.sum())
                 shares /= shares.sum()
-            assert wealth[place, column] == pytest.approx(total, abs=1e-9)
+            assert wealth[place][column] == pytest.approx(total, abs=1e-9)
 
 
 def test_season_classes_are_judged_apart() -> None:
@@ -44,14 +56,15 @@ def test_season_classes_are_judged_apart() -> None:
     assert judge("load/1", [layout], windows, DriftRule(HOUR, "none", 0.05, 20), 5).alarm
 
 
-def test_change_below_the_floor_is_no_alarm() -> None:
+def test_change_below_the_floor_is_no_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(2)
     values = random.normal(size=(400, 4000))
     values[200:] += 0.05
     layout = layout_of("x", values[:50].ravel())
-    verdict = judge("x/1", [layout], sketches(values, layout), DriftRule(HOUR, "none", 0.05, 30), 50)
-    assert verdict.alarm is None
-    assert max(verdict.evidence) > verdict.limit
+    windows, rule = sketches(values, layout), DriftRule(HOUR, "none", 0.05, 30)
+    assert judge("x/1", [layout], windows, rule, 50).alarm is None
+    monkeypatch.setattr("ratchet.monitoring.rule._FLOOR_SD", 0.0)
+    assert judge("x/1", [layout], windows, rule, 50).alarm is not None
 
 
 def test_window_without_a_feature_moves_no_martingale() -> None:
@@ -62,7 +75,7 @@ def test_window_without_a_feature_moves_no_martingale() -> None:
 def test_windows_without_scores_are_not_judged() -> None:
     layout = layout_of("load", np.arange(100.0))
     first = sketches(np.random.default_rng(0).uniform(0, 100, (5, 60)), layout)
-    later = [WindowSketch(HOUR * number, 60, {}) for number in range(10, 60)]
+    later = [WindowSketch("x/1", HOUR * number, 60) for number in range(10, 60)]
     verdict = judge("x/1", [layout], [*first, *later], DriftRule(HOUR, "none", 0.05, 30), 5)
     assert (verdict.judged, verdict.learned) == (0, 0)
 
@@ -73,6 +86,9 @@ def test_frequent_values_have_bins_of_their_own() -> None:
     assert (below, zero) == (1, 1)
     assert layout.count(np.array([99.0, np.nan, np.inf]))[-1] == 2
     assert len(layout.names) == layout.bins
+    near = layout_of("probability", np.repeat([0.055819, 0.055820, 0.055824, 0.3], 9))
+    assert len({*near.names}) == near.bins
+    assert "0.055819" in near.names
 
 
 def test_categories_are_counted_with_missing_unknown_and_other() -> None:
@@ -82,5 +98,7 @@ def test_categories_are_counted_with_missing_unknown_and_other() -> None:
 
 
 def test_sketches_of_parts_add_up() -> None:
-    first, second = WindowSketch(0, 2, {"x": [0, 2]}), WindowSketch(0, 3, {"x": [1, 1], "y": [3]})
-    assert first + second == WindowSketch(0, 5, {"x": [1, 3], "y": [3]})
+    first = WindowSketch("x/1", 0, 2, {"x": [0, 2]}, {"answered": 2})
+    second = WindowSketch("x/1", 0, 3, {"x": [1, 1], "y": [3]}, {"answered": 1, "refused (400)": 4})
+    both = {"answered": 3, "refused (400)": 4}
+    assert first + second == WindowSketch("x/1", 0, 5, {"x": [1, 3], "y": [3]}, both)

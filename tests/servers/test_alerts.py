@@ -21,6 +21,7 @@ from waiting import until
 
 from flows.run_records import close_run
 from flows.server.client import prefect_client
+from ratchet.monitoring.sketch_log import SketchLog
 from ratchet.monitoring.watch import read_state
 from ratchet.servers.http import answers, read_json
 from ratchet.servers.record import ServerRecord
@@ -232,7 +233,9 @@ def test_drift_is_reported_once_an_hour_for_each_model(alerted: Alerted) -> None
 def test_drift_of_logged_requests_alerts_and_starts_one_run(alerted: Alerted) -> None:
     """Also if the flow's process is killed after it sent the event, and before it wrote that down."""
     workspace, begin = alerted.project.workspace, time.time() // 3600 * 3600 - 72 * 3600
-    log = RequestLog(log_folder(workspace), share=1.0, inputs="none", days=30.0, mib=64.0)
+    folder = log_folder(workspace)
+    sketches = SketchLog(folder, window=60)
+    log = RequestLog(folder, share=1.0, inputs="none", days=30.0, mib=64.0, sketches=sketches)
     for hour in range(70):
         answers = np.random.default_rng(hour).random((60, 1)).astype(np.float32) ** (3 if hour > 50 else 1)
         request = Logged(f"{hour:032x}", begin + 3600 * hour, 0.01, "own", "watched", "1", "record", "ann", {}, answers)

@@ -32,6 +32,8 @@ from waiting import until
 
 from ratchet import settings
 from ratchet.kinds import Column, ImageInput, ModelSpec, TableInput, TextInput, TokensInput
+from ratchet.monitoring.sketch import WindowSketch
+from ratchet.monitoring.sketch_log import read_sketches, sketch_folder
 from ratchet.problems import Classes, Labels, NextToken, Numbers
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.runs import Run
@@ -758,6 +760,31 @@ def test_answers_are_logged_and_traced(tables: Served) -> None:
     assert find(folder, other["id"])["envelope"].to_list() == ["v2"]
 
 
+def sketch(served: Served, version: str) -> WindowSketch:
+    """Return the counts of a version."""
+    windows = read_sketches(sketch_folder(log_folder(served.workspace)), 0, 1 << 40, window=300)
+    return sum((each for each in windows if each.version == version), WindowSketch(version, 0))
+
+
+def test_inputs_and_refusals_are_counted_without_being_kept(serve: Callable[..., Served]) -> None:
+    served = serve("table", log_inputs="none")
+    before = sketch(served, "table/1")
+    _, answer, _ = served.ask("/v1/predict", {"input": ROWS["table"][:2]})
+    served.ask("/v1/predict", {"input": ROWS["table"][:2]})  # a client sends it again
+    for content in ({"input": "wrong"}, {"input": 7}, {"rows": 3}):
+        assert served.ask("/v1/predict", content)[0] == 400
+    folder = log_folder(served.workspace)
+    until(lambda: len(find(folder, answer["id"])))
+    until(lambda: sketch(served, "table/1").rows > before.rows)
+    after = sketch(served, "table/1")
+    added = {name: number - before.requests.get(name, 0) for name, number in after.requests.items()}
+    assert added | {"repeated": 1, "logged": 2, "answered": 2, "refused (400)": 3} == added
+    assert (after.rows - before.rows, sum(after.counts["input.age"])) == (2, after.rows)
+    rows = read(folder).filter(answer=answer["id"])
+    assert rows["source"].to_list() == ["model", "model"]
+    assert rows["input_sha256"].null_count() == 2
+
+
 def test_labels_join_their_answers(images: Served) -> None:
     served = images
     _, answer, _ = served.ask("/v1/predict", {"input": ROWS["image"][:2]})
@@ -877,6 +904,8 @@ def test_overload_is_answered_by_cache_and_fallback(serve: Callable[..., Served]
             else:
                 assert (answer["model"], answer["predictions"]) == ("image", alone[part]["predictions"])
     assert {"", "cache"} <= seen
+    until(lambda: sketch(served, "image/1").requests.get("cache"))
+    assert set(read(log_folder(served.workspace)).filter(pl.col("model") == "image")["source"]) >= {"model", "cache"}
 
 
 @pytest.mark.parametrize("name", ["image", "table"])

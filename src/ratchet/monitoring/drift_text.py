@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from ratchet.monitoring.rule import RULE, Alarm
 from ratchet.monitoring.watch import State, WatchedVersion, current_versions
 
-__all__ = ["alarm_text", "lines", "summary", "time_text"]
+__all__ = ["alarm_text", "change_text", "lines", "summary", "time_text"]
 
 _LARGEST = 700.0  # of a logarithm whose power is a float
 
@@ -21,12 +21,12 @@ def lines(state: State | None) -> list[str]:
 def summary(version: WatchedVersion, state: State) -> str:
     """Return the verdict about a version."""
     verdict, good = version.verdict, state.rule.good_windows
-    late = sum(window.late for window in version.windows)
+    late = int(version.closed[:, 2].sum())
     note = f"; {late:,} late rows are not judged" if late else ""
     if verdict.alarm:
         return alarm_text(verdict.alarm) + note
     if not verdict.judged:
-        reference = "" if version.layouts else f" ({len(version.windows)} windows for the reference so far)"
+        reference = "" if version.normal else f" ({len(version.latest)} windows for the reference so far)"
         return f"learning, {verdict.learned} of {good} windows{reference}{note}"
     learning = f" ({verdict.learning_classes} of {state.rule.classes} times of the {state.rule.season} still learn)"
     return f"no drift in {verdict.judged} windows{learning if verdict.learning_classes else ''}{note}"
@@ -34,13 +34,17 @@ def summary(version: WatchedVersion, state: State) -> str:
 
 def alarm_text(alarm: Alarm) -> str:
     """Return what has changed, since when, and the evidence."""
-    unit = "total variation" if alarm.direction == "different" else "standard deviations"
     than = "from" if alarm.direction == "different" else "than"
     return (
-        f"drift since {time_text(alarm.since)}: {alarm.feature} is {alarm.direction} {than} the reference, by "
-        f"{alarm.effect:.2f} {unit} (rule {RULE}, window {time_text(alarm.window)}, evidence {_power(alarm.evidence)}, "
-        f"limit {_power(alarm.limit)})"
+        f"drift since {time_text(alarm.since)}: {alarm.feature} is {alarm.direction} {than} what is normal, by "
+        f"{change_text(alarm.direction, alarm.effect)} (rule {RULE}, window {time_text(alarm.window)}, "
+        f"evidence {_power(alarm.evidence)}, limit {_power(alarm.limit)})"
     )
+
+
+def change_text(direction: str, effect: float) -> str:
+    """Return the size of a change with its unit."""
+    return f"{effect:.2f} {'total variation' if direction == 'different' else 'standard deviations'}"
 
 
 def time_text(seconds: int) -> str:

@@ -1,5 +1,7 @@
-"""Features of logged rows: the answers, and the inputs where the log keeps them."""
+"""Features of answered rows: answers and inputs. They are counted where both are at hand, so neither is kept."""
 
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,35 +15,42 @@ from ratchet.traffic.schema import INPUT
 if TYPE_CHECKING:
     import polars
 
-__all__ = ["features_of", "matrix_of"]
+__all__ = ["Features", "features_of", "joined", "matrix_of"]
+
+Features = dict[str, NDArray[Any]]
+"""Values by the name of the feature: numbers (NaN: missing), or objects (None: missing)."""
 
 
-def features_of(rows: "polars.DataFrame", spec: ModelSpec | None) -> dict[str, NDArray[Any]]:
-    """Return the features of rows that one version answered: numbers (NaN: missing), or objects (None: missing).
+def features_of(answers: Any, inputs: Mapping[str, Any], spec: ModelSpec | None) -> Features:
+    """Return the features of rows that one version answered.
 
-    `spec`: of the version; None: it is not known, and its answers have numbers for names.
+    Args:
+        answers: predictions (rows, outputs), or texts.
+        inputs: arrays (rows, values) as the program takes them, or prompts.
+        spec: of the version; None: it is not known, and its answers have numbers for names.
     """
-    import polars as pl
-
-    features: dict[str, NDArray[Any]] = {}
-    answers = matrix_of(rows["prediction"].drop_nulls())
-    if spec is not None and answers.size and answers.shape[1] != spec.target.outputs:
-        spec = None  # another registry had a version of this name
-    if answers.size:
-        named = named_answers(spec.target).features(answers) if spec else {}
-        features |= named or {f"answer.{place}": answers[:, place] for place in range(answers.shape[1])}
-    for name in ("text", *(name for name in rows.columns if name.startswith(INPUT))):
-        if rows.schema[name] == pl.String and rows[name].null_count() < len(rows):
-            features[f"length of {name}"] = rows[name].drop_nulls().str.len_chars().to_numpy()
-    if spec is None:
-        return features
-    kind = kind_of(spec.input)
-    names = [INPUT + name for name in kind.array_names(spec.input)]
-    if set(names) <= set(rows.columns):
-        kept = rows.select(names).drop_nulls()
-        inputs = kind.features(tuple(matrix_of(kept[name]) for name in names), spec.input) if len(kept) else {}
-        features |= {INPUT + name: values for name, values in inputs.items()}
+    if not isinstance(answers, np.ndarray):
+        texts = {"length of text": answers} | {f"length of {INPUT}{name}": values for name, values in inputs.items()}
+        return {name: np.array([len(text) for text in values]) for name, values in texts.items()}
+    features = named_answers(spec.target).features(answers) if spec else {}
+    features = features or {f"answer.{place}": answers[:, place] for place in range(answers.shape[1])}
+    if spec is not None:
+        kind = kind_of(spec.input)
+        arrays = tuple(inputs[name] for name in kind.array_names(spec.input) if name in inputs)
+        watched = kind.features(arrays, spec.input) if arrays else {}
+        features |= {INPUT + name: values for name, values in watched.items()}
     return features
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """Return the rows of several requests: texts, or an array (rows, values) that is filled up with zeros."""
+    if not isinstance(parts[0], np.ndarray):
+        return [text for part in parts for text in part]
+    flat = [part.reshape(len(part), math.prod(part.shape[1:])) for part in parts]
+    width = max(part.shape[1] for part in flat)
+    return np.concatenate(
+        [part if part.shape[1] == width else np.pad(part, ((0, 0), (0, width - part.shape[1]))) for part in flat]
+    )
 
 
 def matrix_of(lists: "polars.Series") -> NDArray[Any]:

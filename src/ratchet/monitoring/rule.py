@@ -10,9 +10,9 @@ Vovk et al., Retrain or not retrain: conformal test martingales for change-point
 
 import hashlib
 import math
-from bisect import bisect_left, bisect_right, insort
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,20 @@ from numpy.typing import NDArray
 from ratchet.monitoring.sketch import FeatureBins, WindowSketch
 from ratchet.typed_json import STRICT
 
-__all__ = ["RULE", "SEASONS", "Alarm", "DriftRule", "DriftVerdict", "bets", "judge", "scores"]
+__all__ = [
+    "RULE",
+    "SEASONS",
+    "Alarm",
+    "DriftRule",
+    "DriftVerdict",
+    "Martingales",
+    "Watch",
+    "counts_of",
+    "effect",
+    "judge",
+    "scores",
+    "windows_between",
+]
 
 RULE = "W3"
 """Name of the rule in events; another rule gets another name."""
@@ -30,6 +43,8 @@ _EXPONENTS = np.array([[0.15], [0.4], [0.7]])  # k of the bets k p^(k-1)
 _JUMP = 0.03  # share of the wealth that moves between the bets, and no bet, before each window
 _FLOOR_SD, _FLOOR_TV = 0.1, 0.05  # a smaller change is no alarm
 _LEAST_P = 1e-12
+_NO_SCORE = 65_535  # level of a window without rows of a feature
+_AT_ONCE = 256  # windows that are ranked together
 _DIRECTIONS = ("different", "higher", "lower")
 Counts = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -57,6 +72,16 @@ class DriftRule:
     def classes(self) -> int:
         """Number of season classes."""
         return max(1, SEASONS[self.season] // self.window)
+
+    @property
+    def ranked(self) -> int:
+        """Number of windows among which scores are ranked, at most."""
+        return max(20_000, 100 * self.classes)
+
+    @property
+    def remembered(self) -> int:
+        """Number of the latest windows from which the size of a change is measured."""
+        return min(4096, max(256, 16 * self.classes))
 
     def season_class(self, start: int) -> int:
         """Return the place of a window in its season."""
@@ -95,7 +120,6 @@ class DriftVerdict:
         learned: good windows of the season class that has most of them.
         learning_classes: season classes without enough good windows.
         limit: logarithm of d/alpha.
-        evidence: logarithm of the largest wealth after each window that is not of the reference.
         alarm: None: no drift.
     """
 
@@ -103,7 +127,6 @@ class DriftVerdict:
     learned: int = 0
     learning_classes: int = 0
     limit: float = 0.0
-    evidence: list[float] = field(default_factory=list)
     alarm: Alarm | None = None
 
     __pydantic_config__ = STRICT
@@ -122,136 +145,238 @@ def scores(counts: Counts, reference: Counts, *, is_number: bool) -> Floats:
         cumulated = np.cumsum(reference)
         gaps = np.abs(np.cumsum(counts, 1) * total_reference - cumulated * total[:, None]).max(1)
         mean_rank = (counts * (2 * cumulated - reference)).sum(1) / (2.0 * total * total_reference)
-        return np.stack([gaps / (1.0 * total * total_reference), mean_rank, -mean_rank], 1)
+        return np.stack([gaps / (1.0 * total * total_reference), mean_rank, 1 - mean_rank], 1)
 
 
-def bets(values: Floats, classes: NDArray[np.int64], random: Floats, *, good_windows: int) -> Floats:
-    """Return the logarithm of the wealth (windows, martingales) after each window, for that of its season class.
+class Martingales:
+    """The bets of one version after some windows. Each is a function of those before: judged at once or one by one.
 
-    Args:
-        values: scores (windows, martingales); larger is stranger, NaN: no score.
-        classes: season class of each window.
-        random: uniform numbers like `values`, which decide between equal scores.
-        good_windows: scores of a class before its first bet.
+    Attributes:
+        starts: int64, of the windows.
+        evidence: logarithm of the largest wealth after each window.
+        levels: uint16 (windows, d), scores in steps; 65535: no score.
+        wealth: logarithm of the wealth, (classes, d).
+        shares: of the wealth on each bet, (classes, 4, d).
+        lowest: least wealth after any window, (classes, d).
+        since: start of the first window after that, (classes, d).
+        seen: windows with scores, (classes,).
     """
-    wealth = np.zeros(values.shape)
-    for season_class in np.unique(classes):
-        rows = np.flatnonzero(classes == season_class)
-        wealth[rows] = _wealth(_ranks(values[rows], random[rows], good_windows))
-    return wealth
+
+    starts: NDArray[np.int64]
+    evidence: Floats
+    levels: NDArray[np.uint16]
+    wealth: Floats
+    shares: Floats
+    lowest: Floats
+    since: NDArray[np.int64]
+    seen: NDArray[np.int64]
+
+    def __init__(self, classes: int, number: int, stored: Mapping[str, bytes] | None = None) -> None:
+        """Begin `number` martingales for each class, or go on from the bytes of `arrays`."""
+        bets = len(_EXPONENTS) + 1
+        begin: dict[str, NDArray[Any]] = {
+            "starts": np.empty(0, np.int64),
+            "evidence": np.empty(0),
+            "levels": np.empty((0, number), np.uint16),
+            "wealth": np.zeros((classes, number)),
+            "shares": np.concatenate([np.ones((classes, 1, number)), np.zeros((classes, bets - 1, number))], 1),
+            "lowest": np.zeros((classes, number)),
+            "since": np.zeros((classes, number), np.int64),
+            "seen": np.zeros(classes, np.int64),
+        }
+        for name, array in begin.items():
+            if stored and name in stored:
+                array = np.frombuffer(stored[name], array.dtype).reshape((-1, *array.shape[1:])).copy()
+            setattr(self, name, array)
+
+    @property
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """All that is remembered, by name."""
+        return dict(vars(self))
+
+    def forget(self) -> None:
+        """Forget the scores, among which the next ones are ranked; the wealth stays."""
+        self.starts, self.levels, self.evidence = self.starts[:0], self.levels[:0], self.evidence[:0]
+
+    def add(
+        self,
+        starts: Sequence[int],
+        values: Floats,
+        random: Floats,
+        rule: DriftRule,
+        ends: Callable[[int, Floats], bool] = lambda number, wealth: False,
+    ) -> None:
+        """Add windows, up to the first after which `ends` returns True.
+
+        Args:
+            starts: of the windows, in the order in which they closed.
+            values: scores (windows, d) from 0 to 1; larger is stranger, NaN: no score.
+            random: uniform numbers like `values`, which decide between equal scores.
+            rule: with the good windows of a class before its first bet.
+            ends: called with the number of added windows and the wealth (d,) after the latest.
+        """
+        levels = np.where(np.isnan(values), _NO_SCORE, np.nan_to_num(values) * (_NO_SCORE - 1)).astype(np.uint16)
+        before, classes = self.starts // rule.window % rule.classes, np.array([rule.season_class(at) for at in starts])
+        ranks = np.full(values.shape, np.nan)
+        for season_class in np.unique(classes):
+            rows = classes == season_class
+            ranks[rows] = _ranks(self.levels[before == season_class], levels[rows], random[rows], rule.good_windows)
+        evidence: list[float] = []
+        for window, season_class in enumerate(classes.tolist()):
+            self._bet(season_class, ranks[window], starts[window])
+            wealth = self.wealth[season_class]
+            evidence.append(float(wealth.max()))
+            self.seen[season_class] += bool((levels[window] != _NO_SCORE).any())
+            if ends(window + 1, wealth):
+                break
+        self.starts = np.concatenate([self.starts, np.array(starts[: len(evidence)], np.int64)])
+        self.levels = np.concatenate([self.levels, levels[: len(evidence)]])
+        self.evidence = np.concatenate([self.evidence, evidence])
+
+    def _bet(self, season_class: int, ranks: Floats, start: int) -> None:
+        """Bet on one window of a class by its ranks; NaN: there is no bet."""
+        has_bet, shares, wealth = ~np.isnan(ranks), self.shares[season_class], self.wealth[season_class]
+        is_lowest = wealth <= self.lowest[season_class]
+        self.lowest[season_class] = np.minimum(wealth, self.lowest[season_class])
+        self.since[season_class] = np.where(is_lowest, start, self.since[season_class])
+        moved = (1 - _JUMP) * shares + _JUMP / len(shares)  # the shares add up to one
+        moved[1:] *= _EXPONENTS * np.maximum(np.where(has_bet, ranks, 1.0), _LEAST_P) ** (_EXPONENTS - 1)
+        sums = moved.sum(0)
+        self.shares[season_class] = np.where(has_bet, moved / sums, shares)
+        self.wealth[season_class] = wealth + np.where(has_bet, np.log(sums), 0.0)
 
 
-def _ranks(values: Floats, random: Floats, good_windows: int) -> Floats:
-    """Return the smoothed conformal ranks of scores among all earlier ones; NaN: there is no bet."""
-    ranks = np.full(values.shape, np.nan)
-    for place in range(values.shape[1]):
-        earlier: list[float] = []
-        for window, (value, uniform) in enumerate(
-            zip(values[:, place].tolist(), random[:, place].tolist(), strict=True)
-        ):
-            if math.isnan(value):
-                continue
-            if len(earlier) >= good_windows:
-                below, upto = bisect_left(earlier, value), bisect_right(earlier, value)
-                ranks[window, place] = (len(earlier) - upto + uniform * (upto - below + 1)) / (len(earlier) + 1)
-            insort(earlier, value)
+def _ranks(earlier: NDArray[np.uint16], levels: NDArray[np.uint16], random: Floats, good_windows: int) -> Floats:
+    """Return the smoothed conformal ranks (windows, d) of levels among all earlier ones; NaN: there is no bet."""
+    ranks, ordered = np.full(random.shape, np.nan), np.sort(earlier, 0)
+    for begin in range(0, len(levels), _AT_ONCE):
+        part = levels[begin : begin + _AT_ONCE]
+        is_before = np.tri(len(part), k=-1, dtype=bool)[..., None]
+        seen, below, upto = (
+            (before.sum(1) + among)
+            for before, among in (
+                (is_before & (part != _NO_SCORE), (ordered != _NO_SCORE).sum(0)),
+                (is_before & (part < part[:, None]), _places(ordered, part, "left")),
+                (is_before & (part <= part[:, None]), _places(ordered, part, "right")),
+            )
+        )
+        smoothed = (seen - upto + random[begin : begin + _AT_ONCE] * (upto - below + 1)) / (seen + 1)
+        has_bet = (seen >= good_windows) & (part != _NO_SCORE)
+        ranks[begin : begin + _AT_ONCE] = np.where(has_bet, smoothed, np.nan)
+        ordered = np.sort(np.concatenate([ordered, part]), 0)
     return ranks
 
 
-def _wealth(ranks: Floats) -> Floats:
-    """Return the logarithm of the wealth after each window, betting by its ranks."""
-    wealth, total = np.zeros(ranks.shape), np.zeros(ranks.shape[1])
-    shares = np.zeros((len(_EXPONENTS) + 1, ranks.shape[1]))
-    shares[0] = 1.0  # no bet
-    has_bet = ~np.isnan(ranks)
-    gains = _EXPONENTS[..., None] * np.maximum(np.where(has_bet, ranks, 1.0), _LEAST_P) ** (_EXPONENTS[..., None] - 1)
-    for window in range(len(ranks)):
-        moved = (1 - _JUMP) * shares + _JUMP / len(shares)  # the shares add up to one
-        moved[1:] *= gains[:, window]
-        sums = moved.sum(0)
-        shares = np.where(has_bet[window], moved / sums, shares)
-        total = total + np.where(has_bet[window], np.log(sums), 0.0)
-        wealth[window] = total
-    return wealth
+def _places(ordered: NDArray[np.uint16], levels: NDArray[np.uint16], side: Literal["left", "right"]) -> Counts:
+    """Return the place of each level among the ordered ones of its column."""
+    columns = [np.searchsorted(ordered[:, at], levels[:, at], side) for at in range(levels.shape[1])]
+    return np.stack(columns, 1)
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Rule for the windows of one version.
+
+    Attributes:
+        version: NAME/VERSION, which seeds the random numbers with the start of each window.
+        layouts: bins of its features.
+        reference: counts of each feature from which scores are distances.
+        normal: counts of the good windows, from which the size of a change is measured.
+        rule: settings.
+    """
+
+    version: str
+    layouts: Sequence[FeatureBins]
+    reference: Mapping[str, Counts]
+    normal: Mapping[str, Counts]
+    rule: DriftRule
+
+    @property
+    def columns(self) -> list[tuple[FeatureBins, str]]:
+        """Feature and direction of each martingale."""
+        return [(each, way) for each in self.layouts for way in _DIRECTIONS[: 3 if each.is_number else 1]]
+
+    @property
+    def limit(self) -> float:
+        """Logarithm of d/alpha."""
+        return math.log(max(1, len(self.columns)) * self.rule.classes / self.rule.alpha)
+
+    def judge(
+        self, martingales: Martingales, windows: Sequence[WindowSketch], latest: Sequence[WindowSketch] = ()
+    ) -> DriftVerdict:
+        """Add windows that have closed to the martingales, up to the first alarm, and return the verdict.
+
+        Args:
+            martingales: after the windows before.
+            windows: in the order in which they closed.
+            latest: windows before, as far as they are remembered, for the size of a change.
+        """
+        alarms: list[Alarm] = []
+
+        def ends(number: int, wealth: Floats) -> bool:
+            if wealth.max() >= self.limit:
+                alarms.extend(self._alarms(martingales, wealth, [*latest, *part[:number]][-self.rule.remembered :]))
+            return bool(alarms)
+
+        windows = list(windows)
+        while windows and not alarms:
+            if len(martingales.starts) == self.rule.ranked:  # a new epoch of ranks keeps the state small
+                martingales.forget()
+            end = self.rule.ranked - len(martingales.starts)
+            part, windows = windows[:end], windows[end:]
+            starts, width = [window.start for window in part], len(self.columns)
+            random = np.array([_uniform(self.version, start, width) for start in starts])
+            martingales.add(starts, self._scores(part), random, self.rule, ends)
+            latest = [*latest, *part]
+        seen, good = martingales.seen, self.rule.good_windows
+        judged, learning = int(np.maximum(0, seen - good).sum()), int((seen < good).sum())
+        alarm = max(alarms, key=lambda alarm: alarm.evidence, default=None)
+        return DriftVerdict(judged, int(min(good, seen.max())), learning, self.limit, alarm)
+
+    def _scores(self, windows: Sequence[WindowSketch]) -> Floats:
+        return np.concatenate(
+            [
+                scores(counts_of(each, windows), self.reference[each.name], is_number=each.is_number)
+                for each in self.layouts
+            ],
+            1,
+        )
+
+    def _alarms(self, martingales: Martingales, wealth: Floats, windows: Sequence[WindowSketch]) -> Iterator[Alarm]:
+        """Yield the alarms of the last window whose change is large enough."""
+        start = windows[-1].start
+        for place in np.flatnonzero(wealth >= self.limit).tolist():
+            layout, direction = self.columns[place]
+            since = int(martingales.since[self.rule.season_class(start), place])
+            changed = counts_of(layout, windows_between(windows, since, start, self.rule)).sum(0)
+            size = effect(changed, self.normal[layout.name], direction)
+            if size >= (_FLOOR_TV if direction == "different" else _FLOOR_SD):
+                yield Alarm(layout.name, direction, start, since, float(wealth[place]), self.limit, size)
 
 
 def judge(
     version: str, layouts: Sequence[FeatureBins], windows: Sequence[WindowSketch], rule: DriftRule, reference: int
 ) -> DriftVerdict:
-    """Judge the windows of a version. It is a function of them alone: the same windows give the same bits.
-
-    Args:
-        version: NAME/VERSION, which seeds the random numbers with the start of each window.
-        windows: in the order in which they closed.
-        reference: number of first windows that are the reference.
-    """
-    judged = [window for window in windows[reference:] if window.rows]
-    columns = [(layout, direction) for layout in layouts for direction in _DIRECTIONS[: 3 if layout.is_number else 1]]
-    limit = math.log(max(1, len(columns)) * rule.classes / rule.alpha)
-    if not judged or not columns:
-        return DriftVerdict(learning_classes=rule.classes, limit=limit)
-    counts = {layout.name: _counts(layout, judged) for layout in layouts}
-    base = {layout.name: _counts(layout, windows[:reference]).sum(0) for layout in layouts}
-    values = [scores(counts[each.name], base[each.name], is_number=each.is_number) for each in layouts]
-    classes = np.array([rule.season_class(window.start) for window in judged])
-    random = np.array([_uniform(version, window.start, len(columns)) for window in judged])
-    wealth = bets(np.concatenate(values, 1), classes, random, good_windows=rule.good_windows)
-    alarm = _first_alarm(wealth, limit, judged, classes, columns, counts, base)
-    if alarm:  # what comes after it is not judged
-        end = 1 + [window.start for window in judged].index(alarm.window)
-        classes, wealth = classes[:end], wealth[:end]
-    has_scores = ~np.isnan(np.concatenate(values, 1)[: len(classes)]).all(1)
-    seen = np.bincount(classes[has_scores], minlength=rule.classes)
-    return DriftVerdict(
-        int(np.maximum(0, seen - rule.good_windows).sum()),
-        int(min(rule.good_windows, seen.max())),
-        int((seen < rule.good_windows).sum()),
-        limit,
-        wealth.max(1).tolist(),
-        alarm,
-    )
+    """Judge windows at once, of which the first `reference` ones are the reference."""
+    base = {each.name: counts_of(each, windows[:reference]).sum(0) for each in layouts}
+    watch, rest = Watch(version, layouts, base, base, rule), windows[reference:]
+    return watch.judge(Martingales(rule.classes, len(watch.columns)), rest)
 
 
-def _first_alarm(
-    wealth: Floats,
-    limit: float,
-    judged: Sequence[WindowSketch],
-    classes: NDArray[np.int64],
-    columns: Sequence[tuple[FeatureBins, str]],
-    counts: Mapping[str, Counts],
-    reference: Mapping[str, Counts],
-) -> Alarm | None:
-    """Return the alarm of the first window in which a martingale reached the limit, if the change is large enough."""
-    alarms: list[Alarm] = []
-    for window, place in np.argwhere(wealth >= limit).tolist():
-        start = judged[window].start
-        if alarms and alarms[0].window != start:
-            break
-        layout, direction = columns[place]
-        changed = _since(wealth[:, place], classes, window)
-        effect = _effect(counts[layout.name][changed].sum(0), reference[layout.name], direction)
-        if effect >= (_FLOOR_TV if direction == "different" else _FLOOR_SD):
-            reached, since = float(wealth[window, place]), judged[changed[0]].start
-            alarms.append(Alarm(layout.name, direction, start, since, reached, limit, effect))
-    return max(alarms, key=lambda alarm: alarm.evidence, default=None)
+def windows_between(windows: Sequence[WindowSketch], since: int, upto: int, rule: DriftRule) -> list[WindowSketch]:
+    """Return the windows of the season class of `upto` that start from `since` to `upto`."""
+    wanted = rule.season_class(upto)
+    return [each for each in windows if since <= each.start <= upto and rule.season_class(each.start) == wanted]
 
 
-def _since(wealth: Floats, classes: NDArray[np.int64], window: int) -> NDArray[np.int64]:
-    """Return the windows of the same class after which one martingale's wealth was last at its minimum."""
-    same = np.flatnonzero(classes[: window + 1] == classes[window])
-    before = np.concatenate([[0.0], wealth[same[:-1]]])
-    return same[len(before) - 1 - int(np.argmin(before[::-1])) :]
-
-
-def _counts(layout: FeatureBins, windows: Sequence[WindowSketch]) -> Counts:
+def counts_of(layout: FeatureBins, windows: Sequence[WindowSketch]) -> Counts:
     """Return the counts (windows, bins) of a feature."""
-    none = [0] * layout.bins
-    return np.array([window.counts.get(layout.name, none) for window in windows], np.int64).reshape(-1, layout.bins)
+    return np.array([window.counts_of(layout) for window in windows], np.int64).reshape(-1, layout.bins)
 
 
-def _effect(after: Counts, reference: Counts, direction: str) -> float:
+def effect(after: Counts, normal: Counts, direction: str) -> float:
     """Return the change of a feature: the total variation, or how many standard deviations the ranks have moved."""
-    shares, expected = after / after.sum(), reference / reference.sum()
+    shares, expected = after / max(1, after.sum()), normal / max(1, normal.sum())
     if direction == "different":
         return float(np.abs(shares - expected).sum() / 2)
     ranks = np.cumsum(expected) - expected / 2

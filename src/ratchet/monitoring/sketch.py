@@ -1,7 +1,7 @@
 """Bins of a feature, and counts of the rows of a window in them. Counts of two parts of a window can be added."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ratchet.kinds.protocol import UNKNOWN
 from ratchet.typed_json import STRICT
 
-__all__ = ["FeatureBins", "WindowSketch", "layout_of"]
+__all__ = ["REFERENCE", "REQUESTS", "FeatureBins", "Reference", "WindowSketch", "layout_of", "refusal"]
 
 _BINS = 20  # quantiles of a number, and categories of a column
 _NOT_NAMED = ("missing", "unknown", "other")  # bins before those of the categories
@@ -46,8 +46,10 @@ class FeatureBins:
         """Names of the bins for people."""
         if self.categories is not None:
             return [*_NOT_NAMED, *self.categories]
-        ends = [f"{edge:.4g}" for edge in self.edges]
-        middle = [f"{low} to {high}" for low, high in pairwise(ends)]
+        different = sum(np.nextafter(edge, np.inf) not in self.edges for edge in self.edges)
+        texts = ([f"{edge:.{digits}g}" for edge in self.edges] for digits in range(4, 17))
+        ends = next((each for each in texts if len({*each}) >= different), [f"{edge!r}" for edge in self.edges])
+        middle = [high if low == high else f"{low} to {high}" for low, high in pairwise(ends)]
         return ["missing", *([f"up to {ends[0]}", *middle, f"above {ends[-1]}"] if ends else ["any number"])]
 
     def count(self, values: NDArray[Any]) -> list[int]:
@@ -83,21 +85,51 @@ def layout_of(name: str, values: NDArray[Any]) -> FeatureBins:
     return FeatureBins(name, tuple(np.unique(np.concatenate([edges, np.nextafter(own, -np.inf)])).tolist()))
 
 
+def refusal(status: int) -> str:
+    """Return the name of requests that were refused with an HTTP status."""
+    return f"refused ({status})"
+
+
+REQUESTS = FeatureBins("requests", categories=("answered", *map(refusal, (400, 401, 403, 404, 413, 415, 422))))
+"""Requests of a window by their result. Overload, faults of the server and clients that left are not watched."""
+
+
+REFERENCE = "reference.json"
+"""File of a version with its `Reference`."""
+
+
 @dataclass(frozen=True)
-class WindowSketch:
-    """Rows of one version in one window.
+class Reference:
+    """Bins and counts with which a version is watched.
 
     Attributes:
-        start: of the window, seconds since 1970.
-        rows: that were logged when the window closed.
-        counts: rows in each bin, by feature; empty until the version has a reference.
-        late: rows that came after the window closed; they are not in `rows` or `counts`.
+        layouts: bins of each feature.
+        counts: test rows in each bin, by feature; empty: the version has no test rows, and its first windows are used.
     """
 
+    layouts: list[FeatureBins]
+    counts: dict[str, list[int]] = field(default_factory=dict)
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class WindowSketch:
+    """Counts of the requests to one version in one window.
+
+    Attributes:
+        version: NAME/VERSION.
+        start: of the window, seconds since 1970.
+        rows: that are counted: those that the model itself answered, without repeated requests.
+        counts: rows in each bin, by feature.
+        requests: by result, with those that were logged, repeated, or answered in another way.
+    """
+
+    version: str
     start: int
-    rows: int
-    counts: dict[str, list[int]]
-    late: int = 0
+    rows: int = 0
+    counts: dict[str, list[int]] = field(default_factory=dict)
+    requests: dict[str, int] = field(default_factory=dict)
 
     __pydantic_config__ = STRICT
 
@@ -105,4 +137,12 @@ class WindowSketch:
         counts = dict(self.counts)
         for name, added in other.counts.items():
             counts[name] = [a + b for a, b in zip(counts[name], added, strict=True)] if name in counts else added
-        return WindowSketch(self.start, self.rows + other.rows, counts, self.late + other.late)
+        requests = dict(Counter(self.requests) + Counter(other.requests))
+        return WindowSketch(self.version, self.start, self.rows + other.rows, counts, requests)
+
+    def counts_of(self, layout: FeatureBins) -> list[int]:
+        """Return the counts of a feature; zeros if the window has none."""
+        if layout == REQUESTS:
+            return [0, 0, 0, *(self.requests.get(name, 0) for name in layout.categories or ())]
+        counts = self.counts.get(layout.name, [])
+        return counts if len(counts) == layout.bins else [0] * layout.bins

@@ -1,11 +1,13 @@
-"""Windows, reference and verdict of each version, in one file that is written whole.
+"""Reference, scores and verdict of each version, in one file that is written whole.
 
-All that is judged follows from the windows in it: a later run, or one run over the whole log, gives the same.
+All follows from the sketches in their order: judged at once or one by one, they give the same bits.
 """
 
+import base64
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,12 +19,9 @@ from numpy.typing import NDArray
 
 from ratchet import files, settings
 from ratchet.errors import PlatformError
-from ratchet.kinds import ModelSpec
-from ratchet.monitoring.features import features_of
-from ratchet.monitoring.rule import RULE, SEASONS, DriftRule, DriftVerdict, judge
-from ratchet.monitoring.sketch import FeatureBins, WindowSketch, layout_of
-from ratchet.monitoring.specs import StoredSpecs
-from ratchet.monitoring.windows import first_hour, pieces
+from ratchet.monitoring.rule import RULE, SEASONS, DriftRule, DriftVerdict, Martingales, Watch, counts_of
+from ratchet.monitoring.sketch import REQUESTS, FeatureBins, Reference, WindowSketch
+from ratchet.monitoring.sketch_log import first_hour, read_reference, read_sketches, sketch_folder
 from ratchet.settings.model import MonitoringSettings
 from ratchet.traffic.log_reader import log_folder
 from ratchet.typed_json import STRICT, parse, to_plain
@@ -33,25 +32,45 @@ __all__ = ["Monitor", "State", "WatchedVersion", "current_versions", "event_key"
 _GRACE = 600  # seconds after its end at which a window closes
 _RECENT = 86_400  # seconds before the open window in which late rows are counted
 _WINDOWS, _ROWS = 5, 200  # of a reference, at least
-_SAMPLE = 100_000  # rows of a reference from which the bins are made
-SpecOf = Callable[[str], ModelSpec | None]
+_ANSWERED = [name == "answered" for name in REQUESTS.names]
 
 
 @dataclass(frozen=True)
 class WatchedVersion:
-    """A version with the windows in which it answered, in the order of time.
+    """A version with its windows in the order in which they closed.
 
     Attributes:
-        layouts: bins of each feature; None: the reference is not complete.
-        reference: number of the first windows that are the reference.
+        reference: bins, and counts from which scores are distances; None: it is not complete.
+        first: number of its first windows that are the reference; 0: its test rows are.
+        normal: sum of its first windows, from which the size of a change is measured.
+        latest: the latest windows up to an alarm; without a reference, all.
+        stored: arrays of the martingales, and `closed`: start, rows and late rows of the latest windows.
     """
 
-    layouts: list[FeatureBins] | None = None
-    reference: int = 0
-    windows: list[WindowSketch] = field(default_factory=list)
+    reference: Reference | None = None
+    first: int = 0
+    normal: WindowSketch | None = None
+    latest: list[WindowSketch] = field(default_factory=list)
+    stored: dict[str, str] = field(default_factory=dict)
     verdict: DriftVerdict = field(default_factory=DriftVerdict)
 
     __pydantic_config__ = STRICT
+
+    @property
+    def layouts(self) -> list[FeatureBins]:
+        """Bins of the features."""
+        return [*(self.reference.layouts if self.reference else []), REQUESTS]
+
+    @property
+    def closed(self) -> NDArray[np.int64]:
+        """Start, rows and late rows of its windows, (windows, 3)."""
+        stored = self.stored.get("closed")
+        return np.frombuffer(_unpacked(stored) if stored else b"", np.int64).reshape(-1, 3).copy()
+
+    @property
+    def evidence(self) -> list[float]:
+        """Logarithm of the largest wealth after each judged window."""
+        return np.frombuffer(_unpacked(self.stored["evidence"])).tolist() if "evidence" in self.stored else []
 
 
 @dataclass(frozen=True)
@@ -95,8 +114,9 @@ def current_versions(state: State) -> dict[str, WatchedVersion]:
     latest: dict[str, int] = {}
     ends: dict[str, int] = {}
     for name, version in state.versions.items():
-        closed = [each.start for each in version.windows if each.start < (state.position or 0)]  # not of a clock ahead
-        ends |= {name: closed[-1]} if closed else {}
+        starts = version.closed[:, 0]
+        closed = starts[starts < (state.position or 0)]  # not of a clock ahead
+        ends |= {name: int(closed.max())} if len(closed) else {}
     for name, end in ends.items():
         model = name.rpartition("/")[0]
         latest[model] = max(latest.get(model, end), end)
@@ -110,11 +130,11 @@ def event_key(name: str, version: WatchedVersion) -> str:
 
 
 class Monitor:
-    """Keeps the state of a project up to date with its request log. One process at a time."""
+    """Keeps the state of a project up to date with the sketches of its server. One process at a time."""
 
-    def __init__(self, workspace: Workspace, requests: Path, chosen: MonitoringSettings, spec_of: SpecOf) -> None:
-        """Use the log in the folder `requests`. `spec_of` returns the spec of NAME/VERSION; None: it is not known."""
-        self._workspace, self._requests, self._spec_of = workspace, requests, spec_of
+    def __init__(self, workspace: Workspace, requests: Path, chosen: MonitoringSettings) -> None:
+        """Use the sketches beside the request log in `requests`."""
+        self._workspace, self._folder = workspace, sketch_folder(requests)
         self._rule = DriftRule(chosen.window * 60, chosen.season, chosen.alpha, chosen.good_windows)
 
     def restart(self, *, now: float) -> None:
@@ -142,80 +162,55 @@ class Monitor:
                 self._write(replace(state, sent=[*state.sent, key]))
 
     def _updated(self, state: State, now: float) -> State:
-        window = state.rule.window
-        begin = first_hour(self._requests) if state.position is None else state.position
+        rule, window = state.rule, state.rule.window
+        begin = first_hour(self._folder) if state.position is None else state.position
         if begin is None:
             return state
         if begin > now + window:  # a clock was ahead: judging goes on at the time that is right now
             begin = int(now)
         begin = begin // window * window
         end = max(begin, int(now - _GRACE) // window * window)
-        by_start = {name: {each.start: each for each in version.windows} for name, version in state.versions.items()}
-        for name, late in self._late(state, begin).items():
-            by_start[name] |= late
-        for name, start, rows in pieces(self._requests, begin, end, window=window):
-            version = state.versions.get(name, WatchedVersion())
-            sketch = WindowSketch(start, len(rows), {})
-            if version.layouts is not None:
-                sketch = _sketch(start, features_of(rows, self._spec_of(name)), version.layouts, len(rows))
-            windows = by_start.setdefault(name, {})
-            is_closed = any(each.start == start for each in version.windows)
-            added = WindowSketch(start, 0, {}, late=len(rows)) if is_closed else sketch
-            windows[start] = windows[start] + added if start in windows else added
-        versions = {
-            name: self._judged(state, name, [windows[start] for start in sorted(windows)], end)
-            for name, windows in by_start.items()
-        }
+        windows: dict[str, list[WindowSketch]] = {}
+        for sketch in read_sketches(self._folder, (begin - _RECENT) // window * window, end, window=window):
+            windows.setdefault(sketch.version, []).append(sketch)
+        versions = dict(state.versions)
+        for name, sketches in windows.items():
+            version = versions.get(name, WatchedVersion())
+            rows = {sketch.start: sketch.rows for sketch in sketches}
+            closed = version.closed
+            for window_of in closed:
+                window_of[2] = max(window_of[2], rows.get(int(window_of[0]), 0) - window_of[1])
+            starts = set(closed[:, 0].tolist())
+            new = [sketch for sketch in sketches if sketch.start >= begin and sketch.start not in starts]
+            added = np.array([(sketch.start, sketch.rows, 0) for sketch in new], np.int64).reshape(-1, 3)
+            if new or len(closed):
+                closed = np.concatenate([closed, added])[-rule.ranked :]
+                version = replace(version, stored=version.stored | {"closed": _packed(closed)})
+                versions[name] = self._judged(rule, name, version, new)
         return replace(state, position=end, versions=versions)
 
-    def _late(self, state: State, end: int) -> dict[str, dict[int, WindowSketch]]:
-        """Return the recent closed windows with the rows that came after their end."""
-        window = state.rule.window
-        begin = (end - _RECENT) // window * window
-        rows: dict[tuple[str, int], int] = {}
-        for name, start, piece in pieces(self._requests, begin, end, window=window, columns=()):
-            rows[name, start] = rows.get((name, start), 0) + len(piece)
-        return {
-            name: {
-                each.start: replace(each, late=max(each.late, rows.get((name, each.start), 0) - each.rows))
-                for each in version.windows
-                if begin <= each.start < end
-            }
-            for name, version in state.versions.items()
-        }
-
-    def _judged(self, state: State, name: str, windows: list[WindowSketch], end: int) -> WatchedVersion:
-        """Return a version with its windows and the verdict. A finished alarm stays."""
-        before = state.versions.get(name, WatchedVersion())
-        version = replace(before, windows=windows)
-        if version.layouts is None:
-            version = self._with_reference(state.rule, name, version, end)
-        if version.windows == before.windows or version.layouts is None or version.verdict.alarm:
+    def _judged(self, rule: DriftRule, name: str, version: WatchedVersion, new: list[WindowSketch]) -> WatchedVersion:
+        """Return a version after new windows. A finished alarm stays."""
+        if not new or version.verdict.alarm:
             return version
-        return replace(version, verdict=judge(name, version.layouts, version.windows, state.rule, version.reference))
+        if version.normal is None:
+            version = self._with_reference(rule, name, replace(version, latest=[*version.latest, *new]))
+            new, version = version.latest[version.first :], replace(version, latest=version.latest[: version.first])
+        if version.reference is None:
+            return replace(version, latest=new)
+        return _advanced(rule, name, version, version.reference, new) if new else version
 
-    def _with_reference(self, rule: DriftRule, name: str, version: WatchedVersion, end: int) -> WatchedVersion:
-        """Return a version with its reference, if its first windows are enough for one. They are read again."""
-        number = _reference_length(version.windows, rule)
-        if not number:
+    def _with_reference(self, rule: DriftRule, name: str, version: WatchedVersion) -> WatchedVersion:
+        """Return a version with its reference, if it has test rows, or its first windows are enough for one."""
+        reference = read_reference(self._folder, name)
+        if reference is None:
             return version
-        spec, last = self._spec_of(name), version.windows[number - 1].start + rule.window
-        begin, sampled = version.windows[0].start, 0
-        values: dict[str, list[NDArray[Any]]] = {}
-        for piece in pieces(self._requests, begin, last, window=rule.window):
-            if piece.version == name and sampled < _SAMPLE:
-                sampled += len(piece.rows)
-                for feature, column in features_of(piece.rows, spec).items():
-                    values.setdefault(feature, []).append(column)
-        layouts = [layout_of(feature, np.concatenate(columns)) for feature, columns in values.items()]
-        windows: dict[int, WindowSketch] = {}
-        for piece in pieces(self._requests, begin, end, window=rule.window):
-            if piece.version == name:
-                sketch = _sketch(piece.start, features_of(piece.rows, spec), layouts, len(piece.rows))
-                windows[piece.start] = windows[piece.start] + sketch if piece.start in windows else sketch
-        counted = [windows[start] for start in sorted(windows)]
-        number = _reference_length(counted, rule)  # files of these windows may have been deleted
-        return replace(version, layouts=layouts, reference=number, windows=counted) if number else version
+        first = 0 if reference.counts else _reference_length(version.latest, rule)
+        if not first and not reference.counts:
+            return version
+        normal = sum(version.latest[:first], start=WindowSketch(name, version.latest[0].start))
+        counts = (reference.counts or normal.counts) | {REQUESTS.name: list(map(int, _ANSWERED))}
+        return replace(version, reference=replace(reference, counts=counts), first=first, normal=normal)
 
     @contextmanager
     def _held(self) -> Iterator[None]:
@@ -229,14 +224,38 @@ class Monitor:
 
 
 def monitor_of(workspace: Workspace) -> Monitor:
-    """Return the monitor of a project, with its settings and registry."""
-    params = settings.load(workspace.params)
-    return Monitor(workspace, log_folder(workspace), params.monitoring, StoredSpecs(workspace, params))
+    """Return the monitor of a project, with its settings."""
+    return Monitor(workspace, log_folder(workspace), settings.load(workspace.params).monitoring)
 
 
-def _sketch(start: int, features: dict[str, NDArray[Any]], layouts: list[FeatureBins], rows: int) -> WindowSketch:
-    counts = {layout.name: layout.count(features[layout.name]) for layout in layouts if layout.name in features}
-    return WindowSketch(start, rows, counts)
+def _advanced(
+    rule: DriftRule, name: str, version: WatchedVersion, reference: Reference, new: list[WindowSketch]
+) -> WatchedVersion:
+    """Return a version with a reference after new windows."""
+    normal, season = version.normal, SEASONS[rule.season]
+    assert normal is not None, "it comes with the reference"
+    for number, sketch in enumerate(new, len(version.closed) - len(new) - version.first):
+        if sketch.start < normal.start + season if season else number < rule.good_windows:
+            normal += sketch
+    counts = reference.counts
+    base = {each.name: np.array(counts.get(each.name, [0] * each.bins), np.int64) for each in version.layouts}
+    normal_counts = {each.name: counts_of(each, [normal])[0] for each in version.layouts}
+    watch = Watch(name, version.layouts, base, normal_counts, rule)
+    stored = {key: _unpacked(text) for key, text in version.stored.items()}
+    martingales = Martingales(rule.classes, len(watch.columns), stored)
+    verdict = watch.judge(martingales, new, version.latest)
+    last = verdict.alarm.window if verdict.alarm else new[-1].start
+    latest = [*version.latest, *(sketch for sketch in new if sketch.start <= last)][-rule.remembered :]
+    packed = {key: _packed(array) for key, array in martingales.arrays.items()}
+    return replace(version, normal=normal, latest=latest, stored=version.stored | packed, verdict=verdict)
+
+
+def _packed(array: NDArray[Any]) -> str:
+    return base64.b64encode(zlib.compress(np.ascontiguousarray(array).tobytes())).decode()
+
+
+def _unpacked(text: str) -> bytes:
+    return zlib.decompress(base64.b64decode(text))
 
 
 def _reference_length(windows: list[WindowSketch], rule: DriftRule) -> int:

@@ -2,10 +2,8 @@
 
 import math
 
-import numpy as np
-
-from ratchet.monitoring.drift_text import summary, time_text
-from ratchet.monitoring.rule import RULE
+from ratchet.monitoring.drift_text import change_text, summary
+from ratchet.monitoring.rule import RULE, DriftRule, counts_of, effect, windows_between
 from ratchet.monitoring.watch import State, WatchedVersion, current_versions
 from ratchet.reports.charts import Chart, Line, line_chart
 from ratchet.reports.problem_sections import ReportSection, Table
@@ -20,12 +18,12 @@ def drift_page(state: State) -> str:
     """Return the page."""
     versions = current_versions(state)
     verdicts = [f"{name}: {summary(version, state)}" for name, version in versions.items()]
-    sections = [section for name, version in versions.items() for section in _sections(name, version)]
+    sections = [section for name, version in versions.items() for section in _sections(name, version, state.rule)]
     return render_html("drift.html.j2", verdicts=verdicts, sections=sections)
 
 
-def _sections(name: str, version: WatchedVersion) -> list[ReportSection]:
-    evidence = version.verdict.evidence
+def _sections(name: str, version: WatchedVersion, rule: DriftRule) -> list[ReportSection]:
+    evidence = version.evidence
     if not evidence:
         return []
     scale = math.log(10)
@@ -37,34 +35,39 @@ def _sections(name: str, version: WatchedVersion) -> list[ReportSection]:
     ]
     drawing = line_chart(drawn, name=f"Evidence of drift, {name}", x_label="window after the reference")
     chart = Chart(f"Evidence (rule {RULE})", drawing, drawn)
-    note = f"Reference: the first {version.reference} windows, from {time_text(version.windows[0].start)}."
+    note = f"Scores are distances from the first {version.first} windows, which are its reference."
+    if not version.first:
+        note = "Scores are distances from the test rows with which the version was registered."
     return [
         ReportSection(f"{name}: evidence", note=note, charts=[chart]),
-        ReportSection(f"{name}: what has changed", tables=_changes(version)),
+        ReportSection(f"{name}: what has changed", tables=_changes(version, rule)),
     ]
 
 
-def _changes(version: WatchedVersion) -> list[Table]:
-    """Return the bins of the features that have changed most, before and after; that of the alarm is the first."""
-    alarm, ranked = version.verdict.alarm, []
-    later = [window for window in version.windows[version.reference :] if not alarm or window.start >= alarm.since]
-    for layout in version.layouts or []:
-        none = [0] * layout.bins
-        before, after = (
-            np.sum([window.counts.get(layout.name, none) for window in windows], axis=0)
-            for windows in (version.windows[: version.reference], later)
-        )
+def _changes(version: WatchedVersion, rule: DriftRule) -> list[Table]:
+    """Return the bins of the features that have changed most, before and after; that of the alarm is the first.
+
+    After an alarm the windows are those whose change it names.
+    """
+    alarm, ranked, later = version.verdict.alarm, [], version.latest
+    assert version.normal is not None, "windows were judged"
+    if alarm:
+        later = windows_between(version.latest, alarm.since, alarm.window, rule)
+    for layout in version.layouts:
+        before, after = (counts_of(layout, windows).sum(0) for windows in ([version.normal], later))
         if not before.sum() or not after.sum():
             continue
-        shares = before / before.sum(), after / after.sum()
-        change = float(np.abs(shares[0] - shares[1]).sum() / 2)
         is_first = alarm is not None and alarm.feature == layout.name
+        direction = alarm.direction if alarm and is_first else "different"
+        change = effect(after, before, direction)
         rows = [
             (bin_name, f"{first:.1%}", f"{second:.1%}", f"{number:,}")
-            for bin_name, first, second, number in zip(layout.names, *shares, after.tolist(), strict=True)
+            for bin_name, first, second, number in zip(
+                layout.names, before / before.sum(), after / after.sum(), after.tolist(), strict=True
+            )
             if first or second
         ]
-        title = f"{layout.name}: total variation {change:.2f}"
-        ranked.append((is_first, change, Table(title, ["bin", "reference", "since then", "rows"], rows)))
+        title = f"{layout.name}: {change_text(direction, change)}"
+        ranked.append((is_first, change, Table(title, ["bin", "normal", "since then", "rows"], rows)))
     ranked.sort(key=lambda entry: entry[:2], reverse=True)
     return [table for *_, table in ranked[:_FEATURES]]

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import re
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import lru_cache, partial
@@ -17,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ratchet.monitoring.sketch import refusal
 from ratchet.serving.canary import Canary
 from ratchet.serving.explaining import ExplainEndpoint
 from ratchet.serving.fallback import Fallback
@@ -32,10 +34,11 @@ from ratchet.serving.shadow import Shadow
 from ratchet.serving.shared_state import EVERY, SharedStates
 from ratchet.serving.versions.alias_watcher import AliasWatcher, PinnedVersion
 from ratchet.serving.versions.batching import Batcher
+from ratchet.serving.versions.loaded import LoadedVersion
 from ratchet.settings.model import ServingSettings
 from ratchet.traffic.label_store import LabelStore
 from ratchet.traffic.request_log import RequestLog
-from ratchet.traffic.schema import Logged, target_id
+from ratchet.traffic.schema import MODEL, Logged, target_id
 
 __all__ = ["ModelServer", "envelope_of"]
 
@@ -47,6 +50,7 @@ _ENVELOPES: dict[str, tuple[str, type[RequestFormat]]] = {
     "/v2/models/{model}/infer": ("v2", V2Format),
     "/v2/models/{model}/versions/{version}/infer": ("v2", V2Format),
 }
+_WATCHED = {name for name, _ in _ENVELOPES.values()}
 _NAMES = {path: name for path, (name, _) in _ENVELOPES.items()} | {"/v1/explain": "explain", "/v1/labels": "labels"}
 
 
@@ -76,6 +80,7 @@ class ModelServer:
         self.log = log
         if log:
             self.handler.observers.append(partial(_log, log, settings.log_columns))
+            self.metrics.observers.append(self._count)
             self.metrics.totals["ratchet_log_lost_requests", "Requests that the log could not take"] = lambda: log.lost
         self.shadow = beside = Shadow(shadow, log) if shadow and log else None
         if beside:
@@ -99,6 +104,13 @@ class ModelServer:
             path, scope["path_params"] = _matched(scope["path"])
             app = self._endpoints.get(path, app)
         await app(scope, receive, send)
+
+    def _count(self, envelope: str, status: int, loaded: LoadedVersion | None) -> None:
+        """Count a request to the model by its result, for monitoring."""
+        version = loaded or self.watcher.current
+        if version and self.log and self.log.sketches and envelope in _WATCHED:
+            result = "answered" if status < 400 else refusal(status)
+            self.log.sketches.count(version.identity.reference, result, time.time())
 
     def _routes(self) -> list[Route]:
         posts = [Route(path, endpoint, methods=["POST"]) for path, endpoint in self._endpoints.items()]
@@ -267,6 +279,10 @@ def _log(log: RequestLog, columns: Sequence[str], answered: ServedRequest) -> No
             answer.predictions,
             target_id(answer.loaded.spec.target),
             partial(loaded.kind.columns, request.arrays, loaded.spec.input, columns) if columns else dict,
+            answer.instead or MODEL,
+            loaded.identity.reference,
+            loaded.spec,
+            loaded.reference,
         )
 
     log.add(answered.answer.id, logged)

@@ -19,7 +19,7 @@ from ratchet.request_filter import HOSTS_FIX, RequestFilter
 from ratchet.serving import log_lines
 from ratchet.serving.process_group import process_count, run_group, threads_each
 from ratchet.serving.shared_state import Member, SharedStates
-from ratchet.settings.model import Params, ServingSettings
+from ratchet.settings.model import Params
 from ratchet.traffic.log_reader import log_folder
 from ratchet.traffic.request_log import RequestLog
 from ratchet.workspace import Workspace
@@ -111,7 +111,7 @@ def _server(
     return ModelServer(
         served,
         serving,
-        log=_log(workspace, serving),
+        log=_log(workspace, params),
         fallback=beside(serving.fallback),
         shadow=beside(serving.shadow),
         canary=Canary(canary, serving, workspace.state / "canary.json") if canary else None,
@@ -247,15 +247,19 @@ def configured(workspace: Workspace, params: Params) -> str:
     return f"{registered_name(params, workspace)}@champion"
 
 
-def _log(workspace: Workspace, serving: ServingSettings) -> RequestLog | None:
+def _log(workspace: Workspace, params: Params) -> RequestLog | None:
+    from ratchet.monitoring.sketch_log import SketchLog
+
+    serving, folder = params.serving, log_folder(workspace)
     if not serving.log:
         return None
     return RequestLog(
-        log_folder(workspace),
+        folder,
         share=serving.log_share,
         inputs=serving.log_inputs,
         days=serving.log_days,
         mib=serving.log_mib,
+        sketches=SketchLog(folder, window=params.monitoring.window),
     )
 
 

@@ -37,12 +37,14 @@ class ServerMetrics:
     """Counters and times of requests, the state of the queue and of the version, and the process.
 
     Attributes:
+        observers: called with envelope, status and version of each request, in the event loop.
         totals: functions that return how often something happened, by the metric's name and description.
     """
 
     def __init__(self, watcher: AliasWatcher | PinnedVersion, batcher: Batcher, *, deadline: float) -> None:
         """Create the metrics. `deadline`: seconds; it is a limit of a bucket, so that late answers are seen."""
         self.registry = CollectorRegistry()
+        self.observers: list[Callable[[str, int, LoadedVersion | None], None]] = []
         self.totals: dict[tuple[str, str], Callable[[], int]] = {}
         count, seconds = "Requests by envelope, status and version", "Seconds from request to answer"
         works, waits = "Requests that the server works on", "Requests that wait until the server begins with them"
@@ -74,6 +76,8 @@ class ServerMetrics:
         requests, duration = self._children[key]
         requests.inc()
         duration.observe(seconds)
+        for observer in self.observers:
+            observer(envelope, status, loaded)
 
     def count_warnings(self, answered: "ServedRequest") -> None:
         """Count the warnings of an answer."""

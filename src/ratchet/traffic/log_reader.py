@@ -13,7 +13,18 @@ from ratchet.workspace import Workspace
 if TYPE_CHECKING:
     import polars
 
-__all__ = ["DAMAGED", "KEY", "find", "log_files", "log_folder", "read", "read_file", "read_shadow", "stored_files"]
+__all__ = [
+    "DAMAGED",
+    "KEY",
+    "find",
+    "log_files",
+    "log_folder",
+    "read",
+    "read_file",
+    "read_shadow",
+    "set_aside",
+    "stored_files",
+]
 
 DAMAGED = ".damaged"
 """Ends the names of files that could not be read."""
@@ -101,18 +112,19 @@ def read_file(
     except (FileNotFoundError, PermissionError):
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
-        _set_aside(path, str(error))
+        set_aside(path, str(error))
     else:
         assert isinstance(frame, polars.DataFrame)
         expected = {name: kind for name, kind in schema.items() if columns is None or name in columns}
         wrong = [name for name, kind in expected.items() if frame.schema.get(name) != kind]
         if not wrong:
             return frame
-        _set_aside(path, f"column {wrong[0]!r} is missing or has another type")
+        set_aside(path, f"column {wrong[0]!r} is missing or has another type")
     return polars.DataFrame(schema={name: schema[name] for name in columns or schema})
 
 
-def _set_aside(path: Path, reason: str) -> None:
+def set_aside(path: Path, reason: str) -> None:
+    """Rename a damaged file, and name it once in the log."""
     aside = path.with_name(path.name + DAMAGED)
     with contextlib.suppress(FileNotFoundError):  # another process did it
         path.rename(aside)

@@ -26,6 +26,8 @@ from ratchet.traffic.schema import REPEATED, SLICE, Logged, is_sampled, row_sche
 if TYPE_CHECKING:
     import pyarrow
 
+    from ratchet.monitoring.sketch_log import SketchLog
+
 __all__ = ["RequestLog"]
 
 _LOG = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ class RequestLog:
     Attributes:
         share: of the requests that are logged.
         lost: requests that were not written, because the disk is full or slow.
+        sketches: of what is asked, to find drift; None: there are none.
         problem: why the latest could not be written, or old ones not deleted; empty: they could.
     """
 
@@ -63,13 +66,14 @@ class RequestLog:
         inputs: str,
         days: float,
         mib: float,
+        sketches: "SketchLog | None" = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Start the thread. `inputs`: hash, keep or none. `clock`: seconds since 1970."""
         import polars  # noqa: F401  # now: later the import would hold up requests
         import pyarrow.parquet  # noqa: F401
 
-        self.folder, self.lost, self.problem = folder, 0, ""
+        self.folder, self.sketches, self.lost, self.problem = folder, sketches, 0, ""
         self.share, self._inputs, self._days, self._mib, self._clock = share, inputs, days, mib, clock
         self._waiting: deque[Logged] = deque()
         self._parts: dict[tuple[str, str, str], _Part] = {}  # by hour, model and version
@@ -88,6 +92,8 @@ class RequestLog:
         with self._changed:
             if self._bytes + size > _MOST_BYTES:
                 self.lost += 1
+                if self.sketches:
+                    self.sketches.count(request.served, "lost", request.time)
                 return
             self._bytes += size
             self._waiting.append(request)
@@ -116,6 +122,8 @@ class RequestLog:
                 if is_last or time.monotonic() >= due:
                     due = time.monotonic() + _EVERY
                     self._write()
+                    if self.sketches:
+                        self.sketches.write(is_last=is_last)
                     work = "merged, and nothing of it deleted"
                     self._tidy(self._clock())
                     self.problem = ""
@@ -137,6 +145,8 @@ class RequestLog:
             part.requests += len(group)
             with self._changed:
                 self._bytes += table.nbytes
+        if self.sketches:
+            self.sketches.take(requests)
 
     def _write(self) -> None:
         """Write the rows, one file for each hour and version."""
@@ -165,7 +175,7 @@ class RequestLog:
 
         whole = pa.concat_tables(part.tables, promote_options="permissive").combine_chunks()
         # A dictionary of the other columns would double the time and the file: their values differ in each row.
-        repeated = [name for name in whole.column_names if name in REPEATED or name.startswith(SLICE)]
+        repeated = [name for name in whole.column_names if name in (*REPEATED, "source") or name.startswith(SLICE)]
         self.folder.mkdir(parents=True, exist_ok=True)
         # Another process that merges this hour deletes drafts. Inputs may be personal.
         with FileLock(self.folder / "lock"), files.draft_file(path, private=True) as draft:
@@ -181,6 +191,8 @@ class RequestLog:
                 names = ("*.parquet*", "*/*.parquet*")  # with those that were set aside
                 delete_old(self.folder, stored_files(self.folder, *names), days=self._days, now=now)
                 delete_excess(stored_files(self.folder, *names), mib=self._mib)
+                if self.sketches:
+                    self.sketches.tidy(days=self._days, mib=self._mib, now=now)
         except Timeout:  # another server of this folder does it
             pass
 

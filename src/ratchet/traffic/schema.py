@@ -4,11 +4,13 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ratchet.kinds import ModelSpec
 from ratchet.problems import Target
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "INPUT",
+    "MODEL",
     "REPEATED",
     "SHADOW",
     "SLICE",
@@ -34,6 +37,8 @@ SLICE = "slice."
 """Begins the names of the columns of serving.log_columns."""
 INPUT = "input."
 """Begins the names of the columns with kept inputs: one for each array of the model, or input.prompt."""
+MODEL = "model"
+"""Source of the answers that the version itself has made; others are of the cache or the fallback."""
 REPEATED = ("envelope", "model", "version", "provenance", "key", "target")
 """Columns with few different values."""
 _OVERHEAD = 1000  # bytes of a request besides its arrays
@@ -47,6 +52,12 @@ class Logged(NamedTuple):
         seconds: from the request to the answer.
         inputs: arrays of n rows by name, or prompts.
         predictions: float32 (n, outputs), or n texts.
+        target: as `target_id` returns it.
+        columns: returns the values of serving.log_columns, in the writer's thread.
+        source: how the answer was made: model, cache or fallback.
+        served: NAME/VERSION that was to answer; empty: the one that did.
+        spec: of the version; None: it is not known.
+        reference: file with its bins, if there is one.
     """
 
     answer: str
@@ -59,8 +70,12 @@ class Logged(NamedTuple):
     key: str
     inputs: Mapping[str, "NDArray[Any] | tuple[str, ...]"]
     predictions: "NDArray[np.float32] | list[str]"
-    target: str = ""  # as `target_id` returns it
-    columns: Callable[[], Mapping[str, Sequence[Any]]] = dict  # values of serving.log_columns, in the writer's thread
+    target: str = ""
+    columns: Callable[[], Mapping[str, Sequence[Any]]] = dict
+    source: str = MODEL
+    served: str = ""
+    spec: ModelSpec | None = None
+    reference: Path | None = None
 
 
 @lru_cache
@@ -100,6 +115,7 @@ def table_of(requests: Sequence[Logged], *, inputs: str) -> "pyarrow.Table":
     columns: dict[str, Any] = {
         name: repeated([getattr(request, name) for request in requests]) for name in ("answer", *REPEATED)
     }
+    columns["source"] = repeated([request.source for request in requests])  # not in older files
     columns["row"] = pa.array(np.concatenate([np.arange(count) for count in counts]), pa.int32())
     columns["time"] = pa.array(np.repeat(times, counts), pa.timestamp("us", "UTC"))
     columns["seconds"] = repeated([request.seconds for request in requests], pa.float32())

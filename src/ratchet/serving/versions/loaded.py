@@ -19,6 +19,7 @@ from ratchet.kinds import ModelSpec
 from ratchet.kinds.protocol import Arrays, Unencoded, go_on
 from ratchet.kinds.raw_values import check_rows
 from ratchet.kinds.registry import kind_of
+from ratchet.monitoring.sketch import REFERENCE
 from ratchet.tokens.tokenizers import PADDING
 
 __all__ = ["SIZES", "Identity", "LoadedVersion", "can_replace"]
@@ -44,6 +45,11 @@ class Identity:
 
     def __str__(self) -> str:
         return f"{self.model} version {self.version}"
+
+    @property
+    def reference(self) -> str:
+        """NAME/VERSION."""
+        return f"{self.model}/{self.version}"
 
 
 class LoadedVersion:
@@ -94,6 +100,11 @@ class LoadedVersion:
             raise RegistryError(f"{identity}: {error}") from error
         except Exception as error:  # of onnxruntime, torch or a user's code: they have no common base
             raise RegistryError(f"{identity}: does not answer: {first_paragraph(error)}") from error
+
+    @property
+    def reference(self) -> Path:
+        """File with the bins of its features, if it was stored with one."""
+        return self._folder / REFERENCE
 
     @property
     def names(self) -> tuple[str, ...]:

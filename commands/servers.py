@@ -83,9 +83,6 @@ def show_status() -> None:
     """Show the servers' status. Exit code 0: all that was started is up; 1: something is not; 3: nothing is started."""
     from flows.server.status import status
     from ratchet import settings
-    from ratchet.errors import PlatformError
-    from ratchet.monitoring.drift_text import lines
-    from ratchet.monitoring.watch import read_state
     from ratchet.registry.relocation import moved_fault
 
     workspace = Workspace.find()
@@ -95,11 +92,7 @@ def show_status() -> None:
     services = status(workspace)
     for service in services:
         echo(_line(service))
-    try:
-        watched = lines(read_state(workspace))
-    except PlatformError as error:  # the servers' status does not depend on it
-        watched = [str(error)]
-    for line in watched:
+    for line in _watched(workspace):
         echo(f"monitoring: {line}")
     started = [service for service in services if service.service]
     if not started:
@@ -163,6 +156,20 @@ def relocate(
     for line in lines or ["Nothing to relocate: MLflow's files are recorded in this folder."]:
         echo(line)
     echo("next: ratchet audit")
+
+
+def _watched(workspace: Workspace) -> list[str]:
+    """Return a line about each served version that is watched for drift."""
+    if not (workspace.state / "monitoring").exists():
+        return []  # without NumPy, which takes half of this command's time
+    from ratchet.errors import PlatformError
+    from ratchet.monitoring.drift_text import lines
+    from ratchet.monitoring.watch import read_state
+
+    try:
+        return lines(read_state(workspace))
+    except PlatformError as error:  # the servers' status does not depend on it
+        return [str(error)]
 
 
 def _line(status: "ServerStatus") -> str:

@@ -62,10 +62,10 @@ def export(params: Params, workspace: Workspace, *, progress: StageProgress) -> 
             onnx_export.export(*load_model(folder), draft / FULL)
             program = Program.of(draft / FULL)
         wanted = _wanted(params.export, spec.input) if program is not None else ()
-        sheets = []
+        variants, sheets = _Variants(program, params, workspace, spec.input), []
         for number, name in enumerate(wanted):
             progress.update(number, len(wanted), name)
-            sheets.append(_variant(name, program, draft / name, params, workspace, spec.input))
+            sheets.append(variants.make(name, draft / name))
         write(draft, tuple(sheets), model=folder)
     progress.update(max(1, len(wanted)), max(1, len(wanted)), "exported")
     return Exported.load(workspace)
@@ -80,76 +80,70 @@ def _wanted(settings: ExportSettings, input_spec: Input) -> tuple[str, ...]:
     return kind.variants
 
 
-def _variant(
-    name: str,
-    program: "Program | NotExported | None",
-    folder: Path,
-    params: Params,
-    workspace: Workspace,
-    input_spec: Input,
-) -> "Variant":
-    """Make one variant in `folder`, and measure it."""
-    from ratchet.errors import TrainingError
-    from ratchet.exports.parity import judge
-    from ratchet.exports.program import Program, first_paragraph
-    from ratchet.exports.variants import Variant
+@dataclass(frozen=True)
+class _Variants:
+    """Makes variants of a program, and measures them on the test samples."""
 
-    if not isinstance(program, Program):
-        reason = program.reason if program else "registry.export is none"
-        return Variant(name, (f"there is no ONNX program ({reason})",))
-    folder.mkdir()
-    try:
-        measured = _measured(name, program, folder, params, workspace, input_spec)
-    except TrainingError as error:
-        return Variant(name, (str(error),))
-    except Exception as error:  # of onnxruntime: it has no common base
-        return Variant(name, (f"onnxruntime cannot make or run it: {first_paragraph(error)}",))
-    return Variant(name, judge(measured, params.export), measured)
+    program: "Program | NotExported | None"
+    params: Params
+    workspace: Workspace
+    input_spec: Input
 
+    def make(self, name: str, folder: Path) -> "Variant":
+        """Make one variant in `folder`, and measure it."""
+        from ratchet.errors import TrainingError
+        from ratchet.exports.parity import judge
+        from ratchet.exports.program import Program, first_paragraph
+        from ratchet.exports.variants import Variant
 
-def _measured(
-    name: str, program: "Program", folder: Path, params: Params, workspace: Workspace, input_spec: Input
-) -> "Measured":
-    import numpy as np
+        program = self.program
+        if not isinstance(program, Program):
+            reason = program.reason if program else "registry.export is none"
+            return Variant(name, (f"there is no ONNX program ({reason})",))
+        folder.mkdir()
+        try:
+            measured = self._measured(name, program, folder)
+        except TrainingError as error:
+            return Variant(name, (str(error),))
+        except Exception as error:  # of onnxruntime: it has no common base
+            return Variant(name, (f"onnxruntime cannot make or run it: {first_paragraph(error)}",))
+        return Variant(name, judge(measured, self.params.export), measured)
 
-    from ratchet.evaluation.predictions import read_predictions
-    from ratchet.evaluation.robustness import evenly_spaced
-    from ratchet.evaluation.slices import slice_columns
-    from ratchet.exports.parity import batches, measure
-    from ratchet.exports.program import Program
-    from ratchet.exports.quantize import dynamic_int8, static_int8
+    def _measured(self, name: str, program: "Program", folder: Path) -> "Measured":
+        import numpy as np
 
-    if name == "int8-static":
-        train = _samples(workspace, "train", input_spec)
-        rows = Manifest.read(workspace.packed).splits["train"].rows
-        chosen = evenly_spaced(rows, _CALIBRATION_ROWS).astype(np.int64)
-        static_int8(program, folder, [train(part) for part in batches(chosen)])
-    else:
-        dynamic_int8(program, folder)
-    variant = Program.of(folder)
-    assert isinstance(variant, Program), "it was written just now"
-    return measure(
-        variant,
-        program,
-        _samples(workspace, "test", input_spec),
-        read_predictions(workspace.reports / "predictions.parquet"),
-        slice_columns(workspace.packed, params.evaluation),
-        params.evaluation,
-    )
+        from ratchet.evaluation.predictions import read_predictions
+        from ratchet.evaluation.robustness import evenly_spaced
+        from ratchet.evaluation.slices import slice_columns
+        from ratchet.exports.parity import batches, measure
+        from ratchet.exports.program import Program
+        from ratchet.exports.quantize import dynamic_int8, static_int8
 
+        packed, evaluation = self.workspace.packed, self.params.evaluation
+        if name == "int8-static":
+            train, rows = self._samples("train"), Manifest.read(packed).splits["train"].rows
+            chosen = evenly_spaced(rows, _CALIBRATION_ROWS).astype(np.int64)
+            static_int8(program, folder, [train(part) for part in batches(chosen)])
+        else:
+            dynamic_int8(program, folder)
+        variant = Program.of(folder)
+        assert isinstance(variant, Program), "it was written just now"
+        predictions = read_predictions(self.workspace.reports / "predictions.parquet")
+        columns = slice_columns(packed, evaluation)
+        return measure(variant, program, self._samples("test"), predictions, columns, evaluation)
 
-def _samples(workspace: Workspace, name: str, input_spec: Input) -> "Samples":
-    """Return a function that returns the arrays of some samples of a split, as the program takes them."""
-    from ratchet.training import open_split
+    def _samples(self, name: str) -> "Samples":
+        """Return a function that returns the arrays of some samples of a split, as the program takes them."""
+        from ratchet.training import open_split
 
-    split, packed = open_split(workspace.packed, name, input_spec), Manifest.read(workspace.packed).input
-    kind = kind_of(input_spec)
+        packed, spec = self.workspace.packed, self.input_spec
+        split, packed_input, kind = open_split(packed, name, spec), Manifest.read(packed).input, kind_of(spec)
 
-    def samples(rows: "NDArray[np.int64]") -> Arrays:
-        arrays: Arrays = kind.decode(kind.samples(split, rows, packed), input_spec)
-        return arrays
+        def samples(rows: "NDArray[np.int64]") -> Arrays:
+            arrays: Arrays = kind.decode(kind.samples(split, rows, packed_input), spec)
+            return arrays
 
-    return samples
+        return samples
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from tasks.gate_inputs import judge_model
 from tasks.progress import StageProgress
 from tasks.report import write_report
 from tasks.trained_model import TrainedModel, record_training, run_name
-from tasks.write_model_card import write_model_card
+from tasks.write_model_card import CardWriter
 
 if TYPE_CHECKING:
     from ratchet.gate.verdict import Verdict
@@ -267,9 +267,7 @@ class _Candidate:
         tags = {"ratchet.verdict": json.dumps(to_plain(verdict)), **record_tags(record)}
         version = registry.add_version(promotions.name, self.run_id, self.model_uri, tags=tags)
         if not self.run.is_closed:
-            write_model_card(
-                registry, version, verdict, record, journal=self.run.journal, params=params, workspace=workspace
-            )
+            CardWriter(registry, version, verdict, record, self.run.journal, params, workspace).write()
             write_statement(registry, version, files.read_json(workspace.reports / "metrics.json"))
         enter = promotions.register if verdict.passed else promotions.withdraw
         enter(version, why=message(verdict), over=over, rules=self._rules)

@@ -1,6 +1,7 @@
 """Model card and SBOM of a registered version, among the artifacts of its MLflow run."""
 
 import tempfile
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,89 +25,73 @@ if TYPE_CHECKING:
     from ratchet.reports.model_card import CardContent
     from ratchet.training import Model
 
-__all__ = ["write_model_card"]
+__all__ = ["CardWriter"]
 
 _OUTPUTS = ("data/packed", "data/model", "data/checkpoints")
-_SHOWN_SETTINGS = (
-    "seed",
-    "data",
-    "model",
-    "training",
-    "evaluation",
-    "export",
-    "gate",
-    "registry",
-)  # others only locate things
+# The other sections only locate things.
+_SHOWN_SETTINGS = ("seed", "data", "model", "training", "evaluation", "export", "gate", "registry")
 
 
-def write_model_card(
-    registry: "ModelRegistry",
-    version: "Version",
-    verdict: "Verdict",
-    record: "Provenance",
-    *,
-    journal: "Journal",
-    params: Params,
-    workspace: Workspace,
-) -> None:
-    """Write the model card and the SBOM of a registered version. A repetition writes the same files.
+@dataclass(frozen=True)
+class CardWriter:
+    """What the model card and the SBOM of a registered version are made of; `journal` is that of the training run."""
 
-    `record` is the provenance record, `journal` that of the training run.
+    registry: "ModelRegistry"
+    version: "Version"
+    verdict: "Verdict"
+    record: "Provenance"
+    journal: "Journal"
+    params: Params
+    workspace: Workspace
 
-    Raises:
-        TrackingUnavailable: MLflow does not answer.
-    """
-    from ratchet.registry.sbom import SbomSubject, build_sbom
-    from ratchet.reports import model_card
+    def write(self) -> None:
+        """Write the model card and the SBOM. A repetition writes the same files.
 
-    content = _content(registry, version, verdict, record, journal=journal, params=params, workspace=workspace)
-    data, weights = content.data, content.checksums.get("model.safetensors")
-    begun = datetime.fromtimestamp(journal.entries(0)[0].time // 1000, UTC)
-    subject = SbomSubject(version.name, version.number, weights, data["name"], data["version"], begun, record)
-    texts = {
-        "card.md": model_card.render_markdown(content),
-        "card.html": model_card.render_html(content),
-        "sbom.cdx.json": build_sbom(subject),
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        for name, text in texts.items():
-            files.write_text(Path(folder, name), text)
-        registry.log_files(version.run_id, {Path(folder, name): "card" for name in texts})
-    registry.describe(version, model_card.description(content))
+        Raises:
+            TrackingUnavailable: MLflow does not answer.
+        """
+        from ratchet.registry.sbom import SbomSubject, build_sbom
+        from ratchet.reports import model_card
 
+        content, version = self._content(), self.version
+        data, weights = content.data, content.checksums.get("model.safetensors")
+        begun = datetime.fromtimestamp(self.journal.entries(0)[0].time // 1000, UTC)
+        subject = SbomSubject(version.name, version.number, weights, data["name"], data["version"], begun, self.record)
+        texts = {
+            "card.md": model_card.render_markdown(content),
+            "card.html": model_card.render_html(content),
+            "sbom.cdx.json": build_sbom(subject),
+        }
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in texts.items():
+                files.write_text(Path(folder, name), text)
+            self.registry.log_files(version.run_id, {Path(folder, name): "card" for name in texts})
+        self.registry.describe(version, model_card.description(content))
 
-def _content(
-    registry: "ModelRegistry",
-    version: "Version",
-    verdict: "Verdict",
-    record: "Provenance",
-    *,
-    journal: "Journal",
-    params: Params,
-    workspace: Workspace,
-) -> "CardContent":
-    from ratchet.registry.runs import total_cost
-    from ratchet.reports.model_card import CardContent
+    def _content(self) -> "CardContent":
+        from ratchet.registry.runs import total_cost
+        from ratchet.reports.model_card import CardContent
 
-    manifest, checksums = Manifest.read(workspace.packed), registry.checksums(version)
-    return CardContent(
-        name=version.name,
-        number=version.number,
-        purpose=params.registry.purpose,
-        verdict=verdict,
-        metrics=read_metrics(workspace.reports),
-        input=manifest.input,
-        data=_data(manifest, workspace, record),
-        rows={name: split.rows for name, split in manifest.splits.items()},
-        quarantined=dict(manifest.quarantined_by_rule),
-        model=_model(params, workspace),
-        settings=settings.changed(params, _SHOWN_SETTINGS),
-        cost=total_cost(journal),
-        checksums=checksums,
-        address=urls.redacted(params.tracking.uri),
-        lineage=_lineage(record),
-        variants=_variants(checksums, workspace),
-    )
+        params, workspace, record = self.params, self.workspace, self.record
+        manifest, checksums = Manifest.read(workspace.packed), self.registry.checksums(self.version)
+        return CardContent(
+            name=self.version.name,
+            number=self.version.number,
+            purpose=params.registry.purpose,
+            verdict=self.verdict,
+            metrics=read_metrics(workspace.reports),
+            input=manifest.input,
+            data=_data(manifest, workspace, record),
+            rows={name: split.rows for name, split in manifest.splits.items()},
+            quarantined=dict(manifest.quarantined_by_rule),
+            model=_model(params, workspace),
+            settings=settings.changed(params, _SHOWN_SETTINGS),
+            cost=total_cost(self.journal),
+            checksums=checksums,
+            address=urls.redacted(params.tracking.uri),
+            lineage=_lineage(record),
+            variants=_variants(checksums, workspace),
+        )
 
 
 def _variants(checksums: "Mapping[str, str]", workspace: Workspace) -> "tuple[Variant, ...]":

@@ -62,17 +62,38 @@ def _on_runs(*states: str) -> EventTrigger:
     )
 
 
-def _on_events(name: str, resource: str) -> EventTrigger:
-    return EventTrigger(
+def _on_event(
+    kind: str,
+    name: str,
+    description: str,
+    event: str,
+    *,
+    about: tuple[str, str],  # in the name of its resource, and for people
+    subject: str,
+    message: str,
+    todo: str,
+) -> AlertRule:
+    """Return the rule of one of our events. Its payload may have a message and a next step of its own."""
+    trigger = EventTrigger(
         posture=Posture.Reactive,
-        expect={name},
-        match={"prefect.resource.id": resource},
+        expect={event},
+        match={"prefect.resource.id": f"ratchet.{about[0]}.*"},
         for_each={"prefect.resource.id"},
         threshold=1,
         within=_COOL_DOWN,
     )
+    sent = f"Sent at most once an hour for the same {about[1]}. Created by `ratchet up`."
+    variables = _EVENT.replace("SUBJECT", subject).replace("MESSAGE", message).replace("TODO", todo)
+    return AlertRule(kind, f"Ratchet: {name}", f"{description}. {sent}", trigger, variables)
 
 
+_EVENT = """\
+{% set what = event.resource["prefect.resource.name"] or event.resource["prefect.resource.id"] %}
+{% set subject = "SUBJECT: " ~ what %}
+{% set message = event.payload.message or MESSAGE %}
+{% set page = (event | ui_url) or "" %}
+{% set todo = event.payload.next or "TODO" %}
+"""
 _RUN = """\
 {% set place = flow.name ~ ("/" ~ deployment.name if deployment else "") %}
 {% set what = "run " ~ event.resource["prefect.resource.name"] ~ " of " ~ place %}
@@ -109,62 +130,47 @@ not repeated, and a training continues at its last checkpoint" %}
 were refused), then " ~ again %}
 """,
     ),
-    AlertRule(
+    _on_event(
         "machine-pressure",
-        "Ratchet: the machine runs short",
-        f"Free disk, memory or GPU memory passed the limit in params.yaml (event {PRESSURE}). Sent at most once an "
-        "hour for the same resource. Created by `ratchet up`.",
-        _on_events(PRESSURE, "ratchet.machine.*"),
-        """\
-{% set what = event.resource["prefect.resource.name"] or event.resource["prefect.resource.id"] %}
-{% set subject = "Running short: " ~ what %}
-{% set message = event.payload.message or (what ~ " runs short") %}
-{% set page = (event | ui_url) or "" %}
-{% set todo = event.payload.next or "look at that machine" %}
-""",
+        "the machine runs short",
+        f"Free disk, memory or GPU memory passed the limit in params.yaml (event {PRESSURE})",
+        PRESSURE,
+        about=("machine", "resource"),
+        subject="Running short",
+        message='(what ~ " runs short")',
+        todo="look at that machine",
     ),
-    AlertRule(
+    _on_event(
         "version-not-served",
-        "Ratchet: a version cannot be served",
-        f"The model server refused a new champion, and answers with the one before (event {NOT_SERVED}). Sent at most "
-        "once an hour for the same version. Created by `ratchet up`.",
-        _on_events(NOT_SERVED, "ratchet.served.*"),
-        """\
-{% set what = event.resource["prefect.resource.name"] or event.resource["prefect.resource.id"] %}
-{% set subject = "Not served: " ~ what %}
-{% set message = event.payload.message or (what ~ " cannot be served") %}
-{% set page = (event | ui_url) or "" %}
-{% set todo = event.payload.next or "`ratchet status` names the reason" %}
-""",
+        "a version cannot be served",
+        f"The model server refused a new champion, and answers with the one before (event {NOT_SERVED})",
+        NOT_SERVED,
+        about=("served", "version"),
+        subject="Not served",
+        message='(what ~ " cannot be served")',
+        todo="`ratchet status` names the reason",
     ),
-    AlertRule(
+    _on_event(
         "canary-withdrawn",
-        "Ratchet: a canary was withdrawn",
+        "a canary was withdrawn",
         f"The model server gives no more requests to the version of serving.canary, because it is worse (event "
-        f"{WITHDRAWN}). Sent at most once an hour for the same version. Created by `ratchet up`.",
-        _on_events(WITHDRAWN, "ratchet.served.*"),
-        """\
-{% set what = event.resource["prefect.resource.name"] or event.resource["prefect.resource.id"] %}
-{% set subject = "Canary withdrawn: " ~ what %}
-{% set message = event.payload.message or (what ~ " is withdrawn") %}
-{% set page = (event | ui_url) or "" %}
-{% set todo = event.payload.next or "do not promote it before its cause is known" %}
-""",
+        f"{WITHDRAWN})",
+        WITHDRAWN,
+        about=("served", "version"),
+        subject="Canary withdrawn",
+        message='(what ~ " is withdrawn")',
+        todo="do not promote it before its cause is known",
     ),
-    AlertRule(
+    _on_event(
         "drift",
-        "Ratchet: the data drifted",
-        f"The data that a model sees differs from its training data (event {DRIFT}). Sent at most once an hour for "
-        "the same model. Created by `ratchet up`.",
-        _on_events(DRIFT, "ratchet.model.*"),
-        """\
-{% set what = event.resource["prefect.resource.name"] or event.resource["prefect.resource.id"] %}
-{% set subject = "Drift: " ~ what %}
-{% set message = event.payload.message or ("The data that " ~ what ~ " sees differs from its training data") %}
-{% set page = (event | ui_url) or "" %}
-{% set todo = event.payload.next or "do not rely on its predictions without checking them. The same event starts \
-train-flow/on-drift, which trains what is committed: make sure that the new data is there for it" %}
-""",
+        "the data drifted",
+        f"The data that a model sees differs from its training data (event {DRIFT})",
+        DRIFT,
+        about=("model", "model"),
+        subject="Drift",
+        message='("The data that " ~ what ~ " sees differs from its training data")',
+        todo="do not rely on its predictions without checking them. The same event starts train-flow/on-drift, which "
+        "trains what is committed: make sure that the new data is there for it",
     ),
 )
 

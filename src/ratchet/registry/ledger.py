@@ -121,15 +121,14 @@ class Ledger:
         from sqlalchemy.exc import DBAPIError, IntegrityError
 
         insert = text(f"INSERT INTO ledger ({', '.join(COLUMNS)}) VALUES ({', '.join(f':{name}' for name in COLUMNS)})")
-        try:
-            with self._engine.begin() as connection:
-                connection.execute(insert, entry.row())
-        except IntegrityError:
-            return False
-        except DBAPIError as error:
-            if "locked" not in str(error):
-                raise self._database_error(error) from error
-            return False
+        with self._errors():
+            try:
+                with self._engine.begin() as connection:
+                    connection.execute(insert, entry.row())
+            except DBAPIError as error:
+                if isinstance(error, IntegrityError) or "locked" in str(error):
+                    return False
+                raise
         return True
 
     def read(self) -> Chain:
@@ -160,7 +159,6 @@ class Ledger:
     def dropped_guards(self) -> list[str]:
         """Return the names of the triggers against changes that the database lacks, or has in another form."""
         from sqlalchemy import text
-        from sqlalchemy.exc import DBAPIError
 
         is_sqlite = self._engine.dialect.name == "sqlite"
         query = (
@@ -168,18 +166,14 @@ class Ledger:
             if is_sqlite
             else "SELECT tgname, tgname FROM pg_trigger WHERE tgrelid = 'ledger'::regclass AND tgenabled = 'O'"
         )
-        try:
-            with self._engine.connect() as connection:
-                present = {str(name): str(sql) for name, sql in connection.execute(text(query))}
-        except DBAPIError as error:
-            raise self._database_error(error) from error
+        with self._errors(), self._engine.connect() as connection:
+            present = {str(name): str(sql) for name, sql in connection.execute(text(query))}
         wanted = _GUARDS if is_sqlite else {"ledger_guard": "ledger_guard"}
         return [name for name, action in wanted.items() if not present.get(name, "").endswith(action)]
 
     def restore_guards(self) -> list[str]:
         """Create the triggers that the database lacks; return their names."""
         from sqlalchemy import text
-        from sqlalchemy.exc import DBAPIError
 
         dropped, is_sqlite = self.dropped_guards(), self._engine.dialect.name == "sqlite"
         statements = [
@@ -189,12 +183,9 @@ class Ledger:
         ]
         if dropped and not is_sqlite:
             statements = [*_CREATE["postgresql"], "ALTER TABLE ledger ENABLE TRIGGER ledger_guard"]
-        try:
-            with self._engine.begin() as connection:
-                for statement in statements:
-                    connection.execute(text(statement))
-        except DBAPIError as error:
-            raise self._database_error(error) from error
+        with self._errors(), self._engine.begin() as connection:
+            for statement in statements:
+                connection.execute(text(statement))
         return dropped
 
     @property
@@ -241,7 +232,6 @@ class Ledger:
     @contextmanager
     def _lock(self) -> Iterator[None]:
         from sqlalchemy import text
-        from sqlalchemy.exc import DBAPIError
 
         if self._engine.dialect.name == "sqlite":
             from filelock import FileLock
@@ -249,11 +239,9 @@ class Ledger:
             with FileLock(f"{self._engine.url.database}.lock"):
                 yield
             return
-        try:
+        with self._errors():
             connection = self._engine.connect()
             connection.execute(text("SELECT pg_advisory_lock(hashtext('ratchet.exclusive'))"))
-        except DBAPIError as error:
-            raise self._database_error(error) from error
         try:
             yield
         finally:
@@ -276,20 +264,16 @@ class Ledger:
 
     def _rows(self) -> list[Row]:
         from sqlalchemy import text
-        from sqlalchemy.exc import DBAPIError
 
         query = text(f"SELECT {', '.join(COLUMNS)} FROM ledger ORDER BY number")
-        try:
-            with self._engine.connect() as connection:
-                return [tuple(row) for row in connection.execute(query)]
-        except DBAPIError as error:
-            raise self._database_error(error) from error
+        with self._errors(), self._engine.connect() as connection:
+            return [tuple(row) for row in connection.execute(query)]
 
     @cached_property
     def _engine(self) -> "Engine":
         """The database, with the table created in it."""
         from sqlalchemy import create_engine, inspect, text
-        from sqlalchemy.exc import ArgumentError, DBAPIError
+        from sqlalchemy.exc import ArgumentError
 
         try:
             engine = create_engine(self.uri)
@@ -302,21 +286,24 @@ class Ledger:
             ) from error
         if engine.dialect.name == "sqlite" and engine.url.database:
             Path(engine.url.database).parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with self._errors():
             # Not again for a table that exists: an audit must see that its triggers were dropped.
             if not inspect(engine).has_table("ledger"):
                 with engine.begin() as connection:
                     for statement in _CREATE[engine.dialect.name]:
                         connection.execute(text(statement))
-        except DBAPIError as error:
-            raise self._database_error(error) from error
         return engine
 
-    def _database_error(self, error: Exception) -> RegistryError:
-        cause = getattr(error, "orig", None) or error
-        return RegistryError(
-            f"{self._name}: cannot be used ({str(cause).strip().splitlines()[0]}). Fix: start or repair it"
-        )
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Turn errors of the database into one that names it."""
+        from sqlalchemy.exc import DBAPIError
+
+        try:
+            yield
+        except DBAPIError as error:
+            cause = str(error.orig or error).strip().splitlines()[0]
+            raise RegistryError(f"{self._name}: cannot be used ({cause}). Fix: start or repair it") from error
 
     @property
     def _name(self) -> str:

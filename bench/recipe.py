@@ -18,7 +18,7 @@ from pathlib import Path
 from bench.project import ROOT, Project, pack, scratch
 from bench.report import Row, alone, options, ratio, spread
 from bench.throughput import best_workers, rate_of
-from ratchet.settings.examples import Example
+from ratchet.settings.example_files import Example
 
 __all__ = ["measure"]
 

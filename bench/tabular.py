@@ -36,7 +36,7 @@ from scipy.stats import t as student
 from bench.project import ROOT, Project, scratch
 from bench.report import Row, alone, options
 from ratchet import files
-from ratchet.settings import examples
+from ratchet.settings import example_files
 from ratchet.training import load_model, open_split, predict_outputs
 
 __all__ = ["measure", "prepared"]
@@ -75,7 +75,7 @@ def _far(rounds: int, *, quick: bool) -> list[Row]:
     """Measure the table with and without far values. The labels of test rows are never far."""
     from sklearn.ensemble import HistGradientBoostingRegressor
 
-    shipped = next(each for each in examples.listed(ROOT) if each.name == "tabular-regression").settings
+    shipped = next(each for each in example_files.listed(ROOT) if each.name == "tabular-regression").settings
     cases: dict[str, list[dict[str, float]]] = {"no far value": [], _FILLED: [], _LABELLED: []}
     for seed, case in itertools.product(range(1 if quick else rounds), cases):
         generator = np.random.default_rng(seed)
@@ -137,7 +137,7 @@ def prepared(name: str, folder: Path, changes: Mapping[str, object]) -> Project 
         numbered = [f"row,{header}", *(f"{number},{line}" for number, line in enumerate(lines))]
         path = folder / path.name
         files.write_text(path, "\n".join(numbered) + "\n")
-    shipped = next(each for each in examples.listed(ROOT) if each.name == example)
+    shipped = next(each for each in example_files.listed(ROOT) if each.name == example)
     project = Project(folder / "project", {**shipped.settings, **differs, "data.path": str(path), **changes})
     project.stage("ingest")
     return project

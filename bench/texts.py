@@ -27,7 +27,7 @@ from ratchet import settings
 from ratchet.data.split import keys
 from ratchet.kinds import ModelSpec
 from ratchet.problems import Classes
-from ratchet.settings.examples import Example, compose
+from ratchet.settings.example_files import Example, compose
 from ratchet.tokens.tokenizers import encode, fit_tokenizer
 from ratchet.training import CheckpointStore, Finished, Plan, Split, TrainingInputs, fit
 from ratchet.training.models import build

@@ -83,7 +83,7 @@ def train(steps: int, seed: int) -> tuple[float, float]:
     from ratchet import settings
     from ratchet.kinds import ModelSpec
     from ratchet.problems import NextToken
-    from ratchet.settings.examples import Example, compose
+    from ratchet.settings.example_files import Example, compose
     from ratchet.tokens.token_ids import encode, tokens
     from ratchet.tokens.token_ids import fit as fit_tokenizer
     from ratchet.training import CheckpointStore, TrainingInputs, fit

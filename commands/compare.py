@@ -25,7 +25,7 @@ from ratchet.provenance.sealed import SealedReader
 from ratchet.registry.ledger import Ledger
 from ratchet.registry.provenance_record import PACKED, Provenance
 from ratchet.registry.versions import REFERENCE
-from ratchet.reports.numbers import measured, setting
+from ratchet.reports.number_text import measured, setting
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 from tasks.dvc_store import DvcStore

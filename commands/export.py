@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ratchet import files, settings
 from ratchet.errors import RegistryError, WorkspaceError
-from ratchet.exports import onnx_export, quantize, text, variants
+from ratchet.exports import onnx_export, quantize, variant_text, variants
 from ratchet.exports.program import ABOUT, OUTPUT, PROGRAM, NotExported, Program
 from ratchet.kinds import ModelSpec
 from ratchet.kinds.registry import kind_of
@@ -92,7 +92,7 @@ def _write_onnx(variant: str, folder: Path, draft: Path, model: Model, spec: Mod
         _copy_program(folder / variants.FOLDER / variant, draft)
         return
     if variant == "int8-static":
-        refused = next((text.summary(sheet) for sheet in variants.read(folder) if sheet.name == variant), "")
+        refused = next((variant_text.summary(sheet) for sheet in variants.read(folder) if sheet.name == variant), "")
         raise RegistryError(
             f"{version.uri}: has no variant int8-static{f': {refused}' if refused else ''}. It is made from training "
             "samples by the stage export. Fix: `ratchet set 'export.variants=[int8-static]'`, then train a new version"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from commands.app import new_console, print_caption
 from commands.rebuild import Rebuild, Recipe
-from commands.tensors import tensor_difference
+from commands.tensor_difference import tensor_difference
 from ratchet import files, settings
 from ratchet.errors import RegistryError, WorkspaceError
 from ratchet.provenance.archive import Archive

@@ -114,7 +114,7 @@ def table(study: Name = None) -> None:
 def importance(study: Name = None) -> None:
     """Print how much each setting decides (PED-ANOVA)."""
     with project_folder() as workspace:
-        from ratchet.search.importance import importance as shares
+        from ratchet.search.setting_importance import importance as shares
 
         result = shares(_store(workspace, study).require())
         for key, share in result.items():
@@ -162,7 +162,7 @@ def _search(workspace: Workspace, params: "Params") -> None:
     for line in summary(result.study):
         echo(line)
     for key, (before, after) in result.changes.items():
-        from ratchet.settings.errors import spell
+        from ratchet.settings.messages import spell
 
         echo(f"params.yaml  {key}: {spell(before)} -> {spell(after)}")
     echo(f"table        {result.table}; plots beside it")

@@ -145,7 +145,7 @@ def relocate(
     from ratchet import settings
     from ratchet.errors import WorkspaceError
     from ratchet.registry import relocation
-    from ratchet.servers.record import ServerRecord
+    from ratchet.servers.server_record import ServerRecord
 
     workspace, former = Workspace.find(), Path(os.path.abspath(folder)) if folder else None  # it may not exist
     tracking = settings.load(workspace.params).tracking
@@ -173,7 +173,7 @@ def _watched(workspace: Workspace) -> list[str]:
 
 
 def _line(status: "ServerStatus") -> str:
-    from ratchet.servers.record import TITLES
+    from ratchet.servers.server_record import TITLES
 
     service, title = status.service, TITLES[status.name]
     if service is None:

@@ -24,15 +24,15 @@ def use(
     """Copy an example's settings into params.yaml. Without a name, list the examples."""
     from commands.weight_files import find_named
     from ratchet import settings
-    from ratchet.settings import examples
+    from ratchet.settings import example_files
 
     workspace = Workspace.find()
     if name is None:
-        for example in examples.listed(workspace.root):
+        for example in example_files.listed(workspace.root):
             echo(f"{example.name:22} {example.about}")
         return
     _restore_settings(workspace)
-    _print_changes(examples.use(workspace.root, name, force=force))
+    _print_changes(example_files.use(workspace.root, name, force=force))
     find_named(workspace, settings.load(workspace.params))
     _note_running(workspace)
     is_complete = not _warn(settings.load(workspace.params), workspace)
@@ -60,7 +60,7 @@ def get(
     """Print the value of a setting, or all settings of a section."""
     from ratchet import settings
     from ratchet.errors import SettingsError
-    from ratchet.settings import errors as settings_errors
+    from ratchet.settings import messages as settings_errors
     from ratchet.settings.model import Params
 
     values = settings.flatten(settings.load(Workspace.find().params))
@@ -82,10 +82,10 @@ def diff(
 ) -> None:
     """List the settings that differ from the defaults or from an example. The defaults are params.yaml as shipped."""
     from ratchet import settings
-    from ratchet.settings import examples
+    from ratchet.settings import example_files
 
     workspace = Workspace.find()
-    now, other = settings.flatten(settings.load(workspace.params)), examples.values(workspace.root, example)
+    now, other = settings.flatten(settings.load(workspace.params)), example_files.values(workspace.root, example)
     _print_changes({key: (other[key], value) for key, value in now.items() if value != other[key]})
     if now == other:
         echo(f"No setting differs from {f'the example {example}' if example else 'the defaults'}.")
@@ -94,7 +94,7 @@ def diff(
 def _print_changes(changes: Mapping[str, tuple[object, object]]) -> None:
     """Print values before and after. A value before may be wrong: an address with a password."""
     from ratchet import urls
-    from ratchet.settings import errors as settings_errors
+    from ratchet.settings import messages as settings_errors
 
     for key, (before, after) in changes.items():
         old, new = urls.redacted(settings_errors.spell(before)), settings_errors.spell(after)

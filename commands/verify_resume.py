@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from commands.tensors import tensor_difference
+from commands.tensor_difference import tensor_difference
 from ratchet import files, settings
 from ratchet.data.manifest import Manifest
 from ratchet.errors import RatchetError, TrackingUnavailable, TrainingError

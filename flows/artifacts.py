@@ -15,7 +15,7 @@ from ratchet import settings, urls
 from ratchet.errors import TrackingUnavailable
 from ratchet.evaluation.metrics import Metrics
 from ratchet.evaluation.problems import read_metrics
-from ratchet.gate.text import verdict_table
+from ratchet.gate.verdict_text import verdict_table
 from ratchet.registry.mlflow_store import VIEW
 from ratchet.reports.problem_pages import pages_of
 from ratchet.reports.templating import escaped

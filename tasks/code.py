@@ -12,7 +12,7 @@ from ratchet import files, settings
 from ratchet.code.closure import Choice, closure, digest_sources, module_path
 from ratchet.errors import SettingsError, WorkspaceError
 from ratchet.kinds.registry import kind_chosen
-from ratchet.settings.errors import spell
+from ratchet.settings.messages import spell
 from ratchet.settings.model import NEUTRAL, RUNTIME_SECTIONS, Params
 from ratchet.workspace import Workspace
 from tasks.progress import StageProgress

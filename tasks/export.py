@@ -38,7 +38,7 @@ class Exported:
     @classmethod
     def load(cls, workspace: Workspace) -> "Exported":
         """Read it from data/variants."""
-        from ratchet.exports.text import summary
+        from ratchet.exports.variant_text import summary
         from ratchet.exports.variants import read
 
         return cls("; ".join(map(summary, read(workspace.variants))) or "no variants")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ratchet.gate.verdict import Verdict
     from ratchet.kinds import ModelSpec
     from ratchet.registry.promotion import Promotions
-    from ratchet.registry.samples import Samples
+    from ratchet.registry.sample_digests import Samples
     from ratchet.training import Model, Split
     from tasks.champion_input import InputAdapter
 
@@ -56,7 +56,7 @@ def judge_model(
     """
     from ratchet.evaluation.predictions import read_predictions
     from ratchet.gate import Case, judge
-    from ratchet.registry.samples import split_samples
+    from ratchet.registry.sample_digests import split_samples
     from ratchet.registry.tries import TryKey
 
     path = workspace.reports / "predictions.parquet"
@@ -154,7 +154,7 @@ class _TestSet:
         from ratchet.evaluation.problems import read_metrics
         from ratchet.evaluation.slices import slice_columns
         from ratchet.gate import Candidate
-        from ratchet.registry.samples import split_samples
+        from ratchet.registry.sample_digests import split_samples
         from tasks.champion_input import finite_score
 
         metrics, manifest = read_metrics(self.workspace.reports), self.manifest

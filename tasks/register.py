@@ -146,7 +146,7 @@ class _Candidate:
         )
 
     def _decide_once(self) -> Registration:
-        from ratchet.gate.text import message
+        from ratchet.gate.verdict_text import message
 
         promotions = self.promotions
         over = promotions.synchronize().champion
@@ -199,7 +199,7 @@ class _Candidate:
 
     def _record_outcome(self, verdict: "Verdict") -> None:
         """Write the verdict and the reports to the MLflow run."""
-        from ratchet.gate.text import message
+        from ratchet.gate.verdict_text import message
 
         workspace = self.workspace
         self.run.tags(self._result_tags(verdict) | {"mlflow.note.content": message(verdict)})
@@ -236,7 +236,7 @@ class _Candidate:
         Files that are already stored are not replaced.
         """
         from ratchet.registry.provenance_record import record_tags
-        from ratchet.registry.samples import TRAINING_SAMPLES, split_samples, write_samples
+        from ratchet.registry.sample_digests import TRAINING_SAMPLES, split_samples, write_samples
 
         registry, workspace = self.promotions.registry, self.workspace
         if registry.provenance_of(self.run_id) is None:
@@ -258,7 +258,7 @@ class _Candidate:
 
     def _enter(self, verdict: "Verdict", over: str | None) -> "Version | None":
         """Make the model a version with the alias that it earned. An existing version may lose its alias."""
-        from ratchet.gate.text import message
+        from ratchet.gate.verdict_text import message
         from ratchet.registry.provenance_record import record_tags
         from ratchet.registry.statement import write_statement
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ratchet.evaluation.predictions import Predictions
     from ratchet.gate.verdict import Verdict
     from ratchet.registry.provenance_record import Provenance
-    from ratchet.reports.images import ErrorExample
+    from ratchet.reports.inline_images import ErrorExample
 
 __all__ = ["write_report"]
 
@@ -61,7 +61,7 @@ def _examples(
     predictions: "Predictions", explanations: "Explanations", params: Params, workspace: Workspace
 ) -> "list[ErrorExample]":
     """Return the images with the most confident wrong predictions. Other samples are shown as texts."""
-    from ratchet.reports.images import ErrorExample
+    from ratchet.reports.inline_images import ErrorExample
     from ratchet.training import ImageSplit, open_split
 
     worst = predictions.worst_errors()

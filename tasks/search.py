@@ -18,7 +18,7 @@ from ratchet.search.finalists import winner
 from ratchet.search.records import Study
 from ratchet.search.scheduler import release
 from ratchet.search.store import StudyStore
-from ratchet.settings.errors import spell
+from ratchet.settings.messages import spell
 from ratchet.settings.model import Params
 from ratchet.settings.search_space import winner_id
 from ratchet.workspace import HOLDER_VARIABLE, Workspace

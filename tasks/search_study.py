@@ -12,7 +12,7 @@ from ratchet.registry.names import registered_name
 from ratchet.registry.runs import Run
 from ratchet.search.records import Study
 from ratchet.search.store import StudyStore
-from ratchet.settings.errors import spell
+from ratchet.settings.messages import spell
 from ratchet.settings.model import NEUTRAL, Params
 from ratchet.settings.search_settings import SearchSettings
 from ratchet.workspace import Workspace

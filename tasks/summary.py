@@ -5,7 +5,7 @@ import sys
 import textwrap
 
 from ratchet.errors import RegistryError
-from ratchet.gate.text import verdict_table
+from ratchet.gate.verdict_text import verdict_table
 from ratchet.registry.alias_state import replay
 from ratchet.registry.journal import Journal
 from ratchet.registry.ledger import Ledger

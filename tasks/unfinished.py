@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ratchet import files
-from ratchet.settings.errors import spell
+from ratchet.settings.messages import spell
 from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
 from tasks.training_job import TrainingJob

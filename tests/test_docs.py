@@ -14,7 +14,7 @@ from commands.app import Panel
 from commands.cli import app
 from flows.server.alert_rules import ALERT_RULES
 from ratchet.evaluation.robustness import KINDS
-from ratchet.settings import errors as settings_errors
+from ratchet.settings import messages as settings_errors
 from ratchet.settings.model import BudgetSettings, EvaluationSettings, TrainingSettings
 
 DOCS = Path(__file__).parents[1] / "docs"

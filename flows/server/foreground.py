@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from flows.server.lifecycle import down, exclusive, up
-from ratchet.servers.record import ServerRecord
+from ratchet.servers.server_record import ServerRecord
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 

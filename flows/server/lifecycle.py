@@ -27,7 +27,7 @@ from ratchet.servers import addresses, start
 from ratchet.servers.environment import require_secrets
 from ratchet.servers.http import answers
 from ratchet.servers.ports import free_port_after, port_holder
-from ratchet.servers.record import TITLES, ServerRecord, failure, start_supervisor
+from ratchet.servers.server_record import TITLES, ServerRecord, failure, start_supervisor
 from ratchet.servers.supervisor import Launch, Service, end_marked
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace

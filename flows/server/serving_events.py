@@ -8,7 +8,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.events.schemas.events import Event, Resource
 
 from ratchet.servers.http import read_json
-from ratchet.servers.record import ServerRecord
+from ratchet.servers.server_record import ServerRecord
 from ratchet.workspace import Workspace
 
 __all__ = ["NOT_SERVED", "WITHDRAWN", "ServingWatch"]

@@ -10,7 +10,7 @@ from typing import Literal
 
 from ratchet.servers.addresses import prefect_credentials
 from ratchet.servers.http import answers, read_json
-from ratchet.servers.record import TITLES, ServerRecord
+from ratchet.servers.server_record import TITLES, ServerRecord
 from ratchet.servers.start import POOL, START_TIMEOUT, worker_name
 from ratchet.servers.supervisor import Service
 from ratchet.workspace import Workspace

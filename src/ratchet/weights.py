@@ -43,7 +43,7 @@ def published(model: str) -> str:
     """
     names = model_names.torchvision_classifiers()
     if model not in names:
-        from ratchet.settings.errors import nearest
+        from ratchet.settings.messages import nearest
 
         near = ", ".join(nearest(model, list(names))) or "resnet18"
         raise TrainingError(

@@ -6,7 +6,7 @@ import sklearn.metrics  # noqa: F401  # its import draws from Python's random st
 from measured import measure_classes as measure
 
 from ratchet.evaluation.classification import ClassificationMetrics
-from ratchet.evaluation.limits import weak_classes
+from ratchet.evaluation.weak_classes import weak_classes
 from ratchet.reports.problem_pages import pages_of
 from ratchet.settings.model import EvaluationSettings
 

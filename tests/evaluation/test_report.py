@@ -17,7 +17,7 @@ from ratchet.evaluation.predictions import Predictions
 from ratchet.evaluation.robustness import NotMeasured, measure_robustness
 from ratchet.gate import Candidate, judge, reload_rule
 from ratchet.gate.rules import ExportResult
-from ratchet.gate.text import rule_text
+from ratchet.gate.verdict_text import rule_text
 from ratchet.problems import Classes
 from ratchet.reports.run_report import ErrorExample, ReportContent, render
 from ratchet.settings.model import EvaluationSettings, GateSettings, Params

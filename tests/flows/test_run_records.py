@@ -21,7 +21,7 @@ from ratchet.scale.calls import ShardCall
 from ratchet.scale.result_folder import ResultFolder
 from ratchet.servers import client_environment, prefect_server
 from ratchet.servers.http import answers
-from ratchet.servers.record import ServerRecord
+from ratchet.servers.server_record import ServerRecord
 from ratchet.servers.supervisor import started_at
 from ratchet.workspace import Workspace
 

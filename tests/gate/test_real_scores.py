@@ -14,8 +14,8 @@ from ratchet.evaluation.metrics import BaselineResult, NamedMetric
 from ratchet.gate import Candidate, Case, Champion, judge, reload_rule
 from ratchet.gate.rules import ChampionResult
 from ratchet.gate.significance import Tries, p_better, p_larger_mean, p_sign_flip
-from ratchet.gate.text import message, rule_text
 from ratchet.gate.verdict import Verdict
+from ratchet.gate.verdict_text import message, rule_text
 from ratchet.problems import Classes, Labels, NextToken, Numbers, Target
 from ratchet.settings.model import EvaluationSettings, GateSettings
 from ratchet.typed_json import parse, to_plain

@@ -15,8 +15,8 @@ from ratchet.gate import Candidate, Champion, Tries, judge, reload_rule
 from ratchet.gate.case import LeftOut
 from ratchet.gate.rules import ChampionResult, RuleResult
 from ratchet.gate.significance import p_larger_mean
-from ratchet.gate.text import message, rule_text, verdict_table
 from ratchet.gate.verdict import Verdict
+from ratchet.gate.verdict_text import message, rule_text, verdict_table
 from ratchet.problems import Classes
 from ratchet.settings.model import EvaluationSettings, GateSettings
 from ratchet.typed_json import parse, to_plain

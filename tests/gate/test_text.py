@@ -19,8 +19,8 @@ from ratchet.gate.rules import (
     RuleResult,
     SlicesResult,
 )
-from ratchet.gate.text import message, rule_text, verdict_table
 from ratchet.gate.verdict import Verdict
+from ratchet.gate.verdict_text import message, rule_text, verdict_table
 from ratchet.settings.model import GateSettings
 
 RIGHT = ScoreUnit("accuracy", share=True)

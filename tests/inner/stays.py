@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from waiting import until
 
-from ratchet.servers.record import ServerRecord, start_supervisor
+from ratchet.servers.server_record import ServerRecord, start_supervisor
 from ratchet.servers.supervisor import Launch, Service
 from ratchet.workspace import Workspace
 

@@ -17,12 +17,12 @@ from ratchet.errors import DataError, RegistryError
 from ratchet.evaluation.predictions import read_predictions
 from ratchet.gate.case import LeftOut
 from ratchet.gate.rules import ChampionResult
-from ratchet.gate.text import message, rule_text
 from ratchet.gate.verdict import Verdict
+from ratchet.gate.verdict_text import message, rule_text
 from ratchet.kinds import ModelSpec
 from ratchet.registry.promotion import Promotions
 from ratchet.registry.runs import Run
-from ratchet.registry.samples import TRAINING_SAMPLES, read_samples, split_samples, write_samples
+from ratchet.registry.sample_digests import TRAINING_SAMPLES, read_samples, split_samples, write_samples
 from ratchet.registry.versions import Version
 from ratchet.settings.model import DataSettings, EvaluationSettings, GateSettings, Params, RegistrySettings
 from ratchet.training import build, save_model

@@ -24,7 +24,7 @@ from ratchet.kinds import ModelSpec
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.promotion import Promotions
 from ratchet.registry.runs import Run
-from ratchet.registry.samples import TRAINING_SAMPLES
+from ratchet.registry.sample_digests import TRAINING_SAMPLES
 from ratchet.settings.model import DataSettings, EvaluationSettings, GateSettings, Params, RegistrySettings
 from ratchet.training import build, load_model, open_split, predict_outputs, save_model
 from ratchet.workspace import Workspace

@@ -18,7 +18,7 @@ from ratchet.errors import RegistryError, TrackingRefused, TrackingUnavailable
 from ratchet.references import broken_references
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.relocation import former_roots, moved_fault, relocate
-from ratchet.servers.record import ServerRecord
+from ratchet.servers.server_record import ServerRecord
 from ratchet.settings import load, template
 from ratchet.settings.model import TrackingSettings
 from ratchet.workspace import Workspace

@@ -13,7 +13,7 @@ from ratchet.gate.rules import ChampionResult
 from ratchet.gate.significance import Tries, spend
 from ratchet.gate.verdict import Verdict
 from ratchet.registry.ledger import LedgerEntry
-from ratchet.registry.samples import Samples
+from ratchet.registry.sample_digests import Samples
 from ratchet.registry.tries import TryKey, judgement, known_try, tries_before
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ratchet.search.importance import importance
 from ratchet.search.records import Study
+from ratchet.search.setting_importance import importance
 
 from .made_study import SPACE, Values, accuracy, accuracy_and_size, made_study
 

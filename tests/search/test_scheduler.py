@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from simulated_search import RATE, SPACE, Worker, finish, finish_with, new_study, quality
 
+from ratchet.search.early_ends import rungs
 from ratchet.search.finalists import finalists, winner
-from ratchet.search.pruning import rungs
 from ratchet.search.records import Study, Trial
 from ratchet.search.scheduler import Progress, release
 from ratchet.search.store import LeaseLost

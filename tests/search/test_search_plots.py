@@ -9,9 +9,9 @@ import pytest
 from simulated_search import CannotTrain
 
 from ratchet.reports.search_plots import write_plots
-from ratchet.search.importance import dimensions, importance
 from ratchet.search.optuna_view import frozen, pareto_front
 from ratchet.search.records import Study
+from ratchet.search.setting_importance import dimensions, importance
 
 from .made_study import Values, accuracy_and_size, made_study
 

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from ratchet import settings
 from ratchet.errors import SettingsError
-from ratchet.settings import errors as settings_errors
+from ratchet.settings import messages as settings_errors
 from ratchet.settings.model import Params
 from ratchet.settings.search_faults import faults
 from ratchet.settings.search_space import apply, parse_space, present_values

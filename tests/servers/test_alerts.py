@@ -24,7 +24,7 @@ from flows.server.client import prefect_client
 from ratchet.monitoring.sketch_log import SketchLog
 from ratchet.monitoring.watch import read_state
 from ratchet.servers.http import answers, read_json
-from ratchet.servers.record import ServerRecord
+from ratchet.servers.server_record import ServerRecord
 from ratchet.traffic.log_reader import log_folder
 from ratchet.traffic.request_log import RequestLog
 from ratchet.traffic.schema import Logged

@@ -11,7 +11,7 @@ from ports import reserved_port
 from waiting import until
 
 from ratchet import settings
-from ratchet.servers.record import ServerRecord
+from ratchet.servers.server_record import ServerRecord
 from ratchet.servers.supervisor import MARK, Service, marked
 
 pytestmark = pytest.mark.slow

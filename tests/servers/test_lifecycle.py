@@ -28,7 +28,7 @@ from flows.server.status import ServerStatus, status
 from ratchet.errors import PlatformError
 from ratchet.servers import PrefectServer
 from ratchet.servers.ports import port_holder
-from ratchet.servers.record import ServerRecord
+from ratchet.servers.server_record import ServerRecord
 from ratchet.servers.start import worker_name
 from ratchet.servers.supervisor import Service, marked
 from ratchet.settings import override

@@ -14,7 +14,7 @@ import pytest
 from waiting import until
 
 from ratchet.servers.private import TiedServers
-from ratchet.servers.record import ServerRecord, start_supervisor
+from ratchet.servers.server_record import ServerRecord, start_supervisor
 from ratchet.servers.supervisor import Launch, Service, marked
 from ratchet.workspace import Workspace
 

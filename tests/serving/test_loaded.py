@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ratchet.errors import RegistryError
-from ratchet.exports.examples import EXAMPLES, write_examples
+from ratchet.exports.example_rows import EXAMPLES, write_examples
 from ratchet.exports.onnx_export import export
 from ratchet.kinds import Column, ImageInput, ModelSpec, TableInput, TextInput
 from ratchet.kinds.registry import kind_of

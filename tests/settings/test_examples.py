@@ -11,15 +11,15 @@ from ruamel.yaml import YAML
 
 from ratchet import settings
 from ratchet.errors import SettingsError
-from ratchet.settings import examples
-from ratchet.settings.errors import spell
+from ratchet.settings import example_files
 from ratchet.settings.generated import DOCS, SCHEMA, fill_tables, schema, table
+from ratchet.settings.messages import spell
 from ratchet.settings.model import BudgetSettings, Params, TrainingSettings
 from ratchet.settings.search_space import is_inside, parse_space, present_values
 from ratchet.workspace import Workspace
 
 REPOSITORY = Path(__file__).parents[2]
-NAMES = [example.name for example in examples.listed(REPOSITORY)]
+NAMES = [example.name for example in example_files.listed(REPOSITORY)]
 VALIDATOR = Draft202012Validator(YAML(typ="safe").load(schema()))
 
 
@@ -54,8 +54,8 @@ def test_all_examples_of_the_readme_exist() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_example_with_the_defaults_is_complete(name: str, tmp_path: Path) -> None:
-    example = examples.Example(REPOSITORY / "examples" / f"{name}.yaml")
-    (tmp_path / "params.yaml").write_text(examples.compose(example), encoding="utf-8")
+    example = example_files.Example(REPOSITORY / "examples" / f"{name}.yaml")
+    (tmp_path / "params.yaml").write_text(example_files.compose(example), encoding="utf-8")
     loaded, shipped = settings.flatten(settings.load(tmp_path / "params.yaml")), settings.flatten(Params())
     assert {key: value for key, value in loaded.items() if value != shipped[key]}.keys() <= example.settings.keys()
     expected = {key: tuple(value) if isinstance(value, list) else value for key, value in example.settings.items()}
@@ -67,7 +67,9 @@ def test_an_example_with_the_defaults_is_complete(name: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_space_of_an_example_contains_its_settings(name: str, tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
-    path.write_text(examples.compose(examples.Example(REPOSITORY / "examples" / f"{name}.yaml")), encoding="utf-8")
+    path.write_text(
+        example_files.compose(example_files.Example(REPOSITORY / "examples" / f"{name}.yaml")), encoding="utf-8"
+    )
     params = settings.load(path)
     space = parse_space(params)
     assert is_inside(space, present_values(space, params))
@@ -130,7 +132,7 @@ def test_every_setting_has_a_description_in_the_schema() -> None:
 
 
 def test_use_changes_the_settings_of_the_example(workspace: Workspace) -> None:
-    changed = examples.use(workspace.root, "cifar10")
+    changed = example_files.use(workspace.root, "cifar10")
     assert changed["data.source"] == ("digits", "CIFAR10")
     assert changed["training.epochs"] == (30, 20)
     assert "training.optimizer" not in changed
@@ -142,9 +144,9 @@ def test_use_changes_the_settings_of_the_example(workspace: Workspace) -> None:
 
 
 def test_use_replaces_the_example_before(workspace: Workspace) -> None:
-    examples.use(workspace.root, "photos")
-    examples.use(workspace.root, "cifar10")
-    examples.use(workspace.root, "digits")
+    example_files.use(workspace.root, "photos")
+    example_files.use(workspace.root, "cifar10")
+    example_files.use(workspace.root, "digits")
     assert workspace.params.read_text(encoding="utf-8") == settings.template()
 
 
@@ -152,42 +154,42 @@ def test_uncommitted_changes_are_lost_only_by_force(workspace: Workspace) -> Non
     settings.override(workspace.params, {"training.epochs": 3})
     mine = workspace.params.read_bytes()
     with pytest.raises(SettingsError, match=r"uncommitted changes.*ratchet use cifar10 --force"):
-        examples.use(workspace.root, "cifar10")
+        example_files.use(workspace.root, "cifar10")
     assert workspace.params.read_bytes() == mine
     commit(workspace.root)
-    assert examples.use(workspace.root, "cifar10")["training.epochs"] == (3, 20)
+    assert example_files.use(workspace.root, "cifar10")["training.epochs"] == (3, 20)
     settings.override(workspace.params, {"training.epochs": 4})
-    assert examples.use(workspace.root, "cifar10", force=True) == {"training.epochs": (4, 20)}
+    assert example_files.use(workspace.root, "cifar10", force=True) == {"training.epochs": (4, 20)}
 
 
 def test_without_git_only_shipped_settings_are_replaced(workspace: Workspace) -> None:
     shutil.rmtree(workspace.root / ".git")
-    examples.use(workspace.root, "photos")
+    example_files.use(workspace.root, "photos")
     settings.override(workspace.params, {"seed": 7})
     with pytest.raises(SettingsError, match="uncommitted"):
-        examples.use(workspace.root, "digits")
+        example_files.use(workspace.root, "digits")
 
 
 def test_settings_of_servers_stay(workspace: Workspace) -> None:
     settings.override(workspace.params, {"tracking.uri": "http://mlflow:5000", "platform.mlflow_port": 5050})
     commit(workspace.root)
-    assert not {"tracking.uri", "platform.mlflow_port"} & examples.use(workspace.root, "photos").keys()
+    assert not {"tracking.uri", "platform.mlflow_port"} & example_files.use(workspace.root, "photos").keys()
     params = settings.load(workspace.params)
     assert (params.tracking.uri, params.platform.mlflow_port) == ("http://mlflow:5000", 5050)
-    examples.use(workspace.root, "digits")  # settings that `use` wrote do not count as changes
+    example_files.use(workspace.root, "digits")  # settings that `use` wrote do not count as changes
 
 
 def test_a_broken_file_is_replaced_only_by_force(workspace: Workspace) -> None:
     workspace.params.write_text("training: {epochs: 0}\n", encoding="utf-8")
     with pytest.raises(SettingsError, match=r"training.epochs: found 0"):
-        examples.use(workspace.root, "digits")
-    examples.use(workspace.root, "digits", force=True)
+        example_files.use(workspace.root, "digits")
+    example_files.use(workspace.root, "digits", force=True)
     assert workspace.params.read_text(encoding="utf-8") == settings.template()
 
 
 def test_an_unknown_name_is_reported_with_the_existing_ones(workspace: Workspace) -> None:
     with pytest.raises(SettingsError, match=r"examples/cifar\.yaml: no such example. Allowed: .*cifar10.*digits"):
-        examples.use(workspace.root, "cifar")
+        example_files.use(workspace.root, "cifar")
 
 
 @pytest.mark.parametrize(
@@ -202,6 +204,6 @@ def test_an_unknown_name_is_reported_with_the_existing_ones(workspace: Workspace
 def test_a_wrong_example_is_reported_by_name(workspace: Workspace, text: str, expected: str) -> None:
     (workspace.root / "examples" / "mine.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(SettingsError) as caught:
-        examples.use(workspace.root, "mine", force=True)
+        example_files.use(workspace.root, "mine", force=True)
     assert expected in str(caught.value)
     assert workspace.params.read_text(encoding="utf-8") == settings.template()

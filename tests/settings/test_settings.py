@@ -13,7 +13,7 @@ import pytest
 
 from ratchet import files, settings
 from ratchet.errors import SettingsError
-from ratchet.settings import errors as settings_errors
+from ratchet.settings import messages as settings_errors
 from ratchet.settings import source_names
 from ratchet.settings.model import GateSettings, Overrides, Params, RegistrySettings, ServingSettings, TrainingSettings
 from ratchet.training import Plan

@@ -21,7 +21,7 @@ from ratchet.gate.significance import FIRST_TRY, p_better, spend
 from ratchet.gate.verdict import Verdict
 from ratchet.problems import Classes, Numbers
 from ratchet.registry.ledger import LedgerEntry
-from ratchet.registry.samples import Samples
+from ratchet.registry.sample_digests import Samples
 from ratchet.registry.tries import TryKey, judgement, tries_before
 from ratchet.settings.model import EvaluationSettings, GateSettings
 

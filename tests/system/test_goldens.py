@@ -26,7 +26,7 @@ from waiting import until
 
 from ratchet import settings
 from ratchet.servers.http import answers
-from ratchet.settings import examples
+from ratchet.settings import example_files
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
@@ -143,7 +143,7 @@ def finished(new_project: Callable[[str], Any]) -> Callable[[str], Any]:
     def run(name: str) -> Any:
         example, source, stages = CASES[name]
         project = new_project(name)
-        examples.use(project.root, example, force=True)
+        example_files.use(project.root, example, force=True)
         assignments = [*COMMON, *source(project.root / "data" / "raw")]
         settings.override(project.workspace.params, settings.parse_assignments(assignments))
         for stage in stages:

@@ -25,7 +25,7 @@ import pytest
 from waiting import until
 
 from ratchet.servers.http import read_json
-from ratchet.servers.record import ServerRecord
+from ratchet.servers.server_record import ServerRecord
 
 pytestmark = pytest.mark.slow
 

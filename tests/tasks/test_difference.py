@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from commands.tensors import tensor_difference
+from commands.tensor_difference import tensor_difference
 from commands.verify_resume import differences
 from tasks.scratch_project import ScratchProject
 

@@ -12,6 +12,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from ratchet.doctor.findings import RULES, Finding
 from ratchet.doctor.forward_checks import check_independence, check_passes
+from ratchet.doctor.kept_tensors import kept_tensors, unregistered
 from ratchet.doctor.layers import (
     check_dead_units,
     check_weights,
@@ -21,7 +22,6 @@ from ratchet.doctor.layers import (
     values_counted,
 )
 from ratchet.doctor.outputs import check_outputs
-from ratchet.doctor.tensors import kept_tensors, unregistered
 from ratchet.kinds import ModelSpec
 from ratchet.training.autograd_graph import graph_leaves, graph_nodes
 from ratchet.training.batches import Batch

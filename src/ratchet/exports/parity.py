@@ -13,7 +13,7 @@ from ratchet.evaluation.latency import side_by_side
 from ratchet.evaluation.predictions import Predictions
 from ratchet.evaluation.slices import rows_by_slice
 from ratchet.exports.program import Program
-from ratchet.exports.text import amount, difference_text, speed_text
+from ratchet.exports.variant_text import amount, difference_text, speed_text
 from ratchet.exports.variants import Measured, SlicePart, Times
 from ratchet.settings.model import EvaluationSettings, ExportSettings
 

@@ -22,7 +22,7 @@ from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
-    from ratchet.registry.samples import Samples
+    from ratchet.registry.sample_digests import Samples
 
 __all__ = ["AliasSync", "require_agreement"]
 
@@ -182,7 +182,7 @@ class AliasSync:
         Raises:
             RegistryError: the record is not the one that was registered.
         """
-        from ratchet.registry.samples import TRAINING_SAMPLES, read_samples
+        from ratchet.registry.sample_digests import TRAINING_SAMPLES, read_samples
 
         path, recorded = f"provenance/{TRAINING_SAMPLES}", self.recorded_evidence(version) or {}
         if path not in recorded:

@@ -109,7 +109,7 @@ class ModelRegistry(Versions):
         A language model answers no rows, and only a user's own module knows which values its kind allows.
         """
         from ratchet.exports import variants
-        from ratchet.exports.examples import write_examples
+        from ratchet.exports.example_rows import write_examples
         from ratchet.exports.program import Program
         from ratchet.registry.pyfunc import ServedModel
         from ratchet.training import load_model

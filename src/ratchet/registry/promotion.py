@@ -61,7 +61,7 @@ class Promotions(AliasSync):
         Raises:
             ChampionMoved: the candidate was compared with a version that is no longer champion.
         """
-        from ratchet.gate.text import message
+        from ratchet.gate.verdict_text import message
         from ratchet.registry.tries import judgement, known_try, tries_before
 
         who = user()

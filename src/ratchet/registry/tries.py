@@ -20,7 +20,7 @@ from ratchet import files
 from ratchet.gate.significance import Tries
 from ratchet.gate.verdict import Verdict
 from ratchet.registry.ledger import LedgerEntry
-from ratchet.registry.samples import Samples
+from ratchet.registry.sample_digests import Samples
 
 __all__ = ["TryKey", "judgement", "known_try", "tries_before"]
 

@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 
 from ratchet.evaluation.calibration import Bin
 from ratchet.evaluation.intervals import Interval
-from ratchet.reports.numbers import shown
+from ratchet.reports.number_text import shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

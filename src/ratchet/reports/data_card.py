@@ -16,7 +16,7 @@ from ratchet.data.difference import Difference
 from ratchet.data.manifest import Manifest
 from ratchet.data.split import SPLITS
 from ratchet.kinds.image.depth import largest
-from ratchet.reports.images import InlineImage, inline, inline_png
+from ratchet.reports.inline_images import InlineImage, inline, inline_png
 from ratchet.reports.templating import render_html
 
 __all__ = ["card", "shows"]

@@ -20,12 +20,12 @@ from ratchet.evaluation.wording import (
 )
 from ratchet.exports.program import PROGRAM
 from ratchet.exports.variants import Variant
-from ratchet.gate.text import message, rule_text
 from ratchet.gate.verdict import RuleOutcome, Verdict, outcome
+from ratchet.gate.verdict_text import message, rule_text
 from ratchet.kinds import Input
 from ratchet.kinds.registry import kind_of, noun_of
 from ratchet.reports import templating, variant_table
-from ratchet.reports.numbers import percent, setting
+from ratchet.reports.number_text import percent, setting
 from ratchet.reports.problem_pages import pages_of
 from ratchet.reports.problem_sections import Table, worst_slices
 from ratchet.urls import redacted

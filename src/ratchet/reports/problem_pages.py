@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 from ratchet.evaluation.classification import ClassificationMetrics, ClassMetrics
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.language import LanguageMetrics
-from ratchet.evaluation.limits import FEW_SAMPLES, weak_classes
 from ratchet.evaluation.metrics import Metrics, NamedMetric
 from ratchet.evaluation.multi_label import MultiLabelMetrics
 from ratchet.evaluation.predictions import Predictions
 from ratchet.evaluation.regression import NumberMetrics, RegressionMetrics
 from ratchet.evaluation.robustness import STRENGTHS, Robustness
+from ratchet.evaluation.weak_classes import FEW_SAMPLES, weak_classes
 from ratchet.evaluation.wording import (
     baseline_text,
     constant_sentence,
@@ -24,7 +24,7 @@ from ratchet.evaluation.wording import (
     value_text,
 )
 from ratchet.reports.charts import COLOURS, Chart, Line, heat_map, line_chart, reliability_chart, scatter_chart
-from ratchet.reports.numbers import decimal, percent, percent_range, shown
+from ratchet.reports.number_text import decimal, percent, percent_range, shown
 from ratchet.reports.problem_sections import Cells, ReportSection, Table, error_section, slice_section, worst_slices
 
 __all__ = ["Pages", "pages_of"]

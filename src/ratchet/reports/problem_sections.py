@@ -11,7 +11,7 @@ from ratchet.evaluation.predictions import Predictions
 from ratchet.evaluation.slices import Slice
 from ratchet.evaluation.wording import baseline_text, range_text, signed_range, value_text
 from ratchet.reports.charts import Chart, bar_chart
-from ratchet.reports.numbers import decimal, percent
+from ratchet.reports.number_text import decimal, percent
 
 __all__ = [
     "ERROR_NOTE",

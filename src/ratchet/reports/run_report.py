@@ -11,11 +11,11 @@ from ratchet.evaluation.metrics import Metrics
 from ratchet.evaluation.predictions import Predictions
 from ratchet.evaluation.wording import trivial_text
 from ratchet.exports.variants import Variant
-from ratchet.gate.text import message, rule_text
 from ratchet.gate.verdict import Verdict, outcome
-from ratchet.reports import images, variant_table
+from ratchet.gate.verdict_text import message, rule_text
+from ratchet.reports import inline_images, variant_table
 from ratchet.reports.charts import COLOURS, Chart, Line, line_chart
-from ratchet.reports.images import ErrorExample, error_cards
+from ratchet.reports.inline_images import ErrorExample, error_cards
 from ratchet.reports.problem_pages import pages_of
 from ratchet.reports.problem_sections import (
     ERROR_NOTE,
@@ -77,7 +77,7 @@ def render(content: ReportContent) -> str:
         sections=pages.sections(content.predictions, has_cards=bool(content.examples)),
         errors=error_cards(content.examples),
         error_note=ERROR_NOTE,
-        error_colours=images.COLOURS,
+        error_colours=inline_images.COLOURS,
         unexplained=content.unexplained,
         features=[
             *importance_section(content.importance),

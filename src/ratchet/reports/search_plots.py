@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ratchet.search.importance import dimensions
 from ratchet.search.optuna_view import quiet, view_of
 from ratchet.search.records import Study
+from ratchet.search.setting_importance import dimensions
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial

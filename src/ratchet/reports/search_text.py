@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ratchet.reports.numbers import percent, setting, shown
+from ratchet.reports.number_text import percent, setting, shown
 from ratchet.search.finalists import Finalist, winner
 from ratchet.search.optuna_view import pareto_front
 from ratchet.search.records import Study, Trial

@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 
 from ratchet.evaluation import wording
 from ratchet.evaluation.metrics import NamedMetric
-from ratchet.reports import numbers
+from ratchet.reports import number_text
 
 __all__ = ["environment", "escaped", "render_html", "render_markdown"]
 
@@ -52,7 +52,7 @@ def environment(form: Literal["html", "markdown"]) -> Environment:
 
     def finalize(value: object) -> object:
         """Escape the value of each expression, before Jinja's own escaping, which leaves Markup as it is."""
-        return value if hasattr(value, "__html__") else escape_value(numbers.shown(value))
+        return value if hasattr(value, "__html__") else escape_value(number_text.shown(value))
 
     result = Environment(
         loader=FileSystemLoader(_TEMPLATES),
@@ -68,7 +68,7 @@ def environment(form: Literal["html", "markdown"]) -> Environment:
         "one_line": _one_line,
         "metric_range": _unbroken(_range),
         "metric_value": _unbroken(wording.value_text),
-        **{name: _unbroken(getattr(numbers, name)) for name in _NUMBERS},
+        **{name: _unbroken(getattr(number_text, name)) for name in _NUMBERS},
     }
     result.globals["stylesheet"] = Markup((_TEMPLATES / "report.css").read_text(encoding="utf-8"))
     return result
@@ -79,7 +79,7 @@ def escaped(value: object) -> str:
 
     Line breaks and other characters that cannot be printed become spaces.
     """
-    text = "".join(letter if letter.isprintable() else " " for letter in numbers.shown(value))
+    text = "".join(letter if letter.isprintable() else " " for letter in number_text.shown(value))
     return _LINE_START.sub(_escaped_start, _MARKS.sub(r"\\\1", text.strip()))
 
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from ratchet.exports.text import difference_text, speed_text
+from ratchet.exports.variant_text import difference_text, speed_text
 from ratchet.exports.variants import Variant
-from ratchet.reports.numbers import decimal, percent, shown
+from ratchet.reports.number_text import decimal, percent, shown
 
 __all__ = ["HEADER", "rows", "slice_sentences"]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from ratchet.search.early_ends import judge
 from ratchet.search.finalists import next_seeds, winner
-from ratchet.search.pruning import judge
 from ratchet.search.records import Curve, Study, Trial
 from ratchet.search.sampling import suggest
 from ratchet.search.store import LeaseLost, StudyStore

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ratchet.errors import PlatformError
-from ratchet.servers.record import TITLES
+from ratchet.servers.server_record import TITLES
 from ratchet.servers.supervisor import rotated
 from ratchet.workspace import Workspace
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ratchet.servers.addresses import api_url
 from ratchet.servers.http import answers
 from ratchet.servers.ports import free_port
-from ratchet.servers.record import ServerRecord, failure, start_supervisor
+from ratchet.servers.server_record import ServerRecord, failure, start_supervisor
 from ratchet.servers.start import START_TIMEOUT, prefect_launch
 from ratchet.servers.supervisor import Launch, end_marked
 from ratchet.settings.model import PlatformSettings

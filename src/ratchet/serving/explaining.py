@@ -184,7 +184,7 @@ def _warm(loaded: LoadedVersion) -> None:
         import ratchet.evaluation.text_explanations
     elif loaded.spec.classes:
         import ratchet.evaluation.explanations
-        import ratchet.reports.images  # noqa: F401
+        import ratchet.reports.inline_images  # noqa: F401
 
         importlib.import_module("captum.attr")
 
@@ -206,7 +206,7 @@ def _pixels(loaded: LoadedVersion, image: NDArray[Any], probabilities: NDArray[n
     from PIL import Image
 
     from ratchet.evaluation.explanations import explain
-    from ratchet.reports.images import overlay
+    from ratchet.reports.inline_images import overlay
 
     best, second = np.argsort(-probabilities, kind="stable")[[0, min(1, len(probabilities) - 1)]].tolist()
     arrays = loaded.kind.packed((image[None],), loaded.spec.input)

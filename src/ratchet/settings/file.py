@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from ratchet import files, urls
 from ratchet.errors import SettingsError
-from ratchet.settings import errors as settings_errors
+from ratchet.settings import messages as settings_errors
 from ratchet.settings import search_faults, source_names
 from ratchet.settings.model import AlertSettings, Params, Section
 

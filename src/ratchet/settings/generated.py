@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic.json_schema import GenerateJsonSchema
 
 from ratchet import files
-from ratchet.settings import errors as settings_errors
+from ratchet.settings import messages as settings_errors
 from ratchet.settings.model import Params, Section
 
 __all__ = ["DOCS", "SCHEMA", "fill_tables", "schema", "table"]

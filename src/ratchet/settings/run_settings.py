@@ -15,8 +15,8 @@ from pathlib import Path
 
 from ratchet import files
 from ratchet.errors import SettingsError
-from ratchet.settings import errors as settings_errors
 from ratchet.settings import file as settings_file
+from ratchet.settings import messages as settings_errors
 from ratchet.settings.model import Params
 
 __all__ = ["RunSettings", "overridden", "restore"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ratchet.settings import errors as settings_errors
+from ratchet.settings import messages as settings_errors
 from ratchet.settings.model import NEUTRAL, Params
 from ratchet.settings.search_space import KINDS, Dimension, apply, dimension_of, listed
 

@@ -5,7 +5,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from ratchet.settings import errors as settings_errors
+from ratchet.settings import messages as settings_errors
 
 __all__ = ["CLASSIFICATION", "OWN", "refusal", "torchvision_names"]
 

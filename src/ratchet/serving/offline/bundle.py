@@ -14,7 +14,7 @@ import ratchet
 from ratchet import files, settings
 from ratchet.checksums import seal
 from ratchet.errors import RegistryError, WorkspaceError
-from ratchet.exports.examples import EXAMPLES
+from ratchet.exports.example_rows import EXAMPLES
 from ratchet.exports.program import ABOUT as PROGRAM_ABOUT
 from ratchet.exports.program import PROGRAM, Program
 from ratchet.exports.variants import choose

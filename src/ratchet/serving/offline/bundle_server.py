@@ -19,7 +19,7 @@ from ratchet.serving.process_group import process_count, run_group, threads_each
 from ratchet.serving.shared_state import Member, SharedStates
 from ratchet.serving.versions.alias_watcher import PinnedVersion
 from ratchet.serving.versions.loaded import Identity, LoadedVersion
-from ratchet.settings.errors import explain
+from ratchet.settings.messages import explain
 from ratchet.settings.model import ServingSettings
 
 __all__ = ["ABOUT", "KEYS", "MODEL", "About", "load", "main"]

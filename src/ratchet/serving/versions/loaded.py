@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ratchet import files
 from ratchet.errors import RegistryError
-from ratchet.exports.examples import check_examples
+from ratchet.exports.example_rows import check_examples
 from ratchet.exports.program import Program, first_paragraph
 from ratchet.exports.variants import FULL, choose
 from ratchet.kinds import ModelSpec

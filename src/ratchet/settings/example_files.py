@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ratchet import files, git, settings
 from ratchet.errors import SettingsError
-from ratchet.settings import errors as settings_errors
+from ratchet.settings import messages as settings_errors
 from ratchet.settings.model import Params
 
 __all__ = ["Example", "compose", "listed", "use", "values"]

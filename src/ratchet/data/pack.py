@@ -5,13 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from ratchet import files
 from ratchet.data.manifest import PackedFile, Shard
 from ratchet.data.reading import pool
 from ratchet.errors import DataError
@@ -89,41 +88,24 @@ def _write_shard(path: Path, blocks: Iterator[NDArray[np.uint8]], shape: tuple[i
 
 
 def write_array(folder: Path, name: str, values: NDArray[Any]) -> PackedFile:
-    """Write a small array to folder/NAME.npy."""
-    with files.draft_file(folder / f"{name}.npy") as draft, draft.open("wb") as file:
-        digested = _Digested(file)
-        np.save(digested, values, allow_pickle=False)
-    return PackedFile(f"{folder.name}/{name}.npy", digested.digest.hexdigest())
-
-
-class _Digested:
-    """A file that is digested while it is written, so that memory has no copy of it."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self.digest = file, hashlib.sha256()
-
-    def write(self, content: bytes) -> int:
-        """Write the next bytes."""
-        self.digest.update(content)
-        return self._file.write(content)
+    """Write an array to folder/NAME.npy."""
+    values, header = np.ascontiguousarray(values), BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(values))
+    digest = hashlib.sha256(header.getvalue())
+    digest.update(values.data)
+    with (folder / f"{name}.npy").open("wb") as file:
+        file.write(header.getvalue())
+        file.write(values.data)
+    return PackedFile(f"{folder.name}/{name}.npy", digest.hexdigest())
 
 
 def write_shards_of(folder: Path, name: str, values: NDArray[Any]) -> tuple[Shard, ...]:
-    """Write an array to folder/NAME-NNNNN.npy, in files of at most 256 MiB if one row is not larger.
-
-    Raises:
-        DataError: the disk returns other content than was written.
-    """
+    """Write an array to folder/NAME-NNNNN.npy, in files of at most 256 MiB if one row is not larger."""
     step = max(1, _SHARD_MIB * MIB // max(1, values[:1].nbytes))
     shards = []
     for number, start in enumerate(range(0, len(values), step)):
         part = values[start : start + step]
         stored = write_array(folder, f"{name}-{number:05d}", part)
-        if files.digest_file(folder.parent / stored.file) != stored.sha256:
-            raise DataError(
-                f"{stored.file}: the disk returns other content than was written. Fix: check the disk, then ingest "
-                "again"
-            )
         shards.append(Shard(stored.file, len(part), stored.sha256))
     return tuple(shards)
 

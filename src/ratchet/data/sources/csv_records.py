@@ -19,7 +19,7 @@ from ratchet.errors import DataError
 
 __all__ = ["Examples", "Layout", "Record", "cells_of", "layouts", "strict_records"]
 
-_QUOTE, _NEWLINE = b'"\n'
+_QUOTE, _NEWLINE = b'"', ord("\n")
 _BLOCK = 1 << 18  # bytes that are scanned at a time; they stay in the processor's cache
 _NOWHERE = np.zeros(0, np.int64)
 _LONGEST = 16 << 20  # bytes of one record of a file that is read in blocks
@@ -234,8 +234,9 @@ def layouts(
             )
         if records:
             places = slice(0, records)
-            yield Layout(content, layout.ends[places], layout.lines[places] + line - 1, layout.cells[places])
-            line += content.count(b"\n", 0, done)
+            part = Layout(content, layout.ends[places], layout.lines[places] + line - 1, layout.cells[places])
+            line = int(part.lines[-1]) + part.record(records - 1).count("\n") + 1
+            yield part
     if rest.strip(b"\n"):
         yield from _requoted([rest], separator, where, line, at_once)
 
@@ -254,31 +255,34 @@ def _requoted(blocks: Iterable[bytes], separator: str, where: str, line: int, at
 
 def _scan(content: bytes, separator: str) -> Layout | None:
     """Return the records that end in the content; None if a quotation mark is not where RFC 4180 has it."""
-    data, mark = np.frombuffer(content, np.uint8), ord(separator)
-    ends, marks, newlines = [_NOWHERE], [_NOWHERE], [_NOWHERE]  # marks: separators before each end
-    quoted, total = False, 0  # whether the block begins inside quotation marks; separators before it
+    data, mark, has_quotes = np.frombuffer(content, np.uint8), ord(separator), _QUOTE in content
+    ends, marks, newlines = [_NOWHERE], [_NOWHERE], [_NOWHERE]  # marks: separators and line ends before each end
+    quoted, total = False, 0  # whether the block begins inside quotation marks; separators and line ends before it
     for first in range(0, len(data), _BLOCK):
         part = data[first : first + _BLOCK]
-        is_mark, newline = part == mark, np.flatnonzero(part == _NEWLINE)
-        closed, quotes = newline, part == _QUOTE
-        if quoted or quotes.any():
+        newline = part == _NEWLINE
+        is_end = (part == mark) | newline  # of a cell
+        if has_quotes:
+            newlines.append(np.flatnonzero(newline) + first)
+            quotes = part == ord(_QUOTE)
             if not _is_strict(data, np.flatnonzero(quotes) + first, mark, quoted=quoted):
                 return None
             inside = np.bitwise_xor.accumulate(quotes) ^ quoted
-            quoted, is_mark, closed = bool(inside[-1]), is_mark & ~inside, newline[~inside[newline]]
-        places = np.flatnonzero(is_mark)
-        ends.append(closed + first)
-        marks.append(np.searchsorted(places, closed) + total)
-        newlines.append(newline + first)
+            quoted, is_end = bool(inside[-1]), is_end & ~inside
+        places = np.flatnonzero(is_end)
+        closing = np.flatnonzero(newline[places])
+        ends.append(places[closing] + first)
+        marks.append(closing + total)
         total += len(places)
     if len(data) and data[-1] != _NEWLINE and not quoted:  # the last line has no end
         ends.append(np.array([len(data)]))
         marks.append(np.array([total]))
-    end, line_end = np.concatenate(ends), np.concatenate(newlines)
+    end = np.concatenate(ends)
     lines = np.arange(1, len(end) + 1)
+    line_end = np.concatenate(newlines)
     if len(line_end) > np.count_nonzero(end < len(data)):  # cells hold line ends
         lines = np.searchsorted(line_end, np.append(-1, end[:-1]), side="right") + 1
-    cells = np.where(np.diff(end, prepend=-1) == 1, 0, np.diff(np.concatenate(marks), prepend=0) + 1)
+    cells = np.where(np.diff(end, prepend=-1) == 1, 0, np.diff(np.concatenate(marks), prepend=-1))
     return Layout(content, end, lines, cells)
 
 
@@ -287,4 +291,4 @@ def _is_strict(data: NDArray[np.uint8], quotes: NDArray[np.int64], mark: int, *,
     opening, closing = (quotes[1::2], quotes[::2]) if quoted else (quotes[::2], quotes[1::2])
     before = np.where(opening > 0, data[opening - 1], _NEWLINE)
     after = np.where(closing + 1 < len(data), data[np.minimum(closing + 1, len(data) - 1)], _NEWLINE)
-    return all(bool(((beside == _QUOTE) | (beside == _NEWLINE) | (beside == mark)).all()) for beside in (before, after))
+    return all(bool(((beside == ord(_QUOTE)) | (beside == _NEWLINE) | (beside == mark)).all()) for beside in (before, after))

@@ -62,44 +62,52 @@ FIRST_ROW = RowStart()
 
 @dataclass(frozen=True)
 class Cells:
-    """The cells of a CSV file, below a line with the numbers of its columns."""
+    """The cells of a CSV file, below a first line with as many cells as there are columns."""
 
     content: bytes
     separator: str
+    width: int
 
-    def texts(self, names: Sequence[str] | None = None, rows: int | None = None) -> pl.DataFrame:
-        """Return columns (None: all) of the first rows (None: all) as texts.
+    def texts(self, columns: Sequence[int], rows: int | None = None) -> pl.DataFrame:
+        """Return columns, named by their places, of the first rows (None: all) as texts.
 
         Cells that a row lacks are null, further cells are dropped.
         """
-        mark = self.separator
-        return pl.read_csv(
-            self.content, columns=names, n_rows=rows, infer_schema=False, separator=mark, truncate_ragged_lines=True
-        )
+        table = pl.read_csv(
+            self.content, columns=columns, n_rows=rows, infer_schema=False, separator=self.separator,
+            truncate_ragged_lines=True,
+        )  # fmt: skip
+        return table.rename(dict(zip(table.columns, map(str, sorted(columns)), strict=True)))
 
-    def typed(self, numeric: Sequence[str]) -> pl.DataFrame:
+    def typed(self, numeric: Collection[int]) -> pl.DataFrame:
         """Return all columns: as Float64 those of `numeric` that have an exact number in each cell, others as texts."""
         if not numeric or self._hides_texts():
-            return self.texts()
-        width = self.content.count(self.separator.encode(), 0, self.content.index(b"\n")) + 1
-        schema = {str(place): pl.String for place in range(width)} | dict.fromkeys(numeric, pl.Float64)
+            return self.texts(range(self.width))
+        types = [pl.Float64 if place in numeric else pl.String for place in range(self.width)]
         try:
-            table = pl.read_csv(self.content, schema=schema, separator=self.separator)
+            table = pl.read_csv(self.content, schema_overrides=types, separator=self.separator)
         except pl.exceptions.ComputeError:  # a later row has a text
-            return self.texts()
-        is_exact = table.select((pl.col(numeric).abs() <= EXACT).fill_null(False).all()).row(0)
-        others = [name for name, exact in zip(numeric, is_exact, strict=True) if not exact]
+            return self.texts(range(self.width))
+        table.columns = [str(place) for place in range(self.width)]
+        is_exact = table.select((pl.col(pl.Float64).abs() <= EXACT).fill_null(False).all()).row(0, named=True)
+        others = [int(name) for name, exact in is_exact.items() if not exact]
         return table.with_columns(self.texts(others)) if others else table
 
     def _hides_texts(self) -> bool:
         """Return whether a cell begins with a space or a further zero, which a number does not keep."""
         data, mark = np.frombuffer(self.content, np.uint8), ord(self.separator)
+        before_cells = [ord(end) for end in ("\n", '"') if end.encode() in self.content]
+        spaces = [ord(space) for space in " \t" if space != self.separator and space.encode() in self.content]
         for start in range(0, len(data) - 2, _BLOCK):
             part = data[start : start + _BLOCK + 2]
             before, cell, after = part[:-2], part[1:-1], part[2:]
-            zero = (cell == ord("0")) & (after - np.uint8(ord("0")) < 10)
-            space = cell == ord(" ") if mark == ord("\t") else (cell == ord(" ")) | (cell == ord("\t"))
-            if (((before == mark) | (before == ord("\n")) | (before == ord('"'))) & (zero | space)).any():
+            is_hidden = (cell == ord("0")) & (after - np.uint8(ord("0")) < 10)
+            for space in spaces:
+                is_hidden |= cell == space
+            is_first = before == mark
+            for end in before_cells:
+                is_first |= before == end
+            if (is_first & is_hidden).any():
                 return True
         return False
 
@@ -443,25 +451,27 @@ def _rows(
         (row + 1, f"line {lines[row]} has {_cells(int(cells[row]))}, the header has {len(header)}")
         for row in np.flatnonzero((cells != len(header)) & (cells > 0)).tolist()
     ]
-    table, numeric, all_cells = pl.DataFrame(schema=dict.fromkeys(names, pl.String)), list[str](), None
+    table, numeric, all_cells = pl.DataFrame(schema=dict.fromkeys(names, pl.String)), list[int](), None
     if len(lines):
-        body = memoryview(layout.content)[ends[start - 1] + 1 if start else 0 : ends[-1] + 1]
-        # The numbers of the columns are there so that an empty first line does not decide the width.
-        all_cells = Cells(b"".join([separator.join(names).encode(), b"\n", body]), separator)
+        content = layout.content
+        if start != 1 or layout.cells[0] != len(header) or ends[-1] + 1 < len(content):  # else it is not copied
+            body = memoryview(content)[ends[start - 1] + 1 if start else 0 : ends[-1] + 1]
+            content = b"".join([separator.join(names).encode(), b"\n", body])
+        all_cells = Cells(content, separator, len(header))
         if may_be_numbers and len(lines) > _SAMPLE and not ragged:
-            allowed = [name for name, cell in zip(names, header, strict=True) if may_be_numbers(cell.strip())]
-            numeric = _numeric_columns(all_cells, allowed)
+            numeric = _numeric_columns(
+                all_cells, [place for place, cell in enumerate(header) if may_be_numbers(cell.strip())]
+            )
         table = all_cells.typed(numeric)
         assert table.height == len(lines), f"polars found {table.height} rows, RFC 4180 has {len(lines)}"
     blank = np.flatnonzero(cells == 0).tolist()
     return TableFile(table, header, _ragged(ragged), lines=lines, blank=blank, cells=all_cells if numeric else None)
 
 
-def _numeric_columns(cells: Cells, names: Sequence[str]) -> list[str]:
+def _numeric_columns(cells: Cells, allowed: Sequence[int]) -> list[int]:
     """Return the columns whose first cells are numbers, but no numbers of rows."""
-    first = cells.texts(rows=_SAMPLE).select(names)
-    read = first.cast(pl.Float64, strict=False)
-    return [column.name for column in read if not column.null_count() and (column.diff().drop_nulls() != 1).any()]
+    read = cells.texts(allowed, _SAMPLE).cast(pl.Float64, strict=False) if allowed else []
+    return [int(column.name) for column in read if not column.null_count() and (column.diff().drop_nulls() != 1).any()]
 
 
 def _cells(count: int) -> str:

@@ -80,8 +80,8 @@ class RawTable:
         read = [name for name, kind in frame.schema.items() if kind != pl.String]
         if self.file.cells is None or not read:
             return frame
-        places = [str(self.frame.columns.index(name)) for name in read]
-        texts = self.file.cells.texts(places).select(places).rename(dict(zip(places, read, strict=True)))
+        texts = self.file.cells.texts([self.frame.columns.index(name) for name in read])
+        texts.columns = read
         return frame.with_columns(texts[(rows - 1)])
 
     def without_rows(self) -> "RawTable":

@@ -13,7 +13,7 @@ from ratchet.data.split import SPLITS
 from ratchet.errors import DataError
 from ratchet.settings.model import DataSettings
 
-__all__ = ["check_bad_fraction", "check_index", "quarantined_by_class"]
+__all__ = ["check_bad_fraction", "check_index", "check_sizes", "quarantined_by_class"]
 
 _CLASSES_SHOWN = 8
 
@@ -67,6 +67,14 @@ def check_index(
         raise DataError(
             f"data.path {settings.path}: the set breaks its contract: {faults}. Fix: correct ids and labels"
         ) from None
+    check_sizes(index, settings, classes=classes, quarantined=quarantined, table=table)
+
+
+def check_sizes(
+    index: pl.DataFrame, settings: DataSettings, *, classes: Sequence[str],
+    quarantined: Mapping[int, Mapping[str, int]] = MappingProxyType({}), table: Path | None = None,
+) -> None:  # fmt: skip
+    """Check that no split is empty, and that each class has enough training samples; as `check_index`."""
     sizes = dict(index.group_by("split").len().rows())
     groups = index["group"].drop_nulls().n_unique() if "group" in index.columns else 0
     for split in SPLITS:

@@ -156,17 +156,17 @@ def value_edges(ordered: NDArray[np.float64], *, limit: int) -> NDArray[np.float
     more, a value with more than its share of the rows has a bin of its own, such as the 0 of most capital gains, and
     the others are cut at quantiles.
     """
-    starts = np.flatnonzero(np.diff(ordered, prepend=np.nan))
-    distinct, counts = ordered[starts], np.diff(starts, append=len(ordered))
-    if len(distinct) <= limit:
-        return distinct[1:]
-    is_heavy = counts * limit > len(ordered)
-    places = np.flatnonzero(is_heavy)
-    alone = distinct[np.concatenate([places, np.minimum(places + 1, len(distinct) - 1)])]
-    rest = np.repeat(distinct[~is_heavy], counts[~is_heavy])
-    cuts = max(1, limit - len(places))
-    shares = np.arange(1, cuts) / cuts
-    return np.unique(np.concatenate([alone, rest[np.rint(shares * (len(rest) - 1)).astype(np.int64)]]))
+    total, is_new = len(ordered), ordered[1:] != ordered[:-1]
+    if np.count_nonzero(is_new) < limit:
+        return ordered[1:][is_new]
+    sampled = np.unique(ordered[:: max(1, total // limit)])  # each heavy value is one of them
+    begin, end = (np.searchsorted(ordered, sampled, side=side) for side in ("left", "right"))  # type: ignore[call-overload]
+    is_heavy = (end - begin) * limit > total
+    begin, end = begin[is_heavy], end[is_heavy]
+    counts, cuts = np.append(0, np.cumsum(end - begin)), max(1, limit - len(begin))
+    places = np.rint(np.arange(1, cuts) / cuts * (total - counts[-1] - 1)).astype(np.int64)  # without heavy values
+    places += counts[np.searchsorted(begin - counts[:-1], places, side="right")]
+    return np.unique(ordered[np.concatenate([begin, np.minimum(end, total - 1), places])])
 
 
 def _thresholds(numbers: NDArray[np.float64], labels: Integers) -> NDArray[np.float64]:

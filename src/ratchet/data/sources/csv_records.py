@@ -291,4 +291,6 @@ def _is_strict(data: NDArray[np.uint8], quotes: NDArray[np.int64], mark: int, *,
     opening, closing = (quotes[1::2], quotes[::2]) if quoted else (quotes[::2], quotes[1::2])
     before = np.where(opening > 0, data[opening - 1], _NEWLINE)
     after = np.where(closing + 1 < len(data), data[np.minimum(closing + 1, len(data) - 1)], _NEWLINE)
-    return all(bool(((beside == ord(_QUOTE)) | (beside == _NEWLINE) | (beside == mark)).all()) for beside in (before, after))
+    return all(
+        bool(((beside == ord(_QUOTE)) | (beside == _NEWLINE) | (beside == mark)).all()) for beside in (before, after)
+    )

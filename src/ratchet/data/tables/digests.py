@@ -105,8 +105,10 @@ def repeats(digests: Bits) -> Bits:
 
 def hexadecimal(digests: Bits) -> pa.Array:
     """Return digests, uint64 (n, 2), as texts of 64 hexadecimal digits."""
-    further = [(digests[:, place] ^ np.uint64(factor)) * np.uint64(factor) for place, factor in enumerate(_EXPANDED)]
-    lanes = np.column_stack([digests, *further]).astype(">u8")
+    lanes = np.empty((len(digests), 4), ">u8")
+    lanes[:, :2] = digests
+    for place, factor in enumerate(map(np.uint64, _EXPANDED)):
+        np.multiply(digests[:, place] ^ factor, factor, out=lanes[:, 2 + place])
     ends = np.arange(len(lanes) + 1, dtype=np.int64) * 64
     return pa.LargeStringArray.from_buffers(len(lanes), pa.py_buffer(ends), pa.py_buffer(hexlify(lanes.data)))
 

@@ -207,9 +207,8 @@ class _Ingest:
             )
         settings = settings.model_copy(update={"min_per_class": 1}) if self.task.sample else settings
         groups = special.groups
-        index = writer.index.drop("id").with_columns(pl.col("split").cast(pl.String))
-        index = index if groups is None else index.with_columns(group=groups)
-        set_rules.check_index(index, settings, classes=writer.classes, table=self.task.quarantine)
+        index = writer.index if groups is None else writer.index.with_columns(group=groups)
+        set_rules.check_sizes(index, settings, classes=writer.classes, table=self.task.quarantine)
 
 
 def _known(order: TypedColumn) -> pl.Series:

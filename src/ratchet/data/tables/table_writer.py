@@ -1,5 +1,6 @@
 """Packing of the good rows of a table: their splits, arrays, index and descriptions."""
 
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,7 +30,7 @@ from ratchet.kinds import TableInput
 
 __all__ = ["SpecialColumns", "TableColumns", "TableWriter"]
 
-_GROUP = 1 << 17  # rows of the index that are in memory as texts
+_GROUP = 1 << 16  # rows of the index that are in memory as texts
 
 Array = NDArray[np.float32] | NDArray[np.int64]
 
@@ -89,7 +90,7 @@ class TableWriter:
         features, special: columns in the order of the file.
         order: places in them of the rows, int64 (rows,).
         labels: of the rows.
-        index: one row for each: row (its number in the file), id, source, split, label and class.
+        index: one row for each: row (its number in the file), split, label and class.
         digest: of features and target, uint64 (rows, 2).
         bad: the quarantine table, with the rows that are also in a split of a higher rank.
         released: releases by hand that let rows in.
@@ -110,9 +111,7 @@ class TableWriter:
         index = pl.DataFrame({"row": content.rows, "split": pl.Series(split).cat.to(pl.Enum(SPLITS))}).with_columns(
             (pl.Series(labels.values) if self.classes else pl.lit(None, pl.Int64)).alias("label"),
             (labels.shown.cast(pl.String) if names is None else names).alias("class"),
-            id=pl.format("row {}", pl.col("row").cast(pl.String).str.zfill(7)),
         )
-        index = index.with_columns(source="id")
         if special.given is not None:
             copies = exact_duplicates.cross_split_duplicates(_copied(index, digest))
             kept = ~content.rows.is_in(copies["row"].implode())
@@ -178,38 +177,53 @@ class TableWriter:
 
     def _write_index(self, draft: Path, packed: NDArray[np.uint64]) -> None:
         """Write index.parquet. Categories, ids and the order are copied from the file."""
-        index = self.index.with_columns(row=np.concatenate([np.arange(rows) for rows in self.sizes.values()]))
+        index = self.index.with_columns(file_row="row", row=np.concatenate([np.arange(n) for n in self.sizes.values()]))
         if self.special.groups is not None:
             index = index.with_columns(self.special.groups[self.order].alias("group"))
         columns = [column for column in self.features if column.type in ("categorical", "id")]
         columns += [column for column in self.special.columns if column.why == "data.order_by"]
-        own = {*pack.index_columns(pack.INDEX_COLUMNS, ()), "place", "group", "content", "packed"}
+        own = {*pack.index_columns(pack.INDEX_COLUMNS, ()), "place", "group", "content", "packed", "file_row"}
         extra = {
             f"{column.name} (column)" if column.name in own else column.name: column.shown[self.order]
             for column in columns
         }
         index = index.with_columns(texts.alias(name) for name, texts in extra.items())
         digests = {"content": self.digest, "pixels": packed}
-        names = pack.index_columns([*index.columns, *digests], list(extra))
-        repeated = [name for name in names if name not in {"row", "id", "source", *digests}]
+        names = pack.index_columns([*index.columns, "id", "source", *digests], list(extra))
 
         def table(rows: slice) -> pa.Table:
-            part = index[rows].to_arrow(compat_level=pl.CompatLevel.oldest())
+            part = _named(index[rows], "file_row").to_arrow(compat_level=pl.CompatLevel.oldest())
             for name, values in digests.items():
                 part = part.append_column(name, hexadecimal(values[rows]))
             return part.select(names)
 
+        schema = table(slice(0, 0)).schema
+        texts = {field.name for field in schema if pa.types.is_large_string(field.type)} - {*digests}
         with pq.ParquetWriter(
-            draft / "index.parquet", table(slice(0, 0)).schema, store_schema=False,  # texts, not categories
-            use_dictionary=repeated, write_statistics=repeated,
-            compression={name: "none" if name in digests else "zstd" for name in names},
+            draft / "index.parquet", schema, store_schema=False, write_statistics=False,
+            use_dictionary=[name for name in names if name not in {"row", "id", "source", *digests}],
+            compression={name: "zstd" if name in texts else "none" for name in names},
         ) as file:  # fmt: skip
             for start in range(0, index.height, _GROUP):
                 file.write_table(table(slice(start, start + _GROUP)))
+            file.add_key_value_metadata({"ARROW:schema": b64encode(_without_categories(schema).serialize())})
+
+
+def _named(index: pl.DataFrame, row: str = "row") -> pl.DataFrame:
+    """Add id and source; `row`: the column with numbers in the file."""
+    named = index.with_columns(id=pl.format("row {}", pl.col(row).cast(pl.String).str.zfill(7)))
+    return named.with_columns(source="id")
+
+
+def _without_categories(schema: pa.Schema) -> pa.Schema:
+    """Return a schema with texts in place of categories, which also says what Parquet cannot, such as a duration."""
+    return pa.schema(
+        field.with_type(pa.large_string()) if pa.types.is_dictionary(field.type) else field for field in schema
+    )
 
 
 def _copied(index: pl.DataFrame, digest: NDArray[np.uint64]) -> pl.DataFrame:
     """Return the rows of an index whose digest occurs more than once, with it as `pixels`."""
     places = np.flatnonzero(np.isin(digest[:, 0], repeats(digest)))
     texts = pl.Series(pl.from_arrow(hexadecimal(digest[places])), dtype=pl.String)
-    return index[places].with_columns(pl.col("split", "class").cast(pl.String), pixels=texts)
+    return _named(index[places]).with_columns(pl.col("split", "class").cast(pl.String), pixels=texts)

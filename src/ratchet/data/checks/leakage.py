@@ -5,7 +5,7 @@ the name of the ward. A model that learns such a shortcut looks good here and fa
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -24,6 +24,7 @@ _FEW = 50  # validation samples of a class; with fewer, training and validation 
 _FEWEST = 3  # samples of a class that a column can reveal
 _GROUPS = 64  # different texts of this set
 _MOST_CLASSES = 50  # that have thresholds of their own
+_SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
 _SAME_ORDER = 0.97  # share of the variance of a number's ranks that only a copy of it explains
 
 Integers = NDArray[np.int64]
@@ -156,11 +157,12 @@ def value_edges(ordered: NDArray[np.float64], *, limit: int) -> NDArray[np.float
     more, a value with more than its share of the rows has a bin of its own, such as the 0 of most capital gains, and
     the others are cut at quantiles.
     """
-    total, is_new = len(ordered), ordered[1:] != ordered[:-1]
+    total, later = len(ordered), ordered[1:]
+    is_new: NDArray[np.bool_] = later != ordered[:-1]
     if np.count_nonzero(is_new) < limit:
-        return ordered[1:][is_new]
+        return later[is_new]
     sampled = np.unique(ordered[:: max(1, total // limit)])  # each heavy value is one of them
-    begin, end = (np.searchsorted(ordered, sampled, side=side) for side in ("left", "right"))  # type: ignore[call-overload]
+    begin, end = (np.searchsorted(ordered, sampled, side=side) for side in _SIDES)
     is_heavy = (end - begin) * limit > total
     begin, end = begin[is_heavy], end[is_heavy]
     counts, cuts = np.append(0, np.cumsum(end - begin)), max(1, limit - len(begin))

@@ -470,7 +470,9 @@ def _rows(
 
 def _numeric_columns(cells: Cells, allowed: Sequence[int]) -> list[int]:
     """Return the columns whose first cells are numbers, but no numbers of rows."""
-    read = cells.texts(allowed, _SAMPLE).cast(pl.Float64, strict=False) if allowed else []
+    if not allowed:
+        return []
+    read = cells.texts(allowed, _SAMPLE).cast(pl.Float64, strict=False)
     return [int(column.name) for column in read if not column.null_count() and (column.diff().drop_nulls() != 1).any()]
 
 

@@ -8,7 +8,7 @@ LIMITS = {
     "baselines": 700,
     "code": 500,
     "commands": 3_910,
-    "data": 10_450,
+    "data": 10_560,
     "doctor": 1_300,
     "evaluation": 3_370,
     "exports": 800,

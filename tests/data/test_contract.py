@@ -171,7 +171,7 @@ def test_a_file_without_read_permission_is_a_fact() -> None:
         path.chmod(0)
         os.chmod(folder, 0o755)
         with _as_nobody():
-            facts, _ = ImageDecoder((8, 1), 100).read_one(LocalFolder(Path(folder)).read, "a.png")
+            (facts,), _ = ImageDecoder((8, 1), 100).read_all(LocalFolder(Path(folder)).read, ["a.png"])
     assert facts.permitted is False
     assert facts.readable is None
 

@@ -124,9 +124,8 @@ def test_a_transparent_value_is_white_and_sets_no_scale(tmp_path: Path) -> None:
     values[5] = 65_535
     Image.fromarray(values).save(tmp_path / "a.png", transparency=65_535)
     decoder = images.ImageDecoder((32, 1), 10**7, depth=12)
-    facts, pixels = decoder.read_one(storage.LocalFolder(tmp_path).read, "a.png")
+    (facts,), (pixels,) = decoder.read_all(storage.LocalFolder(tmp_path).read, ["a.png"])
     assert facts.depth == 12
-    assert pixels is not None
     assert pixels[5].tolist() == [[255]] * 32
     np.testing.assert_array_equal(np.delete(pixels[..., 0], 5, 0), np.delete(eight_bits(values, 12), 5, 0))
 

@@ -196,7 +196,7 @@ def test_a_lossless_jpeg_is_decoded_whole_and_then_scaled(tmp_path: Path) -> Non
     """It has no blocks that could be decoded at a fraction of their size."""
     values = np.random.default_rng(0).integers(0, 256, (64, 64), dtype=np.uint8)
     (tmp_path / "a.jpg").write_bytes(lossless_jpeg(values))
-    facts, pixels = ImageDecoder((8, 1), 10**7).read_one(LocalFolder(tmp_path).read, "a.jpg")
+    (facts,), (pixels,) = ImageDecoder((8, 1), 10**7).read_all(LocalFolder(tmp_path).read, ["a.jpg"])
     assert (facts.readable, facts.problem) == (True, None)
     np.testing.assert_array_equal(pixels, to_pixels(Image.fromarray(values), size=8, channels=1))
 
@@ -212,8 +212,7 @@ def test_transparent_pixels_of_16_bit_colour_become_white(tmp_path: Path) -> Non
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", 8, 8, 16, 2, 0, 0, 0)) + chunk(b"tRNS", b"\x13\x88" * 3)
     data = chunk(b"IDAT", zlib.compress(b"".join(b"\0" + row.tobytes() for row in values)))
     (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + header + data + chunk(b"IEND", b""))
-    _, pixels = ImageDecoder((8, 3), 10**7).read_one(LocalFolder(tmp_path).read, "a.png")
-    assert pixels is not None
+    _, (pixels,) = ImageDecoder((8, 3), 10**7).read_all(LocalFolder(tmp_path).read, ["a.png"])
     assert pixels[:, 0, 0].tolist() == [0x40, 0x40, 255, *[0x40] * 5]
 
 

@@ -13,7 +13,8 @@ from ratchet.data.reading.storage import LocalFolder
 
 
 def read(path: Path, shape: tuple[int, int] | None = (8, 1)) -> tuple[Facts, np.ndarray | None]:
-    return ImageDecoder(shape, max_pixels=10**7).read_one(LocalFolder(path.parent).read, path.name)
+    (facts,), (pixels,) = ImageDecoder(shape, max_pixels=10**7).read_all(LocalFolder(path.parent).read, [path.name])
+    return facts, pixels if facts.pixels else None
 
 
 def test_orientation_is_applied(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from ratchet.data.reading.plain_png import plain_png
 
 
 def _saved(mode: str, *, side: int = 12, **named) -> bytes:
-    drawn = np.random.default_rng(side).integers(0, 256, (side, side + 3, 4), dtype=np.uint8)
+    drawn = np.random.default_rng(side).integers(0, 256, (side, side, 4), dtype=np.uint8)
     file = io.BytesIO()
     image = Image.fromarray(drawn)
     (image if mode == "RGBA" else image.convert("RGB").convert(mode)).save(file, "PNG", **named)
@@ -35,15 +35,16 @@ def _damaged(content: bytes) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "LA", "RGBA", "P", "1", "I;16"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_short_reading_gives_what_pillow_gives(mode: str, channels: int, monkeypatch) -> None:
+@pytest.mark.parametrize("side", [8, 12])
+def test_short_reading_gives_what_pillow_gives(mode: str, channels: int, side: int, monkeypatch) -> None:
     """Facts, reasons and pixels are equal, for damaged files too."""
     content = _saved("L" if mode == "I;16" else mode)
     if mode == "I;16":
         file = io.BytesIO()
-        Image.fromarray(np.arange(180, dtype=np.uint16).reshape(12, 15) * 300).save(file, "PNG")
+        Image.fromarray(np.arange(144, dtype=np.uint16).reshape(12, 12) * 300).save(file, "PNG")
         content = file.getvalue()
     files = [content, *_damaged(content)]
-    decoder = ImageDecoder((8, channels), 1 << 20)
+    decoder = ImageDecoder((side, channels), 1 << 20)
     facts, pixels = decoder.read_all(files.__getitem__, range(len(files)))
     monkeypatch.setattr(images, "plain_png", lambda content: None)
     expected, whole = decoder.read_all(files.__getitem__, range(len(files)))

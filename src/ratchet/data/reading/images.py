@@ -28,9 +28,10 @@ from ratchet.data.reading.pixels import (
     has_grey_palette,
     is_deep,
     jpeg_digest,
+    to_colour,
     to_pixels,
 )
-from ratchet.data.reading.plain_png import plain_png
+from ratchet.data.reading.plain_png import Layout, PlainImage, opened, plain_png, stacked_images, unstacked
 from ratchet.data.refusal_reasons import why_unopened
 from ratchet.errors import DataError, SettingsError
 
@@ -54,6 +55,9 @@ FORMATS: Mapping[str, str] = {
 ARRAY = "array"  # the format of an image that a source gives as pixels, not as a file
 
 _EXTENSIONS = {".heic": "heif", ".heif": "heif", ".hif": "heif", ".avif": "avif"}  # Pillow may not know them
+Decoded = NDArray[np.uint8] | PlainImage | None
+"""Pixels of a sample, or its plain image of the packed size, whose pixels are decoded later; None: not decoded."""
+
 _STATISTICS_BLOCK = 1 << 14  # values of eight bytes: they fit into the processor's cache
 
 
@@ -185,20 +189,26 @@ class ImageDecoder:
         """Read samples: facts, and pixels uint8 (n, side, side, channels), zeros where a sample was not decoded.
 
         Raises:
-            DataError: as `read_one`.
+            DataError: the source is of another kind, or no longer answers.
         """
-        samples = [self.read_one(read, name) for name in names]
-        side, channels = self.shape or (0, 0)
-        empty = bytes(side * side * channels)
-        joined = b"".join([empty if image is None else image.data for _, image in samples])
-        pixels = np.frombuffer(joined, np.uint8).reshape(len(samples), side, side, channels)
+        samples = [self._read_one(read, name) for name in names]
         facts = [facts for facts, _ in samples]
+        side, channels = self.shape or (0, 0)
+        pixels = np.zeros((len(samples), side, side, channels), np.uint8)
+        plain: dict[Layout, list[tuple[int, bytes]]] = {}
+        for place, (_, image) in enumerate(samples):
+            if isinstance(image, PlainImage):
+                plain.setdefault(image.layout, []).append((place, image.lines))
+            elif image is not None:
+                pixels[place] = image
+        for layout, images in plain.items():
+            _decode_plain(layout, images, facts, pixels)
         if pixels.size:
             _add_statistics(pixels, facts)
         return facts, pixels
 
-    def read_one(self, read: Any, name: str) -> tuple[Facts, NDArray[np.uint8] | None]:
-        """Read sample `name` by `read`: its facts without statistics, and pixels uint8 (side, side, channels) or None.
+    def _read_one(self, read: Any, name: str) -> tuple[Facts, Decoded]:
+        """Read sample `name` by `read`: its facts without statistics, and its pixels, uint8 (side, side, channels).
 
         Faults of the sample become facts, not errors.
 
@@ -231,19 +241,22 @@ class ImageDecoder:
                 return Facts(permitted=True, readable=False, problem=_decoder_message(error)), None
             return self._open(facts, file)
 
-    def _read_array(self, image: Image.Image, label: int | None) -> tuple[Facts, NDArray[np.uint8] | None]:
+    def _read_array(self, image: Image.Image, label: int | None) -> tuple[Facts, Decoded]:
         described = f"{image.mode} {image.width} {image.height} ".encode()
         content = hashlib.sha256(described + image.tobytes()).hexdigest()
         return self._decode(Facts(content=content, format=ARRAY, frames=1, label=label), image)
 
-    def _open(self, facts: Facts, file: BinaryIO, content: bytes = b"") -> tuple[Facts, NDArray[np.uint8] | None]:
+    def _open(self, facts: Facts, file: BinaryIO, content: bytes = b"") -> tuple[Facts, Decoded]:
         """Decode a file; `content` has its bytes if they are in memory."""
         if not facts.bytes or facts.content in self.known:
             return facts, None
         if self.heif:
             _register_heif()  # needed once in each worker process
+        plain = plain_png(content)
+        if plain is not None and self._is_packed_whole(plain.layout):
+            return facts, plain
         try:
-            image = plain_png(content) or Image.open(file)
+            image = Image.open(file) if plain is None else opened(plain)
         except Exception as error:  # Pillow raises errors of nearly any type on damaged files; keep the reason
             return self._explain_unopened(facts, file, error), None
         with image:
@@ -265,6 +278,10 @@ class ImageDecoder:
                     facts.readable, facts.problem, facts.pixels = False, _decoder_message(error), None
                     return facts, None
             return facts, pixels
+
+    def _is_packed_whole(self, layout: Layout) -> bool:
+        side = self.shape[0] if self.shape else 0
+        return (layout.width, layout.height) == (side, side) and side * side <= self.max_pixels
 
     def _explain_unopened(self, facts: Facts, file: BinaryIO, error: Exception) -> Facts:
         """Add the reason why Pillow cannot open a file.
@@ -321,6 +338,25 @@ def format_of_extension(name: str) -> str | None:
         return _EXTENSIONS[extension]
     known = Image.registered_extensions().get(extension)
     return FORMATS.get(known, known.lower()) if known else None
+
+
+def _decode_plain(
+    layout: Layout, images: Sequence[tuple[int, bytes]], facts: Sequence[Facts], pixels: NDArray[np.uint8]
+) -> None:
+    """Decode plain images of the packed size, (place, lines), into `pixels`, and complete their facts."""
+    stacked = stacked_images(layout, [lines for _, lines in images])
+    places = [place for place, _ in images]
+    grey, colour = layout.mode in GREY_MODES, to_colour(stacked, "RGB")
+    whole = unstacked(colour, count=len(images))
+    pixels[places] = (
+        whole if pixels.shape[-1] == whole.shape[-1] else unstacked(to_colour(stacked, "L"), count=len(images))
+    )
+    for place, image in zip(places, whole, strict=True):
+        fact = facts[place]
+        fact.format, fact.frames, fact.readable, fact.grey = FORMATS["PNG"], 1, True, grey
+        fact.width, fact.height = layout.width, layout.height
+        fact.pixels = hashlib.sha256(pixels[place].data).hexdigest()
+        fact.full_pixels = digest_of_pixels(image)
 
 
 def _add_statistics(pixels: NDArray[np.uint8], facts: Sequence[Facts]) -> None:

@@ -15,7 +15,8 @@ from ratchet.kinds.image.depth import eight_bits
 
 __all__ = [
     "GREY_MODES", "QUANTILES", "bits_needed", "channel_statistics", "digest_of_pixels", "full_digest",
-    "has_grey_palette", "histogram", "is_deep", "jpeg_digest", "packed_pixels", "stacked_image", "to_grey", "to_pixels",
+    "has_grey_palette", "histogram", "is_deep", "jpeg_digest", "packed_pixels", "stacked_image", "to_colour", "to_grey",
+    "to_pixels",
 ]  # fmt: skip
 
 GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "I;16N"})
@@ -49,7 +50,7 @@ def to_pixels(image: Image.Image, *, size: int, channels: int, depth: int = MAX_
     image.load()
     if deep_transparency and isinstance(clear := image.info.get("transparency"), tuple):
         image.info["transparency"] = tuple(value >> 8 for value in clear)  # Pillow also kept only 8 bits of the pixels
-    image = _to_colour(_upright(image), "L" if channels == 1 else "RGB", depth)
+    image = to_colour(_upright(image), "L" if channels == 1 else "RGB", depth)
     if image.size != (size, size):
         side = min(image.size)
         left, top = (image.width - side) / 2, (image.height - side) / 2
@@ -71,7 +72,7 @@ def full_digest(image: Image.Image) -> str:
     if is_deep(upright):
         digest.update(np.asarray(upright).astype("<i4").data)  # the scaling to 8 bits is a setting, not content
         return digest.hexdigest()
-    colour = _to_colour(upright, "RGB", MAX_DEPTH)
+    colour = to_colour(upright, "RGB")
     step = max(1, _DIGEST_BLOCK // width)
     for top in range(0, height, step):  # a large image is not copied as a whole
         strip = colour if step >= height else colour.crop((0, top, width, min(height, top + step)))
@@ -208,7 +209,8 @@ def _is_lossless_jpeg(image: Image.Image) -> bool:
     return False
 
 
-def _to_colour(image: Image.Image, mode: str, depth: int) -> Image.Image:
+def to_colour(image: Image.Image, mode: str, depth: int = MAX_DEPTH) -> Image.Image:
+    """Convert a decoded image to mode L or RGB; see `to_pixels`."""
     if image.mode == mode and "transparency" not in image.info:
         return image
     if image.mode == "F":

@@ -16,9 +16,8 @@ from ratchet.settings.model import DataSettings
 
 __all__ = ["Survey"]
 
-_CHUNK = 256  # samples per chunk of work
-_CHUNK_BYTES = 4 << 20  # packed bytes per chunk of work
-_FRAME_ROWS = 4_096  # samples whose facts are kept as lists before they become a frame
+_CHUNK = 1_024  # samples per chunk of work
+_CHUNK_BYTES = 3 << 20  # packed bytes per chunk of work
 _PREVIEWED = 64  # samples that the packed shape is guessed from
 _MIN_FOR_PROCESSES = 1_000  # files: fewer are read by threads before processes have started
 _NO_FACTS = pl.DataFrame(schema={"place": pl.UInt32, **image_rules.FACTS, "at": pl.Int64})
@@ -84,14 +83,9 @@ class Survey:
             (first + start, unread["id"][start : start + step].to_list()) for start in range(0, unread.height, step)
         )
         frames = [_NO_FACTS]
-        facts: dict[str, list[Any]] = {}
         for columns in self._by_workers(ReadTask(self._source.read, decoder, scratch), chunks, count=unread.height):
-            facts = {name: facts.get(name, []) + values for name, values in columns.items()}
-            if len(facts["bytes"]) >= _FRAME_ROWS:
-                frames.append(image_rules.facts_frame(facts))
-                facts = {}
-            self._advance(len(columns["bytes"]))
-        frames += [image_rules.facts_frame(facts)] if facts else []
+            frames.append(image_rules.facts_frame(columns))
+            self._advance(frames[-1].height)
         read = pl.concat(frames, how="diagonal").with_columns(place=unread["place"])
         read = read.with_columns(at=pl.when(pl.col("pixels").is_not_null()).then(pl.int_range(pl.len()) + first))
         known = read.select("content").join(contents, on="content", how="left", maintain_order="left")

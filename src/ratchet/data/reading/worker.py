@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.data.reading.images import ImageDecoder, facts_columns
+from ratchet.data.reading.images import Facts, ImageDecoder, facts_columns
 from ratchet.data.reading.pixels import MAX_DEPTH
 
 __all__ = ["ReadTask", "Scratch"]
+
+_BLOCK_BYTES = 192 << 10  # of pixels that are decoded at once: they fit into the processor's cache
 
 
 class Scratch:
@@ -72,7 +74,11 @@ class ReadTask:
     def __call__(self, chunk: tuple[int, Sequence[str]]) -> dict[str, list[Any]]:
         """Process a chunk, (place of its first image in the scratch file, sample ids). Return one list per fact."""
         place, names = chunk
-        facts, pixels = self.decoder.read_all(self.read, names)
-        if any(sample.pixels is not None for sample in facts):
-            self.scratch.write(place, pixels)
-        return facts_columns(facts)
+        step = max(1, _BLOCK_BYTES // int(np.prod(self.scratch.shape)))
+        samples: list[Facts] = []
+        for start in range(0, len(names), step):
+            facts, pixels = self.decoder.read_all(self.read, names[start : start + step])
+            if any(sample.pixels is not None for sample in facts):
+                self.scratch.write(place + start, pixels)
+            samples += facts
+        return facts_columns(samples)

@@ -69,7 +69,7 @@ def _fit(params: Params, history: Epochs) -> list[Step]:
             (f"ratchet train --set training.epochs={best}", f"over-fitting: validation loss rises after epoch {best}")
         ]
     if best == len(history) and params.model.name != "baseline":
-        purpose = "under-fitting: the last epoch was still the best"
+        purpose = "under-fitting: the validation loss still fell in the last epoch"
         return [(f"ratchet train --set training.epochs={2 * params.training.epochs}", purpose)]
     return []
 

@@ -57,6 +57,8 @@ def fixes_of(message: str) -> list[dict[str, object]]:
         (["1.250 €/Monat", "900 €/Monat"], [1250, 900]),
         (["1.250 € pro Monat", "900 € pro Monat"], [1250, 900]),
         (["€/m² 12", "€/m² 13"], [12, 13]),
+        (["\u22121.5", "2.5", "\u22123e2"], [-1.5, 2.5, -300]),
+        (["\u22121,5", "2,5"], [-1.5, 2.5]),
     ],
 )
 def test_money_units_and_per_cent_are_numbers(texts: list[str], expected: list[float | None]) -> None:

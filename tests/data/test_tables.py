@@ -196,9 +196,14 @@ START = datetime.datetime(2011, 1, 1, tzinfo=datetime.UTC)
 DATES = {
     "%Y-%m-%d": "%Y-%m-%d", "%m/%d/%y": "%m/%d/%y", "%d/%m/%Y": "%d/%m/%Y", "%d.%m.%Y": "%d.%m.%Y",
     "%Y/%m/%d %H:%M": "%Y/%m/%d %H:%M", "%Y-%m-%dT%H:%M:%SZ": "%Y-%m-%dT%H:%M:%S%#z",
-    "%Y-%m-%d %H:%M:%S.%f": "%Y-%m-%d %H:%M:%S%.f", "%d-%b-%Y": "%d-%b-%Y", "%m/%d/%Y %I:%M %p": "%m/%d/%Y %I:%M %p",
-    "%b %d, %Y": "%b %d, %Y",
+    "%Y-%m-%d %H:%M:%S.%f": "%Y-%m-%d %H:%M:%S%.f", "%d-%b-%Y": "%d-%B-%Y", "%m/%d/%Y %I:%M %p": "%m/%d/%Y %I:%M %p",
+    "%b %d, %Y": "%B %d, %Y", "%B %d, %Y": "%B %d, %Y", "%d %B %Y": "%d %B %Y",
 }  # fmt: skip
+
+
+def test_a_name_of_several_lines_is_read(table) -> None:
+    table.write(text(cells()).replace("size,", '"size\n\nin mm",', 1))
+    assert table.ingest().input.numeric[0].name == "size\n\nin mm"
 
 
 @pytest.mark.parametrize("written", DATES)

@@ -145,8 +145,10 @@ class TableFile:
 
     @property
     def first_lines(self) -> list[str]:
-        """The first lines of a CSV file that are not empty."""
-        return [line for line in self.head.split("\n")[:_LINES] if line.strip()]
+        """The header of a CSV file, also one of several lines, and the next lines that are not empty."""
+        lines = self.head.lstrip("\n").split("\n")[:_LINES]
+        rows = 1 + sum(name.count("\n") for name in self.header)
+        return [line for line in ("\n".join(lines[:rows]), *lines[rows:]) if line.strip()]
 
     def named(self, names: Sequence[str]) -> pl.DataFrame:
         """Return the rows with these names of their columns."""

@@ -46,8 +46,8 @@ _DATES = {
     "9.9.Y": ("%d.%m.%Y",), "9.9.9": ("%d.%m.%y", "%y.%m.%d"),
     "9/9/Y": ("%m/%d/%Y", "%d/%m/%Y"), "9/9/9": ("%m/%d/%y", "%d/%m/%y", "%y/%m/%d"),
     "9-9-Y": ("%m-%d-%Y", "%d-%m-%Y"), "9-9-9": ("%m-%d-%y", "%d-%m-%y", "%y-%m-%d"),
-    "Y-9": ("%Y-%m",), "Y/9": ("%Y/%m",), "9/Y": ("%m/%Y",), "9-Y": ("%m-%Y",), "a Y": ("%b %Y",), "a-Y": ("%b-%Y",),
-    "9-a-Y": ("%d-%b-%Y",), "9-a-9": ("%d-%b-%y",), "9 a Y": ("%d %b %Y",), "a 9, Y": ("%b %d, %Y",),
+    "Y-9": ("%Y-%m",), "Y/9": ("%Y/%m",), "9/Y": ("%m/%Y",), "9-Y": ("%m-%Y",), "a Y": ("%B %Y",), "a-Y": ("%B-%Y",),
+    "9-a-Y": ("%d-%B-%Y",), "9-a-9": ("%d-%B-%y",), "9 a Y": ("%d %B %Y",), "a 9, Y": ("%B %d, %Y",),
 }  # fmt: skip
 """Formats by shape: Y is a year of four digits, 9 another number, a the name of a month."""
 
@@ -85,14 +85,17 @@ def numbers(texts: pl.Series, form: str) -> pl.Series:
     with a plus beside another sign or in parentheses is no number.
     """
     if form == PLAIN:
-        return texts.cast(pl.Float64, strict=False)
+        values = texts.cast(pl.Float64, strict=False)
+        if values.null_count() == texts.null_count():
+            return values
+        return texts.str.replace("\u2212", "-", literal=True).cast(pl.Float64, strict=False)
     before, core, after = _parts(form)
     between, decimal = _CORES[core]
     whole = rf"(?:[1-9]\d{{0,2}}(?:{between}\d{{3}})+|\d+)" if between else r"\d+"
     point = re.escape(decimal)
     number = rf"((?:{whole}(?:{point}\d*)?|{point}\d+)(?:[eE][+-]?\d+)?)"
     first, last = (f"(?:{re.escape(mark)}){'' if mark == '%' else '?'}" if mark else "" for mark in (before, after))
-    pattern = rf"^()([+-]?)(){number}()$"
+    pattern = rf"^()({_MINUS})(){number}()$"
     if core != form:
         pattern = rf"^(\(?)\s*({_MINUS})\s*{first}\s*({_MINUS})\s*{number}\s*{last}\s*(\)?)$"
     opened, outer, inner, digits, closed = texts.str.extract_groups(pattern).struct.unnest().get_columns()
@@ -304,7 +307,7 @@ def seconds(texts: pl.Series, form: str) -> pl.Series:
 
 def _partial(texts: pl.Series, form: str) -> pl.Series:
     """Return months as seconds since 1970 of their first day, or times as seconds since midnight, Float64."""
-    if "%m" in form or "%b" in form:
+    if "%m" in form or "%B" in form:
         days = (texts + " 01").str.to_datetime(f"{form} %d", strict=False, time_unit="us")
         return days.dt.epoch("us").cast(pl.Float64) / 1e6
     days = ("2000-01-01 " + texts).str.to_datetime(f"%Y-%m-%d {form}", strict=False, time_unit="us")

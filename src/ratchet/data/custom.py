@@ -61,9 +61,10 @@ def ingest_custom(task: IngestTask) -> Manifest:
     profile = _profile(reading, measured, packed, arrays)
     with files.draft_directory(task.packed) as draft:
         return packed.write(
-            draft, describe=lambda: (input, sample_table.common_profile(packed, source) | profile),
+            draft,
+            describe=lambda: (input, sample_table.common_profile(packed, source) | profile),
             arrays=lambda folder, part: reading.write(folder, rows[part], packed.index["content"][part], input.names),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -220,10 +221,12 @@ class _Reading:
             return {name: pack.write_shards_of(folder, name, self.stacked(name, rows)) for name in names}
         digests = np.frombuffer(bytes.fromhex("".join(contents)), np.uint8).reshape(-1, 32)
         return UnpackedRows(
-            os.path.relpath(task.root.resolve(), task.packed.resolve()), settings.path, len(self.samples.open()),
+            os.path.relpath(task.root.resolve(), task.packed.resolve()),
+            settings.path,
+            len(self.samples.open()),
             pack.write_array(folder, "places", rows.to_numpy().astype(np.int64)),
             pack.write_array(folder, "contents", digests),
-        )  # fmt: skip
+        )
 
 
 def _with_arrays(samples: list[Sample | Faulty]) -> list[_Facts | Faulty]:

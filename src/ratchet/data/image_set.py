@@ -152,9 +152,12 @@ class _Ingest:
         bad = quarantine.with_thumbnails(bad, shown["row"], images)
         self.task.check_quarantine(bad, total=self.total)
         set_rules.check_index(
-            index, self.settings, classes=labels.classes, table=self.task.quarantine,
+            index,
+            self.settings,
+            classes=labels.classes,
+            table=self.task.quarantine,
             quarantined=set_rules.quarantined_by_class(facts, bad) if labels.classes else {},
-        )  # fmt: skip
+        )
         return PackedSet(
             name=self.source.name, source=self.settings.source, index=pixels.locate(index),
             labels=labels.take(index[packed_set.LABEL_PLACE].to_numpy()), bad=bad, released=used,

@@ -148,10 +148,13 @@ class PackedSet:
         return slice(0, self.sizes["train"])
 
     def write(
-        self, draft: Path, *, arrays: Callable[[Path, slice], Arrays],
+        self,
+        draft: Path,
+        *,
+        arrays: Callable[[Path, slice], Arrays],
         describe: Callable[[], tuple[Input, Mapping[str, object]]],
         write_index: Callable[[Path, pl.DataFrame, Sequence[str]], None] = pack.write_index,
-    ) -> Manifest:  # fmt: skip
+    ) -> Manifest:
         """Write arrays, index, profile and manifest into the folder `draft`.
 
         Args:
@@ -167,9 +170,11 @@ class PackedSet:
         input, part = describe()
         files.write_json(draft / "profile.json", self._profile(part))
         notes = {
-            "source": self.source, "quarantined": quarantine.samples(self.bad),
-            "quarantined_by_rule": quarantine.by_rule(self.bad), "released": tuple(self.released.to_dicts()),
-        }  # fmt: skip
+            "source": self.source,
+            "quarantined": quarantine.samples(self.bad),
+            "quarantined_by_rule": quarantine.by_rule(self.bad),
+            "released": tuple(self.released.to_dicts()),
+        }
         target = self.labels.target(self.train)
         manifest = Manifest.sealed(notes, format=FORMAT, name=self.name, input=input, target=target, splits=splits)
         manifest.write(draft)

@@ -21,7 +21,7 @@ __all__ = [
     "quantiles",
     "sorted_bins",
     "target_leaks",
-]  # fmt: skip
+]
 
 _MAX_LISTED = 100
 _BINS = 10

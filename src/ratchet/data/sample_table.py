@@ -140,9 +140,10 @@ def broken(
     texts = texts if settings.refuse_personal else []
     answers = answers.with_columns(looks_personal(answers[name]).alias(f"personal {name}") for name in texts)
     rules = {
-        **{name: check for name, (_, check) in own.items()}, "divided": must("unknown-split"),
+        **{name: check for name, (_, check) in own.items()},
+        "divided": must("unknown-split"),
         **{f"personal {name}": must("personal-data", be=False) for name in texts},
-    }  # fmt: skip
+    }
 
     def shown_value(rule: str, column: str) -> pl.Expr | None:
         if rule == "personal-data":

@@ -220,11 +220,14 @@ def _split(whole: Sequence[_File], settings: DataSettings) -> list[_File]:
         cut = [part for file in free for part in _cut(file, settings, declared)]
         return sorted([*cut, *(file for file in whole if file.split not in (None, "train"))], key=lambda part: part.row)
     splits = assign(
-        [file.packed for file in whole], [file.split for file in whole],
+        [file.packed for file in whole],
+        [file.split for file in whole],
         declared=declared,
-        validation_fraction=settings.validation_fraction, test_fraction=settings.test_fraction, folds=settings.folds,
+        validation_fraction=settings.validation_fraction,
+        test_fraction=settings.test_fraction,
+        folds=settings.folds,
         fold=settings.fold,
-    )  # fmt: skip
+    )
     return [replace(file, split=split) for file, split in zip(whole, splits, strict=True)]
 
 
@@ -275,10 +278,13 @@ def _require_text(parts: Sequence[_File], storage: Storage) -> None:
 def _index(parts: Sequence[_File]) -> pl.DataFrame:
     """Return a row for each file or part: its split, its name and place, and the digests of its bytes and text."""
     columns = {
-        "row": [part.row for part in parts], "split": [part.split for part in parts],
-        "id": [part.id for part in parts], "source": [part.id for part in parts],
-        "content": [part.digest for part in parts], "packed": [part.packed for part in parts],
-    }  # fmt: skip
+        "row": [part.row for part in parts],
+        "split": [part.split for part in parts],
+        "id": [part.id for part in parts],
+        "source": [part.id for part in parts],
+        "content": [part.digest for part in parts],
+        "packed": [part.packed for part in parts],
+    }
     return pl.DataFrame(columns, schema={name: pl.Int64 if name == "row" else pl.String for name in columns})
 
 

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
     Arrays = tuple[NDArray[Any], ...]
 
-__all__ = [
-    "ABOUT", "OUTPUT", "PROGRAM", "NotExported", "Parity", "Program", "compare", "first_paragraph",
-]  # fmt: skip
+__all__ = ["ABOUT", "OUTPUT", "PROGRAM", "NotExported", "Parity", "Program", "compare", "first_paragraph"]
 
 PROGRAM, ABOUT = "model.onnx", "program.json"
 OUTPUT = "probabilities"

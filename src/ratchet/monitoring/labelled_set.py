@@ -163,9 +163,11 @@ def _earlier(folder: Path, manifest: Manifest, width: int) -> LabelledRows:
     keys = rows.with_columns(reason=pl.Series(reasons, dtype=pl.String))
     left_out = keys.filter(pl.col("reason") != "").select("answer", "row", "reason")
     return LabelledRows(
-        no_rows(want, width).arrays if obstacle else tuple(each[good] for each in arrays), labels[good],
-        rows[good].select("answer", "row", "version", "time"), left_out,
-    )  # fmt: skip
+        no_rows(want, width).arrays if obstacle else tuple(each[good] for each in arrays),
+        labels[good],
+        rows[good].select("answer", "row", "version", "time"),
+        left_out,
+    )
 
 
 def _joined(logged: LabelledRows, earlier: LabelledRows) -> LabelledRows:

@@ -94,9 +94,12 @@ def _connected(address: str, code: Path) -> Any:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     try:
         ray.init(
-            address=address, namespace="ratchet", log_to_driver=False, configure_logging=False,
+            address=address,
+            namespace="ratchet",
+            log_to_driver=False,
+            configure_logging=False,
             runtime_env={"working_dir": str(code)},
-        )  # fmt: skip
+        )
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise PlatformError(
             f"scale.address: the Ray cluster at {address} does not answer ({first_line(error)}). Fix: `ray start "

@@ -44,7 +44,7 @@ __all__ = [
     "facts_columns",
     "format_of_extension",
     "pillow_settings",
-]  # fmt: skip
+]
 
 FORMATS: Mapping[str, str] = {
     "JPEG": "jpeg", "MPO": "jpeg", "PNG": "png", "WEBP": "webp", "BMP": "bmp", "TIFF": "tiff", "PPM": "ppm",

@@ -112,10 +112,10 @@ class ImageManifest:
         rows = table.with_columns(
             normal=table["path"].map_elements(_normal, return_dtype=pl.String, skip_nulls=True),
             means=table["known"].replace_strict(meant, default=None, return_dtype=pl.String),
-            assigned=pl.col("split").str.to_lowercase().replace_strict(
-                SPLIT_FOLDERS, default=None, return_dtype=pl.String
-            ),
-        )  # fmt: skip
+            assigned=pl.col("split")
+            .str.to_lowercase()
+            .replace_strict(SPLIT_FOLDERS, default=None, return_dtype=pl.String),
+        )
         if stamps is None:
             return rows.with_columns(there=pl.lit(True), stamp=pl.lit(None, pl.String))
         rows = rows.with_columns(normal=_as_stored(rows["normal"], stamps["id"]))

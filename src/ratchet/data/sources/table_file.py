@@ -24,18 +24,19 @@ __all__ = [
     "column_names", "csv_rows", "encoding_of", "read_table", "require_column", "stream_csv", "text_blocks",
 ]  # fmt: skip
 
-MISSING = (
-    "", "NaN", "nan", "-NaN", "-nan", "None", "null", "NULL", "NA", "<NA>", "N/A", "n/a", "#N/A",
-)  # fmt: skip
+MISSING = ("", "NaN", "nan", "-NaN", "-nan", "None", "null", "NULL", "NA", "<NA>", "N/A", "n/a", "#N/A")
 """Texts that other tools write into an empty cell."""
 
 SEPARATORS = (",", ";", "\t", "|")
 EXACT = 2.0**53
 """From here two whole numbers can be one Float64."""
 BYTE_ORDER_MARKS = (
-    (codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be"),
-    (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"),
-)  # fmt: skip
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
 _SNIFFED = 4096  # bytes
 _SHOWN = 40  # columns that a message lists
 _LINES = 50  # that show how the columns are separated

@@ -19,8 +19,10 @@ from ratchet.settings import source_names
 __all__ = ["TorchvisionSet"]
 
 SPLIT_NAMES: dict[SplitName, tuple[str, ...]] = {
-    "train": ("train",), "validation": ("val", "valid", "validation"), "test": ("test",),
-}  # fmt: skip
+    "train": ("train",),
+    "validation": ("val", "valid", "validation"),
+    "test": ("test",),
+}
 LABEL_ATTRIBUTES = ("targets", "labels", "_labels", "y")
 
 

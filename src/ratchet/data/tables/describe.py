@@ -87,10 +87,12 @@ def _listed(column: TypedColumn, statistics: FeatureStatistics | None) -> dict[s
     """Return a column's entry in profile.json. Statistics are those of the training rows."""
     lost = column.is_feature and statistics is None
     entry: dict[str, object] = {
-        "name": column.name, "type": "ignored" if lost else column.type,
+        "name": column.name,
+        "type": "ignored" if lost else column.type,
         "why": "all training values are missing" if lost else column.why,
-        "missing": column.values.null_count(), "distinct": column.distinct,
-    }  # fmt: skip
+        "missing": column.values.null_count(),
+        "distinct": column.distinct,
+    }
     if statistics is None:
         return entry
     known = statistics.column

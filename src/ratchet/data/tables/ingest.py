@@ -116,9 +116,12 @@ class _Ingest:
         if values.name in self.row_labels and values.name not in self.settings.columns:
             return self._role(values.cast(pl.String), "index of pandas")
         return typed_column(
-            values, wanted=self.settings.columns.get(values.name), missing=self.settings.missing,
-            where=self.source.where, is_csv=self.source.file.cells is not None,
-        )  # fmt: skip
+            values,
+            wanted=self.settings.columns.get(values.name),
+            missing=self.settings.missing,
+            where=self.source.where,
+            is_csv=self.source.file.cells is not None,
+        )
 
     def _special(self, frame: pl.DataFrame) -> tuple[SpecialColumns, rules.Faults]:
         """Return split, group and order of the rows, and the rows where they are missing or wrong."""

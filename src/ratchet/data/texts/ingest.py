@@ -42,9 +42,10 @@ def ingest_texts(task: IngestTask) -> Manifest:
     texts = packed.index["text"]
     with files.draft_directory(task.packed) as draft:
         return packed.write(
-            draft, arrays=lambda folder, part: _write_texts(folder, texts[part]),
+            draft,
+            arrays=lambda folder, part: _write_texts(folder, texts[part]),
             describe=lambda: (TextInput(), sample_table.common_profile(packed, source) | _text_profile(packed.index)),
-        )  # fmt: skip
+        )
 
 
 def normalised(texts: pl.Expr) -> pl.Expr:
@@ -107,8 +108,10 @@ def _text_profile(index: pl.DataFrame) -> dict[str, object]:
     watched = ("characters", "words", *(["class"] if known["label"].count() else []))
     return {
         "texts": {
-            "characters, median": _median(known["characters"]), "characters, longest": known["characters"].max(),
-            "words, median": _median(known["words"]), "words, longest": known["words"].max(),
+            "characters, median": _median(known["characters"]),
+            "characters, longest": known["characters"].max(),
+            "words, median": _median(known["words"]),
+            "words, longest": known["words"].max(),
             "copies within splits": index.height - index.select("split", "normal").n_unique(),
         },
         "lengths": {name: quantiles(known[name]) for name in ("characters", "words")},
@@ -117,7 +120,7 @@ def _text_profile(index: pl.DataFrame) -> dict[str, object]:
             {"text": [{"rule": name, "check": "text"} for name in ("empty-text", "nul-character")]},
             known.select(watched),
         ),
-    }  # fmt: skip
+    }
 
 
 def _near_duplicates(pairs: pl.DataFrame) -> dict[str, object]:

@@ -209,9 +209,7 @@ class RowReader:
                 head = opened.read(1 << 16)
                 mark, encoding = encoding_of(head)
                 start = head.removeprefix(mark).decode(encoding, errors="replace").lstrip()[:1]
-                texts = {
-                    "{": _Layout(self._json_lines, _count_json_lines), "[": _Layout(self._json, _count_json),
-                }  # fmt: skip
+                texts = {"{": _Layout(self._json_lines, _count_json_lines), "[": _Layout(self._json, _count_json)}
                 csv = _Layout(self._csv, self._count_csv)
                 yield opened, _Layout(self._parquet, _count_parquet) if head[:4] == b"PAR1" else texts.get(start, csv)
         except PermissionError as error:

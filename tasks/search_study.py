@@ -21,7 +21,7 @@ from tasks.training_job import TrainingJob, make_plan
 __all__ = ["begin", "require_same", "settings_of", "study_name", "study_of"]
 
 _DECIDES = ("seed", "data", "model", "training")  # sections that a study remembers
-_MAY_CHANGE = frozenset(SearchSettings.model_fields) - {"space", "objective", "sampler", "sampler_seed", "pruner"}
+_MAY_CHANGE = frozenset(SearchSettings.model_fields) - {"space", "objective", "sampler", "pruner"}
 """Settings of the search that may change while a study goes on."""
 _SMALLER_IS_BETTER = ("loss", "mae", "rmse", "perplexity", "parameters")
 _SHOWN = 5

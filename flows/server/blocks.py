@@ -8,6 +8,7 @@ stores them.
 
 import asyncio
 import os
+import re
 import smtplib
 import socket
 import ssl
@@ -27,6 +28,7 @@ from pydantic import Field, SecretStr
 
 from ratchet.errors import PlatformError, first_line
 from ratchet.servers.environment import FROM_ENVIRONMENT, MAIL_PASSWORD, WEBHOOK
+from ratchet.settings.section import MAILBOX
 
 __all__ = ["RatchetMail", "RatchetWebhook"]
 
@@ -82,7 +84,6 @@ class RatchetMail(NotificationBlock):
     _block_type_slug = "ratchet-e-mail"
 
     recipients: list[str] = Field(description="e-mail addresses")
-    sender: str = Field(description="e-mail address; auto: ratchet@ this machine")
     server: str = Field(description="mail server, HOST:PORT")
     security: Literal["none", "starttls", "tls"] = Field(description="encryption of the connection")
     user: str = Field(description="SMTP user, with the password in RATCHET_ALERTS_SMTP_PASSWORD; none: no login")
@@ -103,7 +104,7 @@ class RatchetMail(NotificationBlock):
         """
         message = EmailMessage()
         message["Subject"] = " ".join(subject.split())
-        message["From"] = f"ratchet@{socket.getfqdn()}" if self.sender == "auto" else self.sender
+        message["From"] = self.user if re.match(MAILBOX, self.user) else f"ratchet@{socket.getfqdn()}"
         message["To"] = ", ".join(self.recipients)
         message["Date"] = formatdate(localtime=True)
         message["Message-ID"] = f"<{uuid.uuid4()}@{message['From'].addresses[0].domain}>"

@@ -1,7 +1,7 @@
 """The next settings of a search, by Optuna's samplers.
 
-The random numbers of a trial depend on `search.sampler_seed` and its number only, and a sampler keeps nothing between
-two trials. So a search by one worker can be interrupted and ends with the same trials, and the storage has no pickle.
+The random numbers of a trial depend on the project's seed and its number only, and a sampler keeps nothing between two
+trials. So a search by one worker can be interrupted and ends with the same trials, and the storage has no pickle.
 """
 
 import itertools
@@ -61,7 +61,7 @@ def _proposals(
         if name == "grid" and not has_end:
             return
         with quiet():
-            view.sampler = _sampler(name, [study.search.sampler_seed, len(study.trials), attempt])
+            view.sampler = _sampler(name, [int(study.params["seed"]), len(study.trials), attempt])
             trial = view.ask()
             values: dict[str, Any] = {}
             for dimension in space:

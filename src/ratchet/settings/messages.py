@@ -17,6 +17,7 @@ __all__ = ["dotted_keys", "explain", "missing", "nearest", "spell", "unknown"]
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 _REMOVED = [
     "access.four_eyes",
+    "alerts.email_from",
     "alerts.gpu_memory_used",
     "data.shard_mib",
     "evaluation.calibration_bins",
@@ -31,6 +32,7 @@ _REMOVED = [
     "search.folds",
     "search.min_epochs",
     "search.reduction",
+    "search.sampler_seed",
     "serving.shadow_share",
     "training.cycle_rise",
     "training.epsilon",

@@ -43,7 +43,6 @@ class SearchSettings(Section):
     sampler: Literal["tpe", "random", "grid", "gp"] = setting(
         "tpe", "how Optuna chooses the next settings; gp is a Gaussian process"
     )
-    sampler_seed: Count = setting(0, "seed of the sampler")
     pruner: Literal["auto", "none", "median", "successive-halving", "hyperband"] = setting(
         "auto",
         "how bad trials end early; auto: successive-halving, or none for several objectives",

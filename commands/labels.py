@@ -82,7 +82,7 @@ def check_labels(params: Params, workspace: Workspace, *, folds: int, epochs: in
         recipes = _recipes(params, workspace, manifest, rows=len(split) - smallest, epochs=epochs)
         validation = _CrossValidation(split, fold, progress, runs=folds + len(recipes) - 1)
         probabilities, recipe = validation.predict(recipes, folds=folds, classes=len(classes))
-        method = recipe.described(folds)
+        method = recipe.summary(folds)
     else:
         probabilities, name = _by_baselines(params, workspace, manifest, fold, progress)
         method = (
@@ -137,7 +137,7 @@ class _Recipe:
     plan: "training.Plan"
     pretrained: Path | None = None
 
-    def described(self, folds: int) -> str:
+    def summary(self, folds: int) -> str:
         plan = self.plan
         mirrored = "with" if plan.flip != "none" else "without"
         return f"{folds} models ({self.spec.called}), {plan.epochs} epochs each, {mirrored} mirrored images"

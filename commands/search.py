@@ -40,12 +40,12 @@ def run(
         from ratchet.settings.run_settings import overridden
 
         changes = settings.parse_assignments(assignments or [])
-        with overridden(workspace.params, changes, note=workspace.overrides, say=_print_note) as settled:
-            require_references(settled.params, workspace)
-            if settled.params.search.space:
-                bring_data(settled.params, workspace)
-            _search(workspace, settled.params)
-            settled.keep()
+        with overridden(workspace.params, changes, note=workspace.overrides, say=_print_note) as run:
+            require_references(run.params, workspace)
+            if run.params.search.space:
+                bring_data(run.params, workspace)
+            _search(workspace, run.params)
+            run.keep()
 
 
 @search.command()

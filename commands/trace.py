@@ -1,6 +1,5 @@
 """`ratchet trace`: the lineage of a version, run, file or hash, from the data to the registered versions."""
 
-import hashlib
 import io
 import os
 import re
@@ -19,7 +18,7 @@ from ratchet.registry.provenance_record import PACKED, PROVENANCE_TAG
 from ratchet.registry.versions import REFERENCE
 from ratchet.traffic.log_reader import find, log_folder
 from ratchet.workspace import Workspace
-from tasks.dvc_store import DvcStore, hash_of
+from tasks.dvc_store import DvcStore, hash_of, md5_of
 
 __all__ = ["Trace", "print_trace", "trace"]
 
@@ -188,9 +187,7 @@ class _Search:
                 return self._hash(hash_of(path), str(path))
             except IgnoreInCollectedDirError:  # the project folder itself, which is no run's output
                 return [], []
-        with path.open("rb") as file:
-            md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-        descriptions, runs = self._hash(md5, str(path))
+        descriptions, runs = self._hash(md5_of(path), str(path))
         return (descriptions, runs) if runs else self._samples(files.digest_file(path), str(path))
 
     def _samples(self, value: str, name: str) -> _Matches:

@@ -15,7 +15,7 @@ from ratchet.errors import DataError, WorkspaceError, first_line
 if TYPE_CHECKING:
     from dvc.repo import Repo
 
-__all__ = ["DvcStore", "disable_progress_bars", "hash_of"]
+__all__ = ["DvcStore", "disable_progress_bars", "hash_of", "md5_of"]
 
 
 def disable_progress_bars() -> None:
@@ -117,9 +117,8 @@ class DvcStore:
         to.parent.mkdir(parents=True, exist_ok=True)
         for store in self._stores_with(value):
             store.fs.get_file(store.oid_to_path(value), os.fspath(to))
-            with to.open("rb") as file:
-                if hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest() == value:
-                    return
+            if md5_of(to) == value:
+                return
         raise self.missing(value)
 
     def _stores_with(self, value: str) -> Iterator[Any]:
@@ -144,6 +143,12 @@ def _stores(repo: "Repo") -> tuple[dict[str, Any], dict[str, str]]:
         except (DvcException, ImportError, OSError) as error:
             unavailable[f"remote {name}"] = str(error)
     return stores, unavailable
+
+
+def md5_of(path: Path) -> str:
+    """Return the MD5 (hex) of a file, which is DVC's hash of it."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def hash_of(path: Path) -> str:

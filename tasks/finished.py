@@ -15,6 +15,7 @@ from pathlib import Path
 from ratchet import files
 from ratchet.data.versions import dvc_hashes
 from ratchet.workspace import Workspace
+from tasks.dvc_store import md5_of
 
 __all__ = ["bring_back", "remove_recorded", "set_aside"]
 
@@ -53,11 +54,6 @@ def bring_back(workspace: Workspace) -> None:
 def _dvc_hash(folder: Path) -> str:
     """Return DVC's hash of a folder: the MD5 of the list of its files. DVC itself takes a second to import."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    listing = [{"md5": _md5(path), "relpath": path.relative_to(folder).as_posix()} for path in paths]
+    listing = [{"md5": md5_of(path), "relpath": path.relative_to(folder).as_posix()} for path in paths]
     listing.sort(key=lambda entry: entry["relpath"])
     return hashlib.md5(json.dumps(listing, sort_keys=True).encode(), usedforsecurity=False).hexdigest() + ".dir"
-
-
-def _md5(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

@@ -150,18 +150,18 @@ def _objectives(params: Params, workspace: Workspace) -> tuple[str, ...]:
     if len({*names}) < len(names):
         raise SettingsError(f"search.objective: found {spell(list(names))}, with one twice. Fix: remove it")
     plan = partial(make_plan, target=manifest.target, seed=params.seed, kind=manifest.input.kind)
-    settled = []
+    resolved = []
     for name in names:
         if name == "auto":
-            settled.append(plan(params.training).best)
+            resolved.append(plan(params.training).best)
             continue
         if name != "parameters":
             try:
                 plan(params.training.model_copy(update={"best": name}))
             except TrainingError as error:
                 raise SettingsError(f"search.objective: {str(error).removeprefix('training.best: ')}") from error
-        settled.append(name)
-    return tuple(settled)
+        resolved.append(name)
+    return tuple(resolved)
 
 
 def _recorded(store: StudyStore, params: Params, workspace: Workspace) -> Study:

@@ -102,7 +102,9 @@ class TrialTraining:
                 self._fail(f"the loss is not finite: {error}" if isinstance(error, NotFinite) else str(error))
                 return
             except Exception as error:
-                if _ran_out_of_memory(error):
+                from ratchet.training.device import ran_out_of_memory
+
+                if ran_out_of_memory(error):
                     self._fail(f"not enough memory ({first_line(error)}). Fix: a smaller model or batch in the space")
                     return
                 with contextlib.suppress(StudyUnavailable, LeaseLost):  # then the lease ends
@@ -311,12 +313,6 @@ def constant_answer(job: TrainingJob, packed: Path, weights: Mapping[str, Any]) 
 def _copies(folder: Path) -> int:
     """Return the number of a copy of a trial's folder, KEY-NUMBER; 0 for KEY itself."""
     return int(folder.name.partition("-")[2] or 0)
-
-
-def _ran_out_of_memory(error: Exception) -> bool:
-    from ratchet.training.device import ran_out_of_memory
-
-    return ran_out_of_memory(error)
 
 
 def _objective(name: str, values: Mapping[str, float], parameters: int) -> float:

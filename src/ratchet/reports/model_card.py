@@ -131,8 +131,8 @@ def _performance(content: CardContent) -> dict[str, object]:
     }
 
 
-def _feeds(described: Input) -> list[str]:
-    names = kind_of(described).array_names(described)
+def _feeds(input_spec: Input) -> list[str]:
+    names = kind_of(input_spec).array_names(input_spec)
     return [f"{name!r}: {'inputs' if len(names) == 1 else name}" for name in names]
 
 

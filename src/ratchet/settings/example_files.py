@@ -55,13 +55,13 @@ def listed(root: Path) -> list[Example]:
     return [Example(path) for path in sorted((root / "examples").glob("*.yaml"))]
 
 
-def compose(example: Example | None = None, *, kept: Mapping[str, object] | None = None) -> str:
-    """Return the shipped params.yaml with the settings of the example and of `kept` (dotted keys).
+def compose(example: Example | None = None, *, own: Mapping[str, object] | None = None) -> str:
+    """Return the shipped params.yaml with the settings of the example and of `own` (dotted keys).
 
     Raises:
         SettingsError: a setting of the example is not allowed.
     """
-    return _composed(example, kept or {}).after
+    return _composed(example, own or {}).after
 
 
 def values(root: Path, name: str | None) -> dict[str, object]:
@@ -73,11 +73,11 @@ def values(root: Path, name: str | None) -> dict[str, object]:
     return settings.flatten(_composed(_find(listed(root), name), {}).params if name else Params())
 
 
-def _composed(example: Example | None, kept: Mapping[str, object]) -> settings.Edit:
+def _composed(example: Example | None, own: Mapping[str, object]) -> settings.Edit:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / (example.path.name if example else "params.yaml")  # its errors name the example
         files.write_text(path, settings.template())
-        return settings.plan(path, {**(example.settings if example else {}), **kept})
+        return settings.plan(path, {**(example.settings if example else {}), **own})
 
 
 def _find(examples: list[Example], name: str) -> Example:
@@ -104,13 +104,13 @@ def use(root: Path, name: str, *, force: bool = False) -> dict[str, tuple[object
     example = _find(examples, name)
     before = _current(params, force=force)
     usual = settings.flatten(Params())
-    kept = {key: value for key, value in before.items() if key.partition(".")[0] in _KEPT and value != usual[key]}
-    if not (force or _is_reproducible(params, examples, kept)):
+    own = {key: value for key, value in before.items() if key.partition(".")[0] in _KEPT and value != usual[key]}
+    if not (force or _is_reproducible(params, examples, own)):
         raise SettingsError(
             "params.yaml: it has uncommitted changes (see `git diff params.yaml`). Fix: commit them first, or replace "
             f"them with `ratchet use {name} --force`"
         )
-    files.write_text(params, compose(example, kept=kept))
+    files.write_text(params, compose(example, own=own))
     loaded = settings.load(params)
     source = root / Path(loaded.data.path).expanduser()
     folder = source.parent if source.suffix else source
@@ -129,10 +129,10 @@ def _current(params: Path, *, force: bool) -> dict[str, object]:
         return settings.flatten(Params())
 
 
-def _is_reproducible(params: Path, examples: list[Example], kept: Mapping[str, object]) -> bool:
+def _is_reproducible(params: Path, examples: list[Example], own: Mapping[str, object]) -> bool:
     """Whether params.yaml is as committed, as shipped or as an earlier `use` wrote it, so that nothing is lost."""
     text = params.read_text(encoding="utf-8")
-    return text == _committed(params) or any(text == compose(each, kept=kept) for each in [None, *examples])
+    return text == _committed(params) or any(text == compose(each, own=own) for each in [None, *examples])
 
 
 def _committed(params: Path) -> str | None:

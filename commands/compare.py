@@ -70,11 +70,7 @@ class Side:
 
 
 def compare(workspace: Workspace, a: str, b: str) -> Comparison:
-    """Compare A with B, each a version or the id of an MLflow run.
-
-    Raises:
-        RegistryError: there is no such version or run.
-    """
+    """Compare A with B, each a version or the id of an MLflow run."""
     params = settings.load(workspace.params)
     archive = Archive(workspace, params)
     sealed = SealedReader(archive, Ledger.of(workspace, params))

@@ -108,11 +108,7 @@ def from_requests(
 
 
 def _index_at(root: "Path", revision: str) -> "polars.DataFrame":
-    """Read the index of the packed data at a git revision, from DVC's cache or remote; "": of the working folder.
-
-    Raises:
-        DataError: the revision is unknown or has no packed data, or neither cache nor remote has it.
-    """
+    """Read the index of the packed data at a git revision, from DVC's cache or remote; "": of the working folder."""
     import polars
 
     from ratchet.data.difference import COLUMNS

@@ -34,12 +34,7 @@ Predict = Callable[[Arrays], NDArray[np.float32]]
 
 
 def export(workspace: Workspace, reference: str, *, variant: str, to: Path) -> str:
-    """Write one variant of a version with about.json, which describes it, to the new folder `to`; return a summary.
-
-    Raises:
-        RegistryError: there is no such version or variant, or it cannot be made.
-        WorkspaceError: `to` exists.
-    """
+    """Write one variant of a version with about.json, which describes it, to the new folder `to`; return a summary."""
     if variant not in ALLOWED:
         raise RegistryError(f"--variant: found {variant}; allowed: {', '.join(ALLOWED)}")
     if to.exists():

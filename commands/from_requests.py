@@ -21,11 +21,7 @@ _NAME = re.compile(r"\w[\w.-]*")
 
 
 def print_labelled_set(workspace: Workspace, name: str, *, to_label: bool) -> None:
-    """Write data/labelled/NAME, and print what it has and how to use it.
-
-    Raises:
-        DataError: NAME is not the name of a folder, or the data are not packed or cannot be written.
-    """
+    """Write data/labelled/NAME, and print what it has and how to use it."""
     if not _NAME.fullmatch(name):
         raise DataError(f"NAME: found {name!r}; allowed: letters, digits, '.', '_' and '-'. Fix: take another name")
     folder, params = Path("data", "labelled", name), settings.load(workspace.params)

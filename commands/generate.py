@@ -20,10 +20,6 @@ def generate(model: str, prompts: Sequence[str], sampling: Sampling, *, cached: 
 
     Args:
         model: folder with model.json, or a version: NAME/VERSION or NAME@ALIAS, with or without `models:/` before it.
-
-    Raises:
-        TrainingError: it is not a language model, or a prompt has text that it does not know.
-        RegistryError: there is no such version, or its files are damaged.
     """
     generator = _generator(model)
     for prompt in prompts:

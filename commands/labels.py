@@ -62,9 +62,6 @@ def check_labels(params: Params, workspace: Workspace, *, folds: int, epochs: in
     of a sample and samples of a group are in the same fold. The models of other kinds are their baselines.
 
     `epochs` is for images: 0 for a number chosen by the samples, or `training.epochs` for the project's model.
-
-    Raises:
-        DataError: the data have no classes, or have too few samples for so many folds.
     """
     from ratchet import training
 

@@ -29,9 +29,6 @@ def predict(
     """Score the files, and write the answers to `out`, or as CSV to the terminal.
 
     A file that cannot be read is named, and the others are scored. Return whether all were read and a row was answered.
-
-    Raises:
-        DataError: no file has rows, or `out` cannot be written.
     """
     if out is not None and out.suffix.lower() not in FORMATS:
         raise DataError(f"--out: found {out}; allowed: a file that ends in {', '.join(FORMATS)}")
@@ -77,11 +74,7 @@ def _files(reader: RowReader, paths: Sequence[str], note_fault: Callable[[DataEr
 
 
 def predict_shards(workspace: Workspace, request: Request) -> bool:
-    """Score the files into a folder of shards. Return whether a row was answered.
-
-    Raises:
-        RatchetError: as `tasks.score.score`.
-    """
+    """Score the files into a folder of shards. Return whether a row was answered."""
     params = settings.load(workspace.params)
     with Terminal("predict", unit="rows") as progress:
         scored = score_shards(params, workspace, request, progress=progress)

@@ -241,11 +241,7 @@ class _Preflight:
 
 
 def preflight(workspace: Workspace) -> int:
-    """Run preflight and print its results. Return the exit code: 0 without errors (warnings allowed), else 1.
-
-    Raises:
-        SettingsError: params.yaml is not valid.
-    """
+    """Run preflight and print its results. Return the exit code: 0 without errors (warnings allowed), else 1."""
     from ratchet.doctor import describe_finding
 
     params, console = settings.load(workspace.params), new_console()

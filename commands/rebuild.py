@@ -37,12 +37,7 @@ class Recipe:
 
     @classmethod
     def of(cls, run: ArchivedRun, release: Version, archive: Archive, store: DvcStore, into: Path) -> "Recipe":
-        """Collect the recipe of a version, and copy its files to `into`.
-
-        Raises:
-            RegistryError: it has no record, its commit is unknown here, or a recorded file is not stored.
-            DataError: its data is lost.
-        """
+        """Collect the recipe of a version, and copy its files to `into`."""
         name = release.uri
         record = run.record
         if record is None:
@@ -105,12 +100,7 @@ class Rebuild:
 
     @classmethod
     def checkout_revision(cls, recipe: Recipe, project: Workspace, folder: Path, store: DvcStore) -> "Rebuild":
-        """Clone the code, apply the patch, write the settings, fetch the data.
-
-        Raises:
-            RegistryError: the patch does not apply.
-            DataError: the data is not the recorded one, or its source data or pretrained weights are lost.
-        """
+        """Clone the code, apply the patch, write the settings, fetch the data."""
         top = Path(git.line(project.root, "rev-parse", "--show-toplevel") or project.root)
         _git(recipe, project.root, "clone", "--quiet", "--no-checkout", str(top), str(folder))
         _git(recipe, folder, "checkout", "--quiet", "--detach", str(recipe.record.git_commit))
@@ -122,11 +112,7 @@ class Rebuild:
         return rebuild
 
     def run(self, *program: str) -> None:
-        """Run a program of the clone's own code in the clone, with as many threads as the version was made with.
-
-        Raises:
-            TrainingError: it fails; its output is on the terminal.
-        """
+        """Run a program of the clone's own code in the clone, with as many threads as the version was made with."""
         root = self.workspace.root
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_EXCLUDED)}
         threads = str(self.recipe.record.hardware.threads)

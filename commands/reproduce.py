@@ -38,13 +38,6 @@ def reproduce_and_print(reference: str, workspace: Workspace, into: Path | None,
 
     Args:
         into: an empty or new folder, which is kept; None: a temporary folder.
-
-    Raises:
-        LedgerBroken: the ledger was changed, so nothing can be checked.
-        RegistryError: no such version, no record, an unknown commit, a stored file that is not what was registered, or
-            other library versions and not `anyway`.
-        DataError: its data is lost.
-        TrainingError: the rebuild fails.
     """
     console, params = new_console(), settings.load(workspace.params)
     archive, ledger = Archive(workspace, params), Ledger.of(workspace, params)
@@ -81,11 +74,7 @@ def _rebuild_folder(into: Path | None) -> Iterator[Path]:
 
 
 def require_evidence(sync: AliasSync, version: Version) -> str:
-    """Compare every stored file with the ledger's evidence. Return a sentence about what was compared.
-
-    Raises:
-        RegistryError: names each file that is not what was registered, with both digests.
-    """
+    """Compare every stored file with the ledger's evidence. Return a sentence about what was compared."""
     expected = sync.recorded_evidence(version)
     if expected is None:
         return "the ledger does not know this version: its stored files cannot be checked"

@@ -46,11 +46,7 @@ def print_trace(name: str, workspace: Workspace) -> None:
 
 
 def trace(workspace: Workspace, name: str) -> Trace:
-    """Find what `name` refers to, and its lineage.
-
-    Raises:
-        RegistryError: nothing here has this name.
-    """
+    """Find what `name` refers to, and its lineage."""
     params = settings.load(workspace.params)
     answered, name = _answered(workspace, name)
     archive = Archive(workspace, params)

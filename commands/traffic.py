@@ -39,11 +39,7 @@ def _quality(hour: HourOfVersion) -> str:
 
 
 def print_shadow(workspace: Workspace, *, by: str) -> None:
-    """Print a line for each pair of versions, or for each slice of them by a logged column.
-
-    Raises:
-        DataError: the log does not have the column.
-    """
+    """Print a line for each pair of versions, or for each slice of them by a logged column."""
     console = new_console()
     pairs = comparisons(log_folder(workspace), by=by)
     if not pairs:
@@ -70,11 +66,7 @@ def _shadow_quality(pair: ShadowComparison) -> str:
 
 
 def print_drift(workspace: Workspace, *, restart: bool, html: Path | None) -> bool:
-    """Judge the windows of the log that are over, and print a line for each served version. Return whether one drifts.
-
-    Raises:
-        PlatformError: the stored state is damaged.
-    """
+    """Judge the windows of the log that are over, and print a line for each version. Return whether one drifts."""
     monitor = monitor_of(workspace)
     if restart:
         monitor.restart(now=time.time())

@@ -23,9 +23,6 @@ def train(workspace: Workspace, assignments: list[str], *, continue_with_changed
     """Run train-flow on the workspace, with some settings (KEY=VALUE) of this run.
 
     `continue_with_changed_code` lets an interrupted training go on though its code changed.
-
-    Raises:
-        RatchetError: the run failed; the message is the flow run's.
     """
     changes = settings.parse_assignments(assignments)
     if not workspace.overrides.exists():  # else params.yaml still has the settings of a killed run

@@ -98,11 +98,7 @@ def _prepare(workspace: Workspace, folder: Path, changes: Mapping[str, object]) 
 
 
 def _sizes(processes: str, params: Params) -> list[int | str]:
-    """Return the numbers of processes of the attempts.
-
-    Raises:
-        TrainingError: one of them is no number, or cannot share the pieces of a step, or the model is no network.
-    """
+    """Return the numbers of processes of the attempts."""
     if params.model.name == "baseline":
         raise TrainingError(
             "model.name: found baseline, which is fitted in one piece. Allowed for this check: a network. Fix: "
@@ -127,11 +123,7 @@ def _run(
     until: float = math.inf,
     delay: float = 0.0,
 ) -> bool:
-    """Train, or resume; kill `delay` seconds after step `until` is logged. Return False if it ended before.
-
-    Raises:
-        TrainingError: it failed; the message has the end of its log.
-    """
+    """Train, or resume; kill `delay` seconds after step `until` is logged. Return False if it ended before."""
     settings.override(trial.params, {"training.processes": processes})
     log = trial.folder / "log"
     with log.open("wb") as output:

@@ -15,9 +15,6 @@ def get(workspace: Workspace, model: str, *, source: str, sha256: str) -> None:
     Args:
         workspace: it is held, because a run reads that folder.
         source: address of a file, or of a folder with torchvision's file; "": torchvision's.
-
-    Raises:
-        TrainingError: as `weights.fetch`, and no cache has weights of this network.
     """
     address = weights.published(model) if not source or source.endswith("/") else source
     name = weights.file_name(address)

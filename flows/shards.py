@@ -116,11 +116,7 @@ def _results(
 
 
 def _last_begun(states: Sequence["State[Any]"], begun: float) -> float:
-    """Return when a worker was last seen to have one of the runs. Say once that none has, if that lasts.
-
-    Raises:
-        PlatformError: this process holds a place of the pool, so the runs could wait for its end.
-    """
+    """Return when a worker was last seen to have one of the runs. Say once that none has, if that lasts."""
     if not states or any(not state.is_scheduled() for state in states):
         return time.monotonic()
     if time.monotonic() - begun < _PATIENCE:

@@ -139,11 +139,7 @@ def study_of(params: Params, workspace: Workspace, name: str) -> Study:
 
 
 def _objectives(params: Params, workspace: Workspace) -> tuple[str, ...]:
-    """Return the names of the objectives.
-
-    Raises:
-        SettingsError: the problem has no such metric.
-    """
+    """Return the names of the objectives."""
     manifest = Manifest.read(workspace.packed)
     objective = params.search.objective
     names = (objective,) if isinstance(objective, str) else tuple(objective)

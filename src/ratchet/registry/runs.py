@@ -63,12 +63,7 @@ class Run:
         self._training_lock = FileLock(folder / "training.lock")
 
     def __enter__(self) -> "Run":
-        """Begin to send.
-
-        Raises:
-            TrainingBusy: another process runs this training: folders of one project share the journals.
-            TrackingRefused: the training continues a run that is deleted in MLflow.
-        """
+        """Begin to send."""
         try:
             self._training_lock.acquire(timeout=0)
         except Timeout:
@@ -176,12 +171,7 @@ class Run:
 
 
 def _refuse_deleted_run(journal: Journal, workspace: Workspace, params: Params) -> None:
-    """Check that the run which the journal names takes new values.
-
-    Raises:
-        TrackingRefused: it is deleted, or gone for good.
-        TrackingUnavailable: MLflow does not answer.
-    """
+    """Check that the run which the journal names takes new values."""
     if journal.run_id is None:
         return
     uri, client = address(workspace, params.tracking), connect(workspace, params.tracking)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DvcStore", "disable_progress_bars", "hash_of", "md5_of"]
 
+NO_RESULT = "it reads hashes, and what DVC has stored"
+
 
 def disable_progress_bars() -> None:
     """Keep DVC's own progress bars off the terminal. They obey the level of these loggers.

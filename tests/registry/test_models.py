@@ -1,7 +1,6 @@
 """Models are stored once, loaded by MLflow's own loader, and verified by checksums."""
 
 import json
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,20 +16,12 @@ from ratchet.kinds import image_spec
 from ratchet.registry.models import CHECKSUMS_TAG, ModelRegistry
 from ratchet.registry.runs import Run
 from ratchet.settings.model import Params, RegistrySettings, TrackingSettings
-from ratchet.training import build, load_model, save_model
+from ratchet.training import load_model
 from ratchet.workspace import Workspace
 
+pytestmark = pytest.mark.usefixtures("mlflows_own")
+
 SPEC = image_spec("convnet", ("ant", "bee", "cat"), 1, 8, 8, (0.5,), (0.25,))
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a model that training wrote."""
-    folder = tmp_path_factory.mktemp("model")
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        save_model(folder, build(SPEC).state_dict(), SPEC, about={"training": {}})
-    return folder
 
 
 @pytest.fixture
@@ -46,16 +37,8 @@ def registry(place: Any) -> ModelRegistry:
     return ModelRegistry(place.workspace, place.params)
 
 
-@pytest.fixture(autouse=True)
-def allowed() -> Iterator[None]:
-    """Ignore MLflow's deprecation warnings while it logs and loads a model."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="mlflow")
-        yield
-
-
-def add_version(registry: ModelRegistry, name: str, run_id: str, trained: Path, *, verdict: str = "{}") -> Any:
-    model_uri = registry.log_model(run_id, trained, SPEC)
+def add_version(registry: ModelRegistry, name: str, run_id: str, untrained: Path, *, verdict: str = "{}") -> Any:
+    model_uri = registry.log_model(run_id, untrained, SPEC)
     return registry.add_version(name, run_id, model_uri, tags={"ratchet.verdict": verdict})
 
 
@@ -64,16 +47,16 @@ def open_and_close(registry: ModelRegistry, model_uri: str) -> None:
         pass
 
 
-def test_mlflow_loads_a_model_with_the_same_answers(registry: ModelRegistry, run_id: str, trained: Path) -> None:
+def test_mlflow_loads_a_model_with_the_same_answers(registry: ModelRegistry, run_id: str, untrained: Path) -> None:
     import mlflow
 
     before = mlflow.get_tracking_uri(), mlflow.get_registry_uri()
     images = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 1), dtype=np.uint8)
-    with registry.opened(registry.log_model(run_id, trained, SPEC)) as (served, folder):
+    with registry.opened(registry.log_model(run_id, untrained, SPEC)) as (served, folder):
         assert (mlflow.get_tracking_uri(), mlflow.get_registry_uri()) == before
         answered = served.predict(images)
-        assert (folder / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
-    model, spec = load_model(trained)
+        assert (folder / "model.safetensors").read_bytes() == (untrained / "model.safetensors").read_bytes()
+    model, spec = load_model(untrained)
     with torch.inference_mode():
         expected = torch.softmax(model(torch.from_numpy(images).permute(0, 3, 1, 2)), 1).numpy()
     assert spec == SPEC
@@ -81,46 +64,50 @@ def test_mlflow_loads_a_model_with_the_same_answers(registry: ModelRegistry, run
     np.testing.assert_array_equal(answered, expected)
 
 
-def test_a_stored_model_contains_no_pickle(registry: ModelRegistry, run_id: str, trained: Path, tmp_path: Path) -> None:
-    add_version(registry, "no-pickle", run_id, trained)
+def test_a_stored_model_contains_no_pickle(
+    registry: ModelRegistry, run_id: str, untrained: Path, tmp_path: Path
+) -> None:
+    add_version(registry, "no-pickle", run_id, untrained)
     registry.set_aliases("no-pickle", {"champion": "1"})
     champion = registry.champion("no-pickle", tmp_path / "champion")
     assert champion
     suffixes = {path.suffix for path in (tmp_path / "champion").rglob("*") if path.is_file()}
     assert suffixes <= {".safetensors", ".npz", ".json", ".yaml", ".txt", ""}
-    assert (champion.folder / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
+    assert (champion.folder / "model.safetensors").read_bytes() == (untrained / "model.safetensors").read_bytes()
 
 
-def test_logging_a_model_twice_stores_it_once(registry: ModelRegistry, place: Any, run_id: str, trained: Path) -> None:
-    first = registry.log_model(run_id, trained, SPEC)
-    assert registry.log_model(run_id, trained, SPEC) == first
+def test_logging_a_model_twice_stores_it_once(
+    registry: ModelRegistry, place: Any, run_id: str, untrained: Path
+) -> None:
+    first = registry.log_model(run_id, untrained, SPEC)
+    assert registry.log_model(run_id, untrained, SPEC) == first
     assert len(place.client.get_run(run_id).outputs.model_outputs) == 1
 
 
 def test_a_model_is_replaced_only_before_it_is_a_version(
-    registry: ModelRegistry, place: Any, run_id: str, trained: Path
+    registry: ModelRegistry, place: Any, run_id: str, untrained: Path
 ) -> None:
     asking = ModelRegistry(
         place.workspace, place.params.model_copy(update={"registry": RegistrySettings(export="onnx")})
     )
-    first = registry.log_model(run_id, trained, SPEC)
-    second = asking.log_model(run_id, trained, SPEC)
+    first = registry.log_model(run_id, untrained, SPEC)
+    second = asking.log_model(run_id, untrained, SPEC)
     assert second != first
-    assert asking.log_model(run_id, trained, SPEC) == second
+    assert asking.log_model(run_id, untrained, SPEC) == second
     for address, has_program in ((first, False), (second, True)):
         with asking.opened(address) as (_, folder):
             assert isinstance(Program.of(folder), Program) is has_program
             assert set(verify(folder) or ()) >= ({"model.onnx", "program.json"} if has_program else set())
     asking.add_version("with-a-program", run_id, second, tags={})
-    assert registry.log_model(run_id, trained, SPEC) == second
+    assert registry.log_model(run_id, untrained, SPEC) == second
 
 
 def test_aliases_of_a_version_can_be_set(
-    registry: ModelRegistry, place: Any, run_id: str, trained: Path, tmp_path: Path
+    registry: ModelRegistry, place: Any, run_id: str, untrained: Path, tmp_path: Path
 ) -> None:
     name = f"steps-{place.params.tracking.experiment}"
     assert registry.aliases(name) == {}
-    version = add_version(registry, name, run_id, trained, verdict=json.dumps({"passed": True}))
+    version = add_version(registry, name, run_id, untrained, verdict=json.dumps({"passed": True}))
     assert (version.number, version.aliases) == ("1", ())
     assert registry.find(f"{name}/1").tags["ratchet.verdict"] == '{"passed": true}'
     registry.describe(version, "good")
@@ -136,16 +123,16 @@ def test_aliases_of_a_version_can_be_set(
 
 
 def test_adding_a_version_twice_changes_nothing(
-    registry: ModelRegistry, run_id: str, trained: Path, place: Any
+    registry: ModelRegistry, run_id: str, untrained: Path, place: Any
 ) -> None:
     name = f"twice-{place.params.tracking.experiment}"
-    first = add_version(registry, name, run_id, trained)
-    assert add_version(registry, name, run_id, trained) == first
+    first = add_version(registry, name, run_id, untrained)
+    assert add_version(registry, name, run_id, untrained) == first
     assert registry.versions(name) == [first]
 
 
 def test_a_duplicate_version_of_a_slow_server_is_deleted(
-    registry: ModelRegistry, run_id: str, trained: Path, place: Any, monkeypatch: pytest.MonkeyPatch
+    registry: ModelRegistry, run_id: str, untrained: Path, place: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"slow-{place.params.tracking.experiment}"
     make = registry.client.create_model_version
@@ -155,13 +142,15 @@ def test_a_duplicate_version_of_a_slow_server_is_deleted(
         return make(*arguments, **more)
 
     monkeypatch.setattr(registry.client, "create_model_version", twice)
-    assert add_version(registry, name, run_id, trained).number == "1"
+    assert add_version(registry, name, run_id, untrained).number == "1"
     assert [version.number for version in registry.versions(name)] == ["1"]
 
 
-def test_a_version_is_found_by_number_or_alias(registry: ModelRegistry, run_id: str, trained: Path, place: Any) -> None:
+def test_a_version_is_found_by_number_or_alias(
+    registry: ModelRegistry, run_id: str, untrained: Path, place: Any
+) -> None:
     name = f"found-{place.params.tracking.experiment}"
-    version = add_version(registry, name, run_id, trained)
+    version = add_version(registry, name, run_id, untrained)
     registry.set_aliases(name, {"champion": "1"})
     for reference in (f"{name}/1", f"models:/{name}/1", f"{name}@champion", f"models:/{name}@champion"):
         assert registry.find(reference).number == version.number
@@ -200,11 +189,11 @@ def stored_folder(place: Any, run_id: str) -> Path:
 
 @pytest.mark.parametrize("place", ["sqlite"], indirect=True)  # a server keeps the files elsewhere
 def test_every_loader_refuses_a_changed_model(
-    registry: ModelRegistry, place: Any, run_id: str, trained: Path, tmp_path: Path
+    registry: ModelRegistry, place: Any, run_id: str, untrained: Path, tmp_path: Path
 ) -> None:
     name = "changed-in-the-store"
-    model_uri = registry.log_model(run_id, trained, SPEC)
-    add_version(registry, name, run_id, trained)
+    model_uri = registry.log_model(run_id, untrained, SPEC)
+    add_version(registry, name, run_id, untrained)
     registry.set_aliases(name, {"champion": "1"})
     folder = stored_folder(place, run_id)
     assert sorted(verify(folder) or ()) == ["examples.npz", "model.json", "model.safetensors"]
@@ -234,12 +223,12 @@ def test_every_loader_refuses_a_changed_model(
 
 @pytest.mark.parametrize("place", ["sqlite"], indirect=True)  # a server keeps the files elsewhere
 def test_a_model_without_checksums_is_refused(
-    registry: ModelRegistry, place: Any, run_id: str, trained: Path, tmp_path: Path
+    registry: ModelRegistry, place: Any, run_id: str, untrained: Path, tmp_path: Path
 ) -> None:
     """An attacker can delete the checksums together with the run's tag."""
     name = "without-checksums"
-    model_uri = registry.log_model(run_id, trained, SPEC)
-    add_version(registry, name, run_id, trained)
+    model_uri = registry.log_model(run_id, untrained, SPEC)
+    add_version(registry, name, run_id, untrained)
     registry.set_aliases(name, {"champion": "1"})
     (stored_folder(place, run_id) / "checksums.json").unlink()
     place.client.delete_tag(run_id, CHECKSUMS_TAG)

@@ -70,23 +70,21 @@ def test_prefect_retries_busy_servers_by_default() -> None:
     assert PREFECT_CLIENT_MAX_RETRIES.value() >= 3
 
 
-def test_refused_request_is_named_and_not_retried(busy: BusyServer) -> None:
-    busy.refusals, busy.status = 1, 422
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (422, r"refused /api/work_pools/local \(422\)"),
+        (401, r"asks for a password\. Fix: export the PREFECT_API_AUTH_STRING"),
+    ],
+)
+def test_refused_request_is_named_and_not_retried(busy: BusyServer, status: int, text: str) -> None:
+    busy.refusals, busy.status = 1, status
     with (
-        pytest.raises(PlatformError, match=r"refused /api/work_pools/local \(422\)"),
+        pytest.raises(PlatformError, match=text),
         prefect_client(f"http://{HOST}:{busy.server_port}/api") as client,
     ):
         client.read_work_pool("local")
     assert busy.requests == 1
-
-
-def test_missing_password_is_named(busy: BusyServer) -> None:
-    busy.refusals, busy.status = 1, 401
-    with (
-        pytest.raises(PlatformError, match=r"asks for a password\. Fix: export the PREFECT_API_AUTH_STRING"),
-        prefect_client(f"http://{HOST}:{busy.server_port}/api") as client,
-    ):
-        client.read_work_pool("local")
 
 
 def test_missing_server_is_named() -> None:

@@ -34,7 +34,7 @@ _SHOWN_SETTINGS = ("seed", "data", "model", "training", "evaluation", "export", 
 
 @dataclass(frozen=True)
 class CardWriter:
-    """What the model card and the SBOM of a registered version are made of; `journal` is that of the training run."""
+    """Materials of the model card and the SBOM of a registered version; `journal` is that of the training run."""
 
     registry: "ModelRegistry"
     version: "Version"

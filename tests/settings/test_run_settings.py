@@ -68,6 +68,15 @@ def test_a_completed_run_keeps_its_settings(workspace: Workspace) -> None:
     assert workspace.params.read_bytes() == kept
 
 
+def test_a_flow_has_the_settings_that_its_command_read(workspace: Workspace) -> None:
+    with workspace.hold("a run"), override(workspace) as command:
+        settings.override(workspace.params, settings.parse_assignments(["training.batch_size=17"]))  # for the next run
+        with overridden(workspace.params, {}, note=workspace.overrides, say=print) as flow:
+            assert flow.params == command.params
+        assert settings.load(workspace.settings_as_read) == command.params
+    assert settings.load(workspace.params).training.batch_size == 17
+
+
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
 def test_a_failed_run_leaves_every_byte_as_before(workspace: Workspace, line_end: bytes) -> None:
     before = workspace.params.read_bytes().replace(b"\n", line_end)

@@ -42,15 +42,20 @@ def overridden(
 ) -> Iterator[RunSettings]:
     """Set dotted keys in params.yaml, and restore them at the end unless `keep` was called. Lock the workspace first.
 
+    Without changes inside another such block, the settings are those that it has read: the file may have been edited.
+
     Args:
         note: file that records the replaced settings.
 
     Raises:
         SettingsError: a change is not allowed; the file stays unchanged.
     """
+    as_read = note.with_name("settings-as-read.yaml")
+    if as_read.exists() and not changes:
+        yield RunSettings(settings_file.load(as_read), note)
+        return
     edit = settings_file.plan(path, changes)
     note.parent.mkdir(exist_ok=True)
-    as_read = note.with_name("settings-as-read.yaml")
     files.write_text(as_read, edit.after)
     try:
         with _replaced(edit, changes, note, say):

@@ -312,13 +312,13 @@ def test_many_new_connections_are_accepted_in_a_few_turns() -> None:
         task = asyncio.create_task(server.serve())
         await until_in_loop(lambda: server.started)
         address = server.servers[0].sockets[0].getsockname()
-        clients = [socket.create_connection(address) for _ in range(128)]  # the loop has no turn meanwhile
-        await let_turn(32)
-        assert accepted == 128
-        for client in clients:
-            client.close()
+        clients = [socket.create_connection(address) for _ in range(400)]  # the loop has no turn meanwhile
+        await let_turn(10)
         server.should_exit = True
         await task
+        for client in clients:
+            client.close()
+        assert accepted == 400
 
     uvloop.run(run())
 
@@ -329,10 +329,28 @@ def test_remembered_answers_that_no_client_repeats_are_not_looked_for() -> None:
     for _ in range(256):
         recent.get(("new",))
     assert not recent.is_useful
-    for number in range(128):  # answers meanwhile; one of 64 requests is looked for
-        recent.add((str(number),), request, np.zeros((1, 3), np.float32))
+    for _ in range(128):  # answers meanwhile; one of 64 requests is looked for
+        recent.keeps_next()
     assert recent.is_useful
     assert recent.get(("known",)) is not None
     for _ in range(255):
         recent.get(("new",))
     assert recent.is_useful
+
+
+def test_few_answers_are_kept_while_no_client_repeats_a_request() -> None:
+    recent, request, answer = (
+        RecentAnswers(),
+        ModelRequest((np.zeros((1, 1), np.float32),)),
+        np.zeros((1, 3), np.float32),
+    )
+
+    def kept(requests: int) -> int:
+        return sum(recent.keeps_next() for _ in range(requests))
+
+    assert kept(100) == 100
+    for number in range(4096):
+        recent.add((str(number),), request, answer)
+    assert kept(160) == 10
+    recent.add(("0",), request, answer)  # a client repeats one
+    assert kept(100) == 100

@@ -390,14 +390,8 @@ class PredictEndpoint(Endpoint):
         Raises:
             Overloaded: there is none.
         """
-        batcher, recent, fallback, key = (
-            self.handler.batcher_of(loaded),
-            self.handler.recent,
-            self.handler.fallback,
-            None,
-        )
-        if batcher.is_busy:  # only then will repeated requests need the answer
-            key = request_key(call.envelope, call.headers, body, loaded)
+        batcher, recent, fallback = self.handler.batcher_of(loaded), self.handler.recent, self.handler.fallback
+        keeps = batcher.is_busy and recent.keeps_next()  # only then will repeated requests need the answer
         raw = Raw(read, len(body), encode_together)
         try:
             if self._format.is_slow(body, call.headers, loaded):
@@ -407,7 +401,7 @@ class PredictEndpoint(Endpoint):
                 predictions = await batcher.predict(loaded, request.arrays, lifetime) if request.arrays else None
                 seconds = time.monotonic() - began
         except Overloaded:
-            if (earlier := recent.get(key)) is not None:
+            if recent and (earlier := recent.get(request_key(call.envelope, call.headers, body, loaded))) is not None:
                 return earlier[0], Answer(new_id(), loaded, earlier[1], "cache"), 0.0
             if fallback is None or (smaller := fallback.version_for(loaded)) is None:
                 raise
@@ -415,7 +409,8 @@ class PredictEndpoint(Endpoint):
             return request, Answer(new_id(), smaller, predictions, "fallback"), seconds
         if predictions is None:
             return request, None, seconds
-        recent.add(key, request, predictions)
+        if keeps:
+            recent.add(request_key(call.envelope, call.headers, body, loaded), request, predictions)
         return request, Answer(new_id(), loaded, predictions), seconds
 
     async def _generated(self, loaded: LoadedVersion, request: ModelRequest, lifetime: Lifetime) -> Answer:

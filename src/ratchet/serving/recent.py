@@ -15,6 +15,8 @@ _LONGEST = 1 << 20  # bytes of a body; the digest of a longer one would take too
 _OVERHEAD = 1000  # bytes of an entry besides its arrays and warnings
 _MISSES = 256  # requests in succession without an equal one, after which looking for one is not worth its time
 _RETRY = 64  # answers after which one further request is looked for
+_NEW = 4096  # answers in succession without an equal request, after which only one of _SAMPLE is kept
+_SAMPLE = 16
 RequestKey = tuple[str, ...] | None
 
 
@@ -32,6 +34,7 @@ class RecentAnswers:
     def __init__(self) -> None:
         self._known: OrderedDict[RequestKey, tuple[ModelRequest, Any]] = OrderedDict()
         self._bytes, self._misses = 0, 0.0
+        self._answers = self._new = 0
 
     @property
     def is_useful(self) -> bool:
@@ -42,11 +45,18 @@ class RecentAnswers:
         """Whether a request is remembered."""
         return bool(self._known)
 
+    def keeps_next(self) -> bool:
+        """Return whether the answer that comes next is to be kept: to keep one costs a twentieth of a cheap answer."""
+        self._misses = max(0.0, self._misses - 1 / _RETRY)
+        self._answers += 1
+        return self._new < _NEW or self._answers % _SAMPLE == 0
+
     def add(self, key: RequestKey, request: ModelRequest, predictions: Any) -> None:
         """Remember the predictions, float32 (n, outputs), for the rows of a request."""
-        self._misses = max(0.0, self._misses - 1 / _RETRY)
         if key is None or key in self._known:
+            self._new = self._new if key is None else 0
             return
+        self._new += 1
         self._known[key] = request, predictions.copy()  # a view would keep its whole batch in memory
         self._bytes += _size(request, predictions)
         while self._bytes > _MOST_BYTES:
@@ -59,6 +69,7 @@ class RecentAnswers:
             return None
         known = self._known.get(key)
         self._misses = 0.0 if known else min(self._misses + 1.0, _MISSES)
+        self._new = 0 if known else self._new
         return known
 
 

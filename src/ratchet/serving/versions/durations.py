@@ -12,30 +12,30 @@ _MOST = 20.0
 
 @dataclass
 class Duration:
-    """Seconds of work as a + b * amount, by least squares over the latest pieces of work."""
+    """Seconds of work as start + slope * amount, by least squares over the latest pieces of work."""
 
     sums: tuple[float, ...] = (0.0,) * 5  # of 1, n, n*n, t, n*t
+    start: float = 0.0
+    slope: float = 0.0
 
     def add(self, amount: float, seconds: float) -> None:
         """Add one piece of work."""
         latest = (1, amount, amount * amount, seconds, amount * seconds)
-        self.sums = tuple(_FORGET * before + value for before, value in zip(self.sums, latest, strict=True))
+        self.sums = tuple([_FORGET * before + value for before, value in zip(self.sums, latest, strict=True)])
+        count, n, nn, t, nt = self.sums
+        spread = count * nn - n * n
+        self.slope = max(0.0, (count * nt - n * t) / spread) if spread > 1e-9 * nn * count else t / max(n, 1.0)
+        self.start = max(0.0, (t - self.slope * n) / count)
 
     def of(self, amount: float, *, per: int = 0, starts: int = 1) -> float:
-        """Return the expected seconds; 0 before the first piece of work.
+        """Return the expected seconds; 0 before the first piece of work. Each request asks several times.
 
         Args:
             amount: of all pieces.
             per: the largest amount of one piece, from which their number follows.
             starts: number of pieces, without `per`.
         """
-        count, n, nn, t, nt = self.sums
-        if not count:
-            return 0.0
-        spread = count * nn - n * n
-        slope = max(0.0, (count * nt - n * t) / spread) if spread > 1e-9 * nn * count else t / max(n, 1.0)
-        start = max(0.0, (t - slope * n) / count)
-        return float(start * (-(-amount // per) if per else starts) + slope * amount)
+        return self.start * (-(-amount // per) if per else starts) + self.slope * amount
 
 
 @dataclass

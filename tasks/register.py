@@ -118,6 +118,7 @@ class _Candidate:
         flow_run: str | None,
     ) -> "_Candidate":
         """Store the trained model and its training in MLflow, as far as they are not there."""
+        from ratchet.monitoring.reference import reference_of_test_rows
         from ratchet.provenance.record import finish_record
 
         trained, registry = TrainedModel.load(workspace), promotions.registry
@@ -127,7 +128,8 @@ class _Candidate:
         run_id = run.send()
         progress.update(1, _STEPS, "the training is in MLflow")
         with calibrated(workspace) as (folder, spec):
-            model_uri = registry.log_model(run_id, folder, spec, exported=workspace.variants)
+            reference = reference_of_test_rows(workspace.packed, workspace.reports / "predictions.parquet", spec)
+            model_uri = registry.log_model(run_id, folder, spec, exported=workspace.variants, reference=reference)
         progress.update(2, _STEPS, "the model is stored")
         record = registry.provenance_of(run_id)  # of a registered model; else the one begun with the training
         record = record or finish_record(run.journal.folder, workspace, mlflow_run=run_id, training=run.key)

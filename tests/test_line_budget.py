@@ -15,7 +15,7 @@ LIMITS = {
     "flows": 3_550,
     "gate": 1_470,
     "kinds": 2_460,
-    "monitoring": 1_810,
+    "monitoring": 1_870,
     "problems": 1_000,
     "provenance": 1_060,
     "ratchet": 1_760,

@@ -1,5 +1,7 @@
 """Drift in real log files, which RequestLog has written."""
 
+import itertools
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,13 +14,17 @@ from ratchet.errors import PlatformError
 from ratchet.kinds import ModelSpec
 from ratchet.kinds.inputs import Column, ImageInput, TableInput, TextInput
 from ratchet.monitoring.drift_text import lines
+from ratchet.monitoring.rule import DriftRule
+from ratchet.monitoring.sketch import Reference, layout_of, refusal
 from ratchet.monitoring.sketch_log import SketchLog, sketch_folder
 from ratchet.monitoring.watch import Monitor, State, current_versions, read_state
 from ratchet.problems import Classes
+from ratchet.reports.drift_page import drift_page
 from ratchet.settings.model import MonitoringSettings
 from ratchet.traffic.log_reader import log_folder
 from ratchet.traffic.request_log import RequestLog
 from ratchet.traffic.schema import SHADOW, Logged
+from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
 
 BEGIN, HOUR = 1_760_000_400 // 3600 * 3600, 3600
@@ -253,3 +259,114 @@ def test_damaged_state_is_an_error_with_a_fix(workspace: Workspace) -> None:
         update(workspace, 4)
     monitor(workspace).restart(now=time.time())
     assert read_state(workspace) is not None
+
+
+def test_version_with_test_rows_is_watched_from_its_first_window(workspace: Workspace, tmp_path: Path) -> None:
+    """Also if the traffic differs from them: only a change is drift."""
+    path, columns = tmp_path / "reference.json", answers(0, rows=900, shift=-1.0)
+    layouts = [layout_of(f"answer.{name}", columns[:, place]) for place, name in enumerate(("cat", "dog"))]
+    counts = {each.name: each.count(columns[:, place]) for place, each in enumerate(layouts)}
+    path.write_text(json.dumps(to_plain(Reference(layouts, counts))))
+
+    def make(*values: Any, **more: Any) -> Logged:
+        return request(*values, **more)._replace(reference=path)
+
+    write(workspace, hours(0, 40, make=make))
+    assert lines(update(workspace, 1.5)) == ["digits/3: learning, 1 of 10 windows"]
+    assert lines(update(workspace, 41)) == ["digits/3: no drift in 30 windows"]
+    write(workspace, hours(40, 60, shift=1.0, make=make))
+    assert update(workspace, 61).versions["digits/3"].verdict.alarm
+
+
+def refused(number: int, share: float) -> tuple[int, int]:
+    """Answered and refused requests of an hour."""
+    count = int(np.random.default_rng(number).binomial(200, share))
+    return 200 - count, count
+
+
+def test_refusals_are_drift_and_overload_is_not(workspace: Workspace) -> None:
+    sketches = SketchLog(log_folder(workspace), window=60)
+    for status, hour in itertools.product((503, 400), range(80)):
+        at, numbers = BEGIN + hour * HOUR, refused(hour, 0.3 if hour > 40 else 0.02)
+        sketches.take([request(hour, at, answers(hour), version=str(status))])
+        for name, number in zip(("answered", refusal(status)), numbers, strict=True):
+            for _ in range(number):
+                sketches.count(f"digits/{status}", name, at)
+    sketches.write(is_last=True)
+    bad, overload = lines(update(workspace, 81))
+    assert "requests is different from what is normal" in bad
+    assert overload == "digits/503: no drift in 65 windows"
+
+
+NUMBERS = ModelSpec("tabm", TableInput((Column("age", "numeric"), Column("pay", "numeric"))), Classes(("no", "yes")))
+
+
+def faulty(fault: str, number: int, at: float, predictions: Any, **more: Any) -> list[Logged]:
+    """Requests of an hour of a log with a fault."""
+    ages = np.random.default_rng(number).normal(size=(60, 1)).astype(np.float32)
+    table = {"spec": NUMBERS, "numbers": np.hstack([ages, ages]), "codes": np.zeros((60, 0), np.int64)}
+    plain = request(number, at, predictions, **more)
+    if fault == "request without rows":
+        return [plain, request(number + 500, at, predictions[:0])]
+    if fault == "window without rows":
+        return [plain] if number % 4 else [request(number + 500, at, predictions[:0])]
+    if fault == "answers of one class":
+        return [request(number, at, np.repeat([[1.0, 0.0]], 60, 0).astype(np.float32))]
+    if fault == "column without values":
+        return [request(number, at, predictions, **table | {"numbers": np.hstack([ages, ages * np.nan])})]
+    if fault == "infinite numbers":
+        return [request(number, at, predictions, **table | {"numbers": np.hstack([ages, np.sign(ages) * np.inf])})]
+    if fault == "answers that are not numbers":
+        return [request(number, at, np.where(predictions > 0.9, np.nan, predictions))]
+    if fault == "unknown version":
+        return [request(number, at, predictions, spec=None)]
+    if fault == "another schema with the next version":
+        return [plain] if number < 20 else [request(number, at, predictions, version="4", **table)]
+    if fault == "burst of fallback":
+        burst = [request(number + 500 + n, at, answers(n, shift=3.0)) for n in range(30 * (number > 30))]
+        return [plain, *(each._replace(source="fallback", served="digits/3", version="1") for each in burst)]
+    if fault == "burst of one request":
+        return [plain] * (30 if number > 30 else 1)
+    assert fault == "missing hours"
+    return [] if 8 < number < 30 else [plain]
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("request without rows", "digits/3: no drift in 35 windows"),
+        ("window without rows", "digits/3: no drift in 23 windows"),
+        ("answers of one class", "digits/3: no drift in 35 windows"),
+        ("column without values", "digits/3: no drift in 35 windows"),
+        ("infinite numbers", "digits/3: no drift in 35 windows"),
+        ("answers that are not numbers", "digits/3: no drift in 35 windows"),
+        ("unknown version", "digits/3: no drift in 35 windows"),
+        ("another schema with the next version", "digits/4: no drift in 15 windows"),
+        ("burst of fallback", "digits/3: no drift in 35 windows"),
+        ("burst of one request", "digits/3: no drift in 35 windows"),
+        ("missing hours", "digits/3: no drift in 14 windows"),
+    ],
+)
+def test_faults_of_a_log_are_no_drift(workspace: Workspace, fault: str, expected: str) -> None:
+    for hour in range(50):
+        logged = faulty(fault, hour, BEGIN + hour * HOUR + 60, answers(hour))
+        if logged:
+            write(workspace, logged)
+    state = update(workspace, 51)
+    assert lines(state) == [expected]
+    assert "no drift" in drift_page(state)
+
+
+def test_state_has_a_limit(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks begin again after 20,000 windows; here after 50. Judged at once and by hours, the bits are the same."""
+    monkeypatch.setattr(DriftRule, "ranked", 50)
+    monkeypatch.setattr(DriftRule, "remembered", 20)
+    write(workspace, hours(0, 140))
+    sizes = []
+    for hour in range(10, 140, 7):
+        live = update(workspace, hour)
+        sizes.append((workspace.state / "monitoring" / "state.json").stat().st_size)
+    replayed = Monitor(Workspace(workspace.root / "replay"), log_folder(workspace), SETTINGS)
+    assert replayed.update(now=BEGIN + hour * HOUR) == live
+    assert max(sizes[8:]) < 1.2 * max(sizes[:8])
+    assert len(live.versions["digits/3"].evidence) <= 50

@@ -768,21 +768,21 @@ def sketch(served: Served, version: str) -> WindowSketch:
 
 def test_inputs_and_refusals_are_counted_without_being_kept(serve: Callable[..., Served]) -> None:
     served = serve("table", log_inputs="none")
-    before = sketch(served, "table/1")
-    _, answer, _ = served.ask("/v1/predict", {"input": ROWS["table"][:2]})
-    served.ask("/v1/predict", {"input": ROWS["table"][:2]})  # a client sends it again
-    for content in ({"input": "wrong"}, {"input": 7}, {"rows": 3}):
-        assert served.ask("/v1/predict", content)[0] == 400
+    before, content = sketch(served, "table/1"), {"input": ROWS["table"][:2] * 100}  # enough rows to make bins
+    _, answer, _ = served.ask("/v1/predict", content)
+    served.ask("/v1/predict", content)  # a client sends it again
+    for wrong in ({"input": "wrong"}, {"input": 7}, {"rows": 3}):
+        assert served.ask("/v1/predict", wrong)[0] == 400
     folder = log_folder(served.workspace)
     until(lambda: len(find(folder, answer["id"])))
     until(lambda: sketch(served, "table/1").rows > before.rows)
     after = sketch(served, "table/1")
     added = {name: number - before.requests.get(name, 0) for name, number in after.requests.items()}
     assert added | {"repeated": 1, "logged": 2, "answered": 2, "refused (400)": 3} == added
-    assert (after.rows - before.rows, sum(after.counts["input.age"])) == (2, after.rows)
+    assert (after.rows - before.rows, sum(after.counts["input.age"])) == (200, after.rows)
     rows = read(folder).filter(answer=answer["id"])
-    assert rows["source"].to_list() == ["model", "model"]
-    assert rows["input_sha256"].null_count() == 2
+    assert rows["source"].to_list() == ["model"] * 200
+    assert rows["input_sha256"].null_count() == 200
 
 
 def test_labels_join_their_answers(images: Served) -> None:

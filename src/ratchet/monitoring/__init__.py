@@ -2,6 +2,7 @@
 
 sketch.py      bins of a feature, and counts of the requests of a window in them
 features.py    features of answered rows: answers and inputs
+reference.py   bins and counts of the test rows, stored with a version
 sketch_log.py  sketches that the server makes, by version and window
 rule.py        conformal test martingales over windows (W3): when there is an alarm
 watch.py       reference, scores and verdict of each version, in one file
@@ -13,4 +14,4 @@ labelled_set.py   a data set of the packed samples and of these rows
 to_label.py       rows that should be labelled next
 """
 
-NO_RESULT = "it reads the requests of served versions"
+NO_RESULT = "it decides how a served version is watched"

@@ -184,9 +184,10 @@ class Monitor:
             new = [sketch for sketch in sketches if sketch.start >= begin and sketch.start not in starts]
             added = np.array([(sketch.start, sketch.rows, 0) for sketch in new], np.int64).reshape(-1, 3)
             if new or len(closed):
-                closed = np.concatenate([closed, added])[-rule.ranked :]
+                closed = np.concatenate([closed, added])
                 version = replace(version, stored=version.stored | {"closed": _packed(closed)})
-                versions[name] = self._judged(rule, name, version, new)
+                version = self._judged(rule, name, version, new)
+                versions[name] = replace(version, stored=version.stored | {"closed": _packed(closed[-rule.ranked :])})
         return replace(state, position=end, versions=versions)
 
     def _judged(self, rule: DriftRule, name: str, version: WatchedVersion, new: list[WindowSketch]) -> WatchedVersion:

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 from ratchet import files
 from ratchet.errors import RegistryError, TrainingError
 from ratchet.kinds.registry import kind_of
+from ratchet.monitoring.sketch import REFERENCE
 from ratchet.registry.mlflow_store import active, file_errors, reachable
 from ratchet.registry.relocation import local_path
 from ratchet.registry.versions import Version, Versions
+from ratchet.typed_json import to_plain
 
 if TYPE_CHECKING:
     from mlflow.models import ModelSignature
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from mlflow.types import ParamSchema, Schema
 
     from ratchet.kinds import ModelSpec
+    from ratchet.monitoring.sketch import Reference
 
 __all__ = ["CHECKSUMS_TAG", "ChampionFiles", "ModelRegistry"]
 
@@ -49,13 +52,22 @@ class ModelRegistry(Versions):
         TrackingUnavailable: MLflow does not answer.
     """
 
-    def log_model(self, run_id: str, folder: Path, spec: "ModelSpec", *, exported: Path | None = None) -> str:
+    def log_model(
+        self,
+        run_id: str,
+        folder: Path,
+        spec: "ModelSpec",
+        *,
+        exported: Path | None = None,
+        reference: "Reference | None" = None,
+    ) -> str:
         """Store the model in `folder` with its checksums, and its exported program, in the run; return its address.
 
         A stored model is replaced only if its programs changed and the model is not a version yet.
 
         Args:
             exported: folder of its program and variants, from the stage export; None: the program is made here.
+            reference: of its test rows, to find drift.
         """
         import mlflow.pyfunc
 
@@ -67,7 +79,7 @@ class ModelRegistry(Versions):
         requirements = _requirements(spec)  # before the exporter imports more
         with tempfile.TemporaryDirectory() as place:
             sealed = Path(place, _ARTIFACT)
-            checksums = self._seal(folder, sealed, exported)
+            checksums = self._seal(folder, sealed, exported, reference)
             with (
                 reachable(self.uri),
                 active(self.workspace, self.params.tracking),
@@ -88,7 +100,7 @@ class ModelRegistry(Versions):
             self.client.set_tag(run_id, "ratchet.model_uri", logged.model_uri)
         return str(logged.model_uri)
 
-    def _seal(self, folder: Path, place: Path, exported: Path | None) -> dict[str, str]:
+    def _seal(self, folder: Path, place: Path, exported: Path | None, reference: "Reference | None") -> dict[str, str]:
         """Copy a model's files to `place`, add its program and the variants that passed, and return the checksums."""
         from ratchet.checksums import seal
         from ratchet.exports import variants
@@ -101,6 +113,8 @@ class ModelRegistry(Versions):
         elif self.params.registry.export == "onnx":
             export(*load_model(place), place)
         self._add_examples(place)
+        if reference is not None:
+            files.write_json(place / REFERENCE, to_plain(reference))
         return seal(place)
 
     def _add_examples(self, place: Path) -> None:

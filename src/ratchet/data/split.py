@@ -73,24 +73,26 @@ def even_positions(u: NDArray[np.float64], classes: pl.Series) -> NDArray[np.flo
 
     Samples with equal `u`, which are copies or one group, keep one position. A group counts in its most frequent class.
     """
-    values, unit, sizes = np.unique(u, return_inverse=True, return_counts=True)
     names = classes.unique().cast(pl.String).sort()
-    codes = classes.cast(pl.Enum(names)).to_physical().cast(pl.Int64).to_numpy()
-    code = np.zeros(len(values), np.int64)
-    code[unit] = codes
-    copied = np.flatnonzero(sizes[unit] > 1)
-    pairs, counts = np.unique(unit[copied] * len(names) + codes[copied], return_counts=True)
+    codes = classes.cast(pl.Enum(names)).to_physical().to_numpy()
+    order = np.argsort(u)
+    starts = np.flatnonzero(np.diff(u[order], prepend=-1.0))  # of the samples with equal u
+    sizes = np.diff(starts, append=len(u))
+    code = codes[order[starts]].astype(np.int64)
+    copied = order[np.repeat(sizes > 1, sizes)] if len(starts) < len(u) else order[:0]
+    unit = np.searchsorted(u[order[starts]], u[copied]) if len(copied) else copied
+    pairs, counts = np.unique(unit * len(names) + codes[copied], return_counts=True)
     ranked = pairs[np.lexsort((-pairs, counts))]  # the most frequent class of a unit is last; of equals the first
     code[ranked // max(1, len(names))] = ranked % max(1, len(names))
-    few = code.astype(np.uint16) if len(names) < 1 << 16 else code  # sorted faster
-    order = np.argsort(few, kind="stable")  # by class, then by u
+    by_class = np.argsort(code.astype(codes.dtype), kind="stable")  # then by u; small types are sorted faster
     total = np.bincount(code, weights=sizes, minlength=len(names))
-    before = np.cumsum(sizes[order]) - sizes[order] - (np.cumsum(total) - total)[code[order]]
+    size, code = sizes[by_class], code[by_class]
+    before = np.cumsum(size) - size - (np.cumsum(total) - total)[code]
     # The start differs by class. Else all classes would be rounded the same way, and small ones would have no test.
-    start = np.array([position(f"class {name}") for name in names])[code[order]]
-    even = np.empty(len(values))
-    even[order] = np.minimum((before + start * sizes[order]) / total[code[order]], 1 - 2**-53)
-    result: NDArray[np.float64] = even[unit]
+    start = np.array([position(f"class {name}") for name in names])[code]
+    even, result = np.empty(len(starts)), np.empty(len(u))
+    even[by_class] = np.minimum((before + start * size) / total[code], 1 - 2**-53)
+    result[order] = np.repeat(even, sizes)
     return result
 
 

@@ -11,6 +11,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from ratchet.data.tables.digests import coded
+
 __all__ = ["determining_columns", "revealing_columns", "value_edges"]
 
 _FILE_COLUMNS = ("format", "width", "height")
@@ -28,6 +30,7 @@ _SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
 _SAME_ORDER = 0.97  # share of the variance of a number's ranks that only a copy of it explains
 
 Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 def revealing_columns(
@@ -45,11 +48,10 @@ def revealing_columns(
         built_in: further columns, which may be constant.
         notable: share of the errors of always answering the commonest class that a column must remove.
     """
-    columns = index.select("split", "label", *built_in, *extra)
-    train, validation = (columns.filter(pl.col("split") == name) for name in ("train", "validation"))
+    train, validation = _of_splits(index.select("split", "label", *built_in, *extra))
     constant, revealing = [], []
     for name in (*built_in, *extra):
-        if index[name].n_unique() == 1:
+        if index.height and index[name].eq_missing(index[name][0]).all():
             constant += [name] if name in extra else []
             continue
         shares = _revealed(train, validation, name, notable)
@@ -58,39 +60,45 @@ def revealing_columns(
     return {"constant": constant, "class": revealing}
 
 
+def _of_splits(rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the rows of train and of validation."""
+    train, validation = (rows.filter(pl.col("split") == name) for name in ("train", "validation"))
+    return train, validation
+
+
 def _revealed(train: pl.DataFrame, validation: pl.DataFrame, name: str, notable: float) -> dict[str, float] | None:
     """Return the shares of right answers by a column and without it, if it reveals the class or a rare one."""
-    sizes = np.unique(validation["label"].to_numpy(), return_counts=True)[1]
-    if len(sizes) < 2 or sizes.min() < _FEW:
+    classes, counts = np.unique(validation["label"].to_numpy(), return_counts=True)
+    if len(classes) < 2 or counts.min() < _FEW:
         together = pl.concat([train, validation])
         if together[name].dtype.is_numeric() or together[name].n_unique() <= _GROUPS:
             train = validation = together
+            classes, counts = np.unique(together["label"].to_numpy(), return_counts=True)
     learned, truth = train["label"].to_numpy(), validation["label"].to_numpy()
-    binned = _comparable(train[name], validation[name], learned) if len(learned) else None
-    if binned is None:
+    groups = _groups(train[name], validation[name], learned) if len(learned) else None
+    if groups is None or not len(truth):
         return None
-    guess = _guesses(*binned, learned)
-    if not len(truth):
-        return None
-    right, commonest = float((guess == truth).mean()), float((truth == _commonest(learned)).mean())
-    classes, counts = np.unique(truth, return_counts=True)
-    others = counts[classes != _commonest(learned)].sum()
+    guess, most = _guesses(*groups, learned), _commonest(learned)
+    right, commonest = float((guess == truth).mean()), float((truth == most).mean())
+    others = counts[classes != most].sum()
     if others >= min(_FEWEST, len(truth)) and right - commonest > notable * (1 - commonest):
         return {"right": right, "commonest": commonest}
     for label, count in zip(classes.tolist(), counts.tolist(), strict=True):
-        wrong = int(((guess == label) != (truth == label)).sum())
-        if _FEWEST <= count <= _RARE * len(truth) and wrong <= (1 - _RARE_NOTABLE) * count:
-            return {"right": right, "commonest": commonest}
+        if _FEWEST <= count <= _RARE * len(truth):
+            wrong = int(((guess == label) != (truth == label)).sum())
+            if wrong <= (1 - _RARE_NOTABLE) * count:
+                return {"right": right, "commonest": commonest}
     return None
 
 
-def _guesses(known: pl.Series, new: pl.Series, learned: Integers) -> Integers:
+def _guesses(known: Integers, new: Integers, learned: Integers) -> Integers:
     """Return the class that is commonest among the training samples of each new sample's group."""
-    seen = pl.DataFrame({"value": known, "label": learned})
-    best = seen.group_by("value", "label").len().sort(["len", "label"], descending=[True, False])
-    best = best.unique("value", keep="first", maintain_order=True).select("value", guess="label")
-    answers = pl.DataFrame({"value": new}).join(best, on="value", how="left", nulls_equal=True, maintain_order="left")
-    return answers["guess"].fill_null(_commonest(learned)).to_numpy()
+    classes, codes = np.unique(learned, return_inverse=True)
+    pairs, counts = np.unique(known * len(classes) + codes, return_counts=True)
+    pairs = pairs[np.lexsort((-pairs, counts))]  # the last of a group's pairs counts
+    best = np.full(max(known.max(), new.max(initial=0)) + 1, _commonest(learned))
+    best[pairs // len(classes)] = classes[pairs % len(classes)]
+    return best[new]
 
 
 def determining_columns(rows: pl.DataFrame, *, columns: Sequence[str], least: float) -> list[dict[str, object]]:
@@ -105,35 +113,33 @@ def determining_columns(rows: pl.DataFrame, *, columns: Sequence[str], least: fl
         columns: their names.
         least: share from which a column is listed.
     """
-    ranks = pl.col("label").rank("average")
-    train, validation = (
-        rows.with_columns(rank=ranks).filter(pl.col("split") == name) for name in ("train", "validation")
-    )
+    train, validation = _of_splits(rows.with_columns(rank=pl.col("label").rank("average")))
     listed: list[dict[str, object]] = []
     for name in columns if validation.height else ():
-        binned = _comparable(train[name], validation[name], None)
-        if binned is None:
+        groups = _groups(train[name], validation[name], None)
+        if groups is None:
             continue
-        shares = [_explained(*binned, train[target], validation[target]) for target in ("label", "rank")]
+        shares = [
+            _explained(*groups, *(part[of].to_numpy() for part in (train, validation))) for of in ("label", "rank")
+        ]
         if shares[0] >= least or shares[1] >= max(least, _SAME_ORDER):
             listed.append({"column": name, "explained": max(shares)})
     return listed
 
 
-def _explained(known: pl.Series, new: pl.Series, learned: pl.Series, truth: pl.Series) -> float:
+def _explained(known: Integers, new: Integers, learned: Floats, truth: Floats) -> float:
     """Return R2 of the means of groups."""
     total = float(((truth - truth.mean()) ** 2).sum())
     if not total:
         return 0.0
-    means = pl.DataFrame({"value": known, "label": learned}).group_by("value").agg(guess=pl.col("label").mean())
-    answers = pl.DataFrame({"value": new, "label": truth})
-    answers = answers.join(means, on="value", how="left", nulls_equal=True, maintain_order="left")
-    guess = answers["guess"].fill_null(learned.mean())
-    return 1.0 - float(((guess - answers["label"]) ** 2).sum()) / total
+    size = max(known.max(initial=0), new.max(initial=0)) + 1
+    counts, sums = np.bincount(known, minlength=size), np.bincount(known, learned, minlength=size)
+    means = np.where(counts > 0, sums / np.maximum(counts, 1), learned.mean())
+    return 1.0 - float(((means[new] - truth) ** 2).sum()) / total
 
 
-def _comparable(known: pl.Series, new: pl.Series, labels: Integers | None) -> tuple[pl.Series, pl.Series] | None:
-    """Return the texts or bins of training and validation values; None if the values rarely repeat.
+def _groups(known: pl.Series, new: pl.Series, labels: Integers | None) -> tuple[Integers, Integers] | None:
+    """Return the group of each training and validation value, by text or bin; None if the values rarely repeat.
 
     `labels`: classes of the training values, whose best thresholds are edges too; None: the target is a number.
     """
@@ -141,16 +147,21 @@ def _comparable(known: pl.Series, new: pl.Series, labels: Integers | None) -> tu
         numbers = known.cast(pl.Float64).drop_nulls().to_numpy()
         if not len(numbers):
             return None
-        edges = value_edges(np.sort(numbers), limit=_FINE_BINS if labels is None else _BINS)
+        order = np.argsort(numbers)
+        edges = value_edges(numbers[order], limit=_FINE_BINS if labels is None else _BINS)
         if labels is not None:
-            edges = np.union1d(edges, _thresholds(numbers, labels[known.is_not_null().to_numpy()]))
-        known, new = (_binned(values, edges) for values in (known, new))
-    elif known.n_unique() > max(2, _MAX_VALUES * len(known)):
+            labels = labels if len(numbers) == len(known) else labels[known.is_not_null().to_numpy()]
+            edges = np.union1d(edges, _thresholds(numbers[order], labels[order]))
+        return _bins(known, edges), _bins(new, edges)
+    if known.n_unique() > max(2, _MAX_VALUES * len(known)):
         return None
-    return known, new
+    values = pl.concat([known, new])
+    codes = coded(values if values.dtype == pl.Enum else values.cast(pl.String)).to_physical().cast(pl.Int64) + 1
+    groups = codes.fill_null(0).to_numpy()
+    return groups[: len(known)], groups[len(known) :]
 
 
-def value_edges(ordered: NDArray[np.float64], *, limit: int) -> NDArray[np.float64]:
+def value_edges(ordered: Floats, *, limit: int) -> Floats:
     """Return edges between bins of sorted numbers: bin k has the values from edge k - 1 to below edge k.
 
     Of at most `limit` different values each but the smallest is an edge, so a flag that is 1 in 2 % has two bins. Of
@@ -171,10 +182,8 @@ def value_edges(ordered: NDArray[np.float64], *, limit: int) -> NDArray[np.float
     return np.unique(ordered[np.concatenate([begin, np.minimum(end, total - 1), places])])
 
 
-def _thresholds(numbers: NDArray[np.float64], labels: Integers) -> NDArray[np.float64]:
-    """Return the two thresholds that divide each class best from the others, whatever its share is."""
-    order = np.argsort(numbers, kind="stable")
-    numbers, labels = numbers[order], labels[order]
+def _thresholds(numbers: Floats, labels: Integers) -> Floats:
+    """Return the two thresholds of sorted numbers that divide each class best from the others."""
     ends = np.flatnonzero(numbers[1:] != numbers[:-1])  # the last row of each value but the largest
     classes, counts = np.unique(labels, return_counts=True)
     if not len(ends) or not 1 < len(classes) <= _MOST_CLASSES:
@@ -187,11 +196,10 @@ def _thresholds(numbers: NDArray[np.float64], labels: Integers) -> NDArray[np.fl
     return np.array(thresholds)
 
 
-def _binned(values: pl.Series, edges: NDArray[np.float64]) -> pl.Series:
-    """Return the bin of each number; null for null."""
-    numbers = values.cast(pl.Float64)
-    bins = pl.Series(np.searchsorted(edges, numbers.fill_null(0.0).to_numpy(), side="right"))
-    return bins.set(numbers.is_null(), None)
+def _bins(values: pl.Series, edges: Floats) -> Integers:
+    """Return the bin of each number; missing ones have a bin of their own."""
+    bins = np.searchsorted(edges, values.cast(pl.Float64).fill_null(0.0).to_numpy(), side="right")
+    return np.where(values.is_null().to_numpy(), len(edges) + 1, bins)
 
 
 def _commonest(labels: Integers) -> int:

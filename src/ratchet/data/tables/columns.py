@@ -219,7 +219,7 @@ def _numeric(
     values: pl.Series, read: pl.Series, kind: Type, form: str, why: str, texts: pl.Series | None = None
 ) -> TypedColumn:
     """Return a column of numbers or dates."""
-    faults = {}
+    read, faults = read.rechunk(), {}  # NumPy reads one chunk without a copy
     if texts is not None:
         odd = (read.is_null() & texts.is_not_null()).arg_true()
         if len(odd):

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from ratchet.data.checks.far_values import inner, is_compact, moments
 from ratchet.data.profile import conflicts, sorted_bins, target_leaks
-from ratchet.data.tables import digests
 from ratchet.data.tables.columns import CONSTANT, TypedColumn
 from ratchet.kinds import MAX_CATEGORIES, Column
 
@@ -123,7 +122,7 @@ def profile_of(writer: "TableWriter", copied: pl.DataFrame) -> dict[str, object]
 
 def _copies(writer: "TableWriter") -> tuple[int, int]:
     """Return how many rows are copies of another row of their split, and how many of one of another split."""
-    copied = np.isin(writer.digest[:, 0], digests.repeats(writer.digest))
+    copied = np.isin(writer.digest[:, 0], writer.repeats)
     rows = writer.index.select("split", digest=pl.Series(writer.digest[:, 0])).filter(copied)
     per_split, different = rows.n_unique() if rows.height else 0, rows["digest"].n_unique()
     return rows.height - per_split, per_split - different
@@ -138,9 +137,9 @@ def _leaks(writer: "TableWriter") -> dict[str, object]:
     """Return the constant columns, and the columns that determine the target alone on rows outside train."""
     features = [column for column in writer.features if column.name in writer.statistics]
     constant = [column.name for column in writer.features if column.why == CONSTANT]
-    places = np.concatenate(
-        [part[:: len(part) // _LEAK_ROWS + 1] for part in np.split(np.arange(len(writer.order)), _ends(writer))]
-    )
+    ends = np.cumsum([writer.sizes["train"], writer.sizes["validation"]])
+    train, validation, _ = np.split(np.arange(len(writer.order)), ends)
+    places = np.concatenate([part[:: len(part) // _LEAK_ROWS + 1] for part in (train, validation)])
     rows = writer.order[places]
     names = [str(place) for place in range(len(features))]
     frame = pl.DataFrame([column.values[rows].alias(name) for name, column in zip(names, features, strict=True)])
@@ -150,8 +149,3 @@ def _leaks(writer: "TableWriter") -> dict[str, object]:
         "constant": constant,
         "class": [leak | {"column": features[int(str(leak["column"]))].name} for leak in leaks],
     }
-
-
-def _ends(writer: "TableWriter") -> list[int]:
-    """Return the places where validation and test begin."""
-    return [writer.sizes["train"], writer.sizes["train"] + writer.sizes["validation"]]

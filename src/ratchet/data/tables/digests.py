@@ -59,7 +59,13 @@ def _bits(values: NDArray[Any], known: Bits | None) -> Bits:
 
 def coded(values: pl.Series) -> pl.Series:
     """Return texts as Enum, with the different texts in their order."""
-    return values if values.dtype == pl.Enum else values.cast(pl.Enum(values.unique().drop_nulls().sort()))
+    if values.dtype == pl.Enum:
+        return values
+    for some in (values.gather_every(len(values) // _SAMPLE + 1), values):  # a sample has all of a few categories
+        read = values.cast(pl.Enum(some.unique().drop_nulls().sort()), strict=False)
+        if read.null_count() == values.null_count():
+            break
+    return read
 
 
 def by_text(values: pl.Series) -> tuple[pl.Series, pl.Series | None]:

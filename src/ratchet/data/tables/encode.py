@@ -9,6 +9,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from ratchet.data.sources.table_file import EXACT, MISSING
+from ratchet.data.tables.digests import coded
 from ratchet.data.tables.number_formats import PLAIN, are_numbers, numbers, seconds
 from ratchet.errors import DataError
 from ratchet.kinds import Column, TableInput
@@ -137,12 +138,21 @@ def arrays_of(
     if np.isinf(values).any():
         name = next(column.name for column, read in zip(input.numeric, values.T, strict=True) if np.isinf(read).any())
         raise DataError(f"column {name!r} has an infinite number. Fix: correct it, or leave it empty")
-    coded = []
-    for column, cells in zip(input.categorical, texts, strict=True):
-        known = cells.cast(pl.Enum(column.categories), strict=False).to_physical().cast(pl.Int64) + _FIRST
-        coded.append(pl.select(pl.when(cells.is_null()).then(0).otherwise(known.fill_null(_UNSEEN))).to_series())
-    _fill(codes, [places.to_numpy() for places in coded], rows)
+    for place, (column, cells) in enumerate(zip(input.categorical, texts, strict=True)):
+        _fill(codes[:, place : place + 1], [_codes(cells, column.categories)], rows)
     return values, codes
+
+
+def _codes(cells: pl.Series, categories: Sequence[str]) -> NDArray[np.integer]:
+    """Return the code of each text: 0 if it is missing, 1 if it is no category of the training rows."""
+    cells, known = coded(cells), {name: code for code, name in enumerate(categories, _FIRST)}
+    names: Sequence[str] = cells.dtype.categories  # type: ignore[attr-defined]
+    table = np.array([known.get(name, _UNSEEN) for name in names] + [0], np.min_scalar_type(len(known) + _FIRST))
+    places = cells.to_physical()
+    if places.null_count():
+        places = places.cast(pl.UInt32).fill_null(len(names))
+    result: NDArray[np.integer] = table[places.to_numpy()]
+    return result
 
 
 def _fill(array: NDArray[Any], columns: Sequence[NDArray[Any]], rows: NDArray[np.int64]) -> None:

@@ -193,10 +193,11 @@ class _Ingest:
         bad = writer.bad
         self._check_bad_fraction(bad)
         empty = [split for split, rows in writer.sizes.items() if not rows]
-        distinct = writer.index.height - writer.copies
+        copies = len(writer.repeats)
+        distinct = writer.index.height - copies
         special, settings = writer.special, self.settings
         drawn = special.given is None and min(settings.validation_fraction, settings.test_fraction) > 0
-        if empty and drawn and writer.copies >= distinct and settings.order_by == "none":
+        if empty and drawn and copies >= distinct and settings.order_by == "none":
             raise DataError(
                 f"{self.source.where} has only {distinct} different rows, and equal rows share a split, so split "
                 f"{empty[0]} is empty. Fix: add a column {self.settings.split_column!r} with train, validation or test"

@@ -119,7 +119,8 @@ class TableWriter:
             split, digest = split[kept.to_numpy()], digest[kept.to_numpy()]
         self.bad, self.features, self.special = bad, content.features, content.special
         self.order = np.argsort(split.astype(np.int8), kind="stable")
-        self.index, self.digest, self.labels = index[self.order], digest[self.order], content.labels.take(self.order)
+        self.index, self.labels = index[self.order], content.labels.take(self.order)
+        self.digest = digest.take(self.order, axis=0)
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -127,10 +128,10 @@ class TableWriter:
         counts = dict(self.index.group_by("split").len().rows())
         return {split: counts.get(split, 0) for split in SPLITS}
 
-    @property
-    def copies(self) -> int:
-        """Number of rows that are copies of another row."""
-        return len(repeats(self.digest))
+    @cached_property
+    def repeats(self) -> NDArray[np.uint64]:
+        """A first lane of `digest` for each row that is a copy of another row."""
+        return repeats(self.digest)
 
     @property
     def train(self) -> slice:

@@ -120,7 +120,7 @@ class _Label:
         if not len(self.present):
             raise DataError(f"{where}: label column {values.name!r} is empty. Fix: set data.label_column")
         self.numbers = typed.alias("value")
-        self.counts: dict[str, int] = dict(self.present.value_counts().rows())
+        self.counts = _counts(self.present) if codes is None else _counts(texts, codes)
 
     @property
     def numeric_share(self) -> float:
@@ -143,6 +143,15 @@ class _Label:
         known = {text: _TRUE[text.lower()] for text in self.counts if text.lower() in _TRUE}
         known |= {text: float(text) for text in self.counts if text in ("1.0", "0.0")}
         return self.texts.replace_strict(known, default=None, return_dtype=pl.Float64)
+
+
+def _counts(texts: pl.Series, codes: pl.Series | None = None) -> dict[str, int]:
+    """Return how often each text occurs; `codes`: the place of each row's text."""
+    if codes is None:
+        return dict(texts.drop_nulls().alias("value").value_counts().rows())
+    counts = np.bincount(codes.drop_nulls().to_numpy(), minlength=len(texts))
+    table = pl.DataFrame({"value": texts, "count": counts}).drop_nulls()
+    return dict(table.group_by("value").agg(pl.col("count").sum()).rows())
 
 
 def _problem(columns: Sequence[_Label], settings: DataSettings, where: str) -> tuple[type[Target], str]:
@@ -228,7 +237,7 @@ def _classes(columns: Sequence[_Label], settings: DataSettings, where: str, why:
     (column,) = columns
     wanted = None if settings.classes == "auto" else settings.classes
     texts, notes = _plain_classes(column, wanted)
-    counts: dict[str, int] = dict(texts.drop_nulls().value_counts().rows())
+    counts = column.counts if texts is column.texts else _counts(texts)
     if wanted is not None:
         classes = tuple(wanted)
     else:
@@ -247,8 +256,7 @@ def _classes(columns: Sequence[_Label], settings: DataSettings, where: str, why:
     notes += _check_unlabelled(column, classes, settings.max_bad_fraction)
     notes += _spellings(column.name, [name for name in classes if name in counts])
     check_known(counts, settings.classes, f"{where}: label column {column.name!r}")
-    places = {name: place for place, name in enumerate(classes)}
-    labels = texts.replace_strict(places, default=None, return_dtype=pl.Int64)
+    labels = texts.cast(pl.Enum(classes), strict=False).to_physical().cast(pl.Int64)
     faults = {
         "no-label": texts.is_null().arg_true(),
         "unknown-label": (labels.is_null() & texts.is_not_null()).arg_true(),

@@ -63,7 +63,7 @@ class _Ingest:
 
     def __init__(self, task: IngestTask, source: Source) -> None:
         self.task, self.settings, self.source = task, task.settings, source
-        self.targets = source.targets
+        self.targets, self.cache = source.targets, FactCache(task.cache)
         self.names = list(source.classes) if self.targets is None else self.targets.shown.to_list()  # by label
         self.listing = self._subset(source.listing) if task.sample else source.listing
         self.total = self.listing.height + source.refused.height
@@ -81,8 +81,7 @@ class _Ingest:
         """Return the current packed set if it was made of the same inputs and not altered since, else None."""
         if self.task.cache is None or self.listing["stamp"].null_count():
             return None
-        known = FactCache(self.task.cache)
-        if known.inputs != self._inputs or known.outputs != self._outputs():
+        if self.cache.inputs != self._inputs or self.cache.outputs != self._outputs():
             return None
         self.task.report(self.total, self.total)
         return Manifest.read(self.task.packed)
@@ -102,7 +101,7 @@ class _Ingest:
             with Scratch(draft / "scratch", side=shape[0], channels=shape[1], depth=shape[2]) as scratch:
                 pixels = PixelStore(scratch, self.task.packed, partial(self._read_again, scratch))
                 self._done = self.source.refused.height
-                known = FactCache(self.task.cache).facts(shape=shape)
+                known = self.cache.facts(shape=shape)
                 facts = self.survey.read_all(self.listing, scratch, known)
                 bad, used = overrides.apply(self._check(facts), self.task.released)
                 good = quarantine.without(facts, bad)
@@ -121,7 +120,7 @@ class _Ingest:
     def _guess_shape(self) -> Shape:
         """Return the packed shape that a few samples suggest."""
         side, channels, depth = self._shape(self.survey.preview(self.listing["id"]))
-        before = FactCache(self.task.cache).shape
+        before = self.cache.shape
         if before and before[:2] == (side, channels) and self.settings.depth == "auto":
             depth = max(depth, before[2])  # the deepest image need not be among those samples
         return side, channels, depth

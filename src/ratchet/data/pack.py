@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 ReadRows = Callable[[int, int], NDArray[np.uint8]]
 """From a start row and an end row to the images between them, uint8 (k, side, side, channels)."""
 
-_BLOCK = 4 << 20  # bytes per block of images
+_BLOCK = 1 << 20  # bytes per block of images
 _HEADER = 128  # bytes of a .npy header for these shapes
 MIB = 1 << 20
 _SHARD_MIB = 256  # largest packed file

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Ignored", "is_system_path"]
+__all__ = ["Ignored", "is_system_name", "is_system_path"]
 
 _NAMES = frozenset({
     "@eadir", "@recently-snapshot", "@recycle", "@sharebin", "@tmp", "#recycle", "#snapshot",  # Synology, QNAP
@@ -39,9 +39,10 @@ class Ignored:
 
 def is_system_path(parts: Sequence[str]) -> bool:
     """Whether a path, in its parts below the user's folder, is or is inside of something hidden or of a system."""
-    return any(map(_is_system_name, parts))
+    return any(map(is_system_name, parts))
 
 
-def _is_system_name(name: str) -> bool:
+def is_system_name(name: str) -> bool:
+    """Whether a file or folder of this name is hidden or of a system."""
     folded = name.casefold()
     return name.startswith(".") or folded in _NAMES or folded.endswith(_ENDINGS)

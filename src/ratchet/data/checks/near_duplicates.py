@@ -25,7 +25,7 @@ _WHOLE = 1024  # integer that stands for a cosine of 1
 _BLOCK = 1 << 16  # values of eight bytes: they fit into the processor's cache
 _MAX_BITS = 8  # of 64, in which fingerprints of near-duplicates may differ
 _PARTS = 4  # of 16 bits: fingerprints that differ in at most three bits always share one
-_PAIRS_BLOCK = 1 << 18  # pairs of images that are in memory at once
+_PAIRS_BLOCK = 1 << 16  # pairs of images that are in memory at once
 _CROWD = 2_000  # images that share a part: more of them are empty images, not copies of each other
 _MIN_CORRELATION = 0.98  # of the small images
 

@@ -5,7 +5,6 @@ its content, so that it is not decoded, even under another name. The cache belon
 nothing on another. Without the cache an ingest takes longer and gives the same output.
 """
 
-import io
 import json
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +19,7 @@ from ratchet.data.image_rules import FACTS
 __all__ = ["FactCache", "write"]
 
 _CACHED_FACTS = [name for name in FACTS if name not in ("label", "permitted")]
+_GROUP = 1 << 14  # rows that are encoded in memory at once
 _COLUMNS = {"id": pl.String, "stamp": pl.String, **{name: FACTS[name] for name in _CACHED_FACTS}}
 
 
@@ -65,11 +65,10 @@ class FactCache:
 def write(path: Path, samples: pl.DataFrame, *, shape: tuple[int, ...], inputs: str, outputs: str) -> None:
     """Write id, stamp and facts of `samples`."""
     header = {"decoders": _decoders(), "shape": list(shape), "inputs": inputs, "outputs": outputs}
-    content = io.BytesIO()
-    kept = samples.filter(pl.col("content").is_not_null()).unique("id", keep="first", maintain_order=True)
-    kept = kept.select(*_COLUMNS)
-    kept.write_parquet(content, compression="lz4", metadata={"ratchet": json.dumps(header)})
-    files.write_bytes(path, content.getvalue())
+    known = samples.select(*_COLUMNS).filter(pl.col("content").is_not_null())
+    known = known.filter(pl.col("id").is_first_distinct())
+    with files.draft_file(path) as draft:
+        known.write_parquet(draft, compression="lz4", metadata={"ratchet": json.dumps(header)}, row_group_size=_GROUP)
 
 
 def _decoders() -> str:

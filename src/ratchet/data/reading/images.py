@@ -336,7 +336,8 @@ def format_of_extension(name: str) -> str | None:
     extension = os.path.splitext(name)[1].lower()
     if extension in _EXTENSIONS:
         return _EXTENSIONS[extension]
-    known = Image.registered_extensions().get(extension)
+    Image.preinit()  # the usual formats; a look at all of them imports every decoder
+    known = Image.EXTENSION.get(extension) or Image.registered_extensions().get(extension)
     return FORMATS.get(known, known.lower()) if known else None
 
 

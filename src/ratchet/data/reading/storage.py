@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from ratchet import urls
-from ratchet.data.system_files import Ignored, is_system_path
+from ratchet.data.system_files import Ignored, is_system_name, is_system_path
 from ratchet.errors import DataError, StorageUnavailable, first_line
 
 __all__ = [
@@ -142,7 +142,7 @@ class LocalFolder:
         """Return the names of this folder and of the folders beside it, sorted; none if they cannot be listed."""
         try:
             with os.scandir(Path(os.path.abspath(self.path)).parent) as entries:
-                return sorted(entry.name for entry in entries if entry.is_dir() and not is_system_path([entry.name]))
+                return sorted(entry.name for entry in entries if entry.is_dir() and not is_system_name(entry.name))
         except OSError:
             return []
 
@@ -204,7 +204,7 @@ def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...], tree: Tr
         ) from error
     for entry in entries:
         name = prefix + entry.name
-        if is_system_path([entry.name]):
+        if is_system_name(entry.name):
             _count_ignored(entry, prefix, tree)
             continue
         try:

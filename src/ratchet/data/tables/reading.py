@@ -15,7 +15,7 @@ from ratchet.data.reading.storage import expanded, is_url, open_storage, read_wh
 from ratchet.data.refusal_reasons import REASONS
 from ratchet.data.sources.csv_records import cells_of
 from ratchet.data.sources.table_file import SEPARATORS, TableFile, column_names, read_table, require_column
-from ratchet.data.system_files import is_system_path
+from ratchet.data.system_files import is_system_name
 from ratchet.data.tables.columns import GROUP_NAME, ID_NAME
 from ratchet.data.tables.encode import MISSING_TEXTS
 from ratchet.data.tables.number_formats import PLAIN, numbers
@@ -161,7 +161,7 @@ def _near_file(path: Path) -> str:
         tables = sorted(
             file.name
             for file in path.iterdir()
-            if file.suffix.lower() in (".csv", ".tsv", ".parquet") and not is_system_path([file.name])
+            if file.suffix.lower() in (".csv", ".tsv", ".parquet") and not is_system_name(file.name)
         )
         return f"a file{f', such as {path / tables[0]}' if tables else ''}"
     others = [file.name for file in path.parent.glob("*") if file.is_file()] if os.path.isdir(path.parent) else []

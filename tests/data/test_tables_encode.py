@@ -196,6 +196,13 @@ def test_dates_and_named_missing_numbers_are_not_plain(described: TableInput) ->
     assert PlainRows(described).encode({described.columns[0].name: [1.0]}) is None
 
 
+def test_a_row_that_is_no_object_is_named() -> None:
+    """A message about the list would be wrong: it is one."""
+    spec = TableInput((Column("a", "numeric"),))
+    with pytest.raises(InputError, match=r"input\[1\]: found a number; allowed: an object with the columns of a row"):
+        kind_of(spec).read([{"a": 1}, 7], spec, "input")
+
+
 def test_numbers_and_texts_in_one_column_are_texts() -> None:
     rows = pd.DataFrame({"a": [1, "x", "2", None], "b": ["x", 7, 7.0, None]})
     described, numeric = (

@@ -25,6 +25,7 @@ from ratchet.kinds import (
 )
 from ratchet.kinds.registry import kind_of, takes_equal
 from ratchet.problems import Classes, Labels, NextToken, Numbers, Target, target_from_json
+from ratchet.problems.named_answers import named_answers
 
 NUMBER = Column("height", "numeric", mean=1.5, std=0.25, quantiles=(1.0, 1.5, 2.0))
 DATE = Column("seen", "datetime", mean=1e9, std=86400.0)
@@ -186,3 +187,17 @@ def test_targets_are_described_for_people() -> None:
     described = [target.description for target in TARGETS]
     assert described == ["2 classes", "2 labels", "numbers cnt, price", "next token"]
     assert [target.outputs for target in TARGETS] == [2, 2, 2, 65]
+
+
+@pytest.mark.parametrize(
+    ("names", "value", "place"),
+    [(("0", "1"), 1, 1), (("0", "1"), 0.0, 0), (("False", "True"), True, 1), (("a", "0.5"), 0.5, 1), (("0", "1"), "1", 1)],
+)
+def test_a_class_may_be_given_as_the_value_that_it_names(names: tuple[str, ...], value: object, place: int) -> None:
+    assert named_answers(Classes(names)).label(value) == [place]
+
+
+@pytest.mark.parametrize("value", [2, True, "01", None, [1], float("nan"), float("inf")])
+def test_another_value_is_no_class(value: object) -> None:
+    with pytest.raises(ValueError, match="0, 1"):
+        named_answers(Classes(("0", "1"))).label(value)

@@ -144,9 +144,13 @@ class _Classes(NamedAnswers):
 
     def label(self, value: Any) -> list[float]:
         names = self.target.names
-        if value not in names:
+        name = value
+        if isinstance(value, int | float):  # 1 and 1.0 mean the class "1", true the class "True"
+            text = str(int(value) if type(value) is float and value.is_integer() else value).lower()
+            name = next((name for name in names if name.lower() == text), value)
+        if name not in names:
             raise ValueError(", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else ""))
-        return [float(names.index(value))]
+        return [float(names.index(name))]
 
     def true_value(self, label: list[float]) -> str:
         place = label[0] if len(label) == 1 else -1.0

@@ -199,8 +199,11 @@ def _columns(values: Any, field: str) -> dict[str, list[Any]]:
         if len(lengths) > 1 or -1 in lengths:
             raise InputError(f"{field}: allowed: an object of lists that have one length")
         return {str(name): list(column) for name, column in values.items()}
-    if not isinstance(values, list) or not all(isinstance(row, Mapping) for row in values):
+    if not isinstance(values, list):
         raise InputError(f"{field}: found {json_type(values)}; allowed: a list of objects, one for each row")
+    for number, row in enumerate(values):
+        if not isinstance(row, Mapping):
+            raise InputError(f"{field}[{number}]: found {json_type(row)}; allowed: an object with the columns of a row")
     names = dict.fromkeys(str(name) for row in values for name in row)
     if values and not names:
         raise InputError(f"{field}[0]: has no columns")

@@ -191,7 +191,13 @@ def test_targets_are_described_for_people() -> None:
 
 @pytest.mark.parametrize(
     ("names", "value", "place"),
-    [(("0", "1"), 1, 1), (("0", "1"), 0.0, 0), (("False", "True"), True, 1), (("a", "0.5"), 0.5, 1), (("0", "1"), "1", 1)],
+    [
+        (("0", "1"), 1, 1),
+        (("0", "1"), 0.0, 0),
+        (("False", "True"), True, 1),
+        (("a", "0.5"), 0.5, 1),
+        (("0", "1"), "1", 1),
+    ],
 )
 def test_a_class_may_be_given_as_the_value_that_it_names(names: tuple[str, ...], value: object, place: int) -> None:
     assert named_answers(Classes(names)).label(value) == [place]

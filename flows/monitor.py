@@ -13,6 +13,7 @@ from prefect.events.schemas.events import Event, Resource
 from prefect.states import Completed
 
 from flows.cancelled_runs import ended_by
+from flows.labelled_data import begin_after_labels
 from flows.progress import log_errors_without_traceback
 from flows.run_names import run_name
 from flows.run_records import record_run
@@ -39,6 +40,7 @@ def monitor_flow() -> "State[str]":
             monitor = monitoring.monitor_of(workspace)
             state = monitor.update(now=time.time())
             _report(workspace, monitor, state, client)
+            begin_after_labels(workspace, client)
         message = "; ".join(lines(state)) or f"no requests are logged on {platform.node()}"
         return Completed(message=message, data=message)
     except RatchetError as error:
@@ -84,7 +86,7 @@ def _event(name: str, version: monitoring.WatchedVersion, key: str, page: Path) 
         payload={
             "message": f"{name}: {alarm_text(alarm)}",
             "next": f"open {page}: it shows what has changed. The same event starts train-flow/on-drift, which trains "
-            "what is committed: make sure that the new data is there for it. If the change is right, `ratchet monitor "
+            "what is committed, with the logged requests that have labels. If the change is right, `ratchet monitor "
             "--restart` begins with a new reference",
             "rule": RULE,
             "key": key,

@@ -4,7 +4,7 @@ from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from flows import dvc_stage, revisions
+from flows import dvc_stage, labelled_data, revisions
 from flows.artifacts import publish
 from flows.cancelled_runs import ended_by, flow_ended_by
 from flows.progress import log_errors_without_traceback
@@ -13,11 +13,14 @@ from flows.run_records import recorded_run
 from flows.stages import evaluate_stage, export_stage, ingest_stage, register_stage, train_stage, version_stage
 from ratchet import settings
 from ratchet.errors import RatchetError
+from ratchet.monitoring.retraining import NotTrained, mark_trained
 from ratchet.references import require_references
 from ratchet.registry.access import require, user
 from ratchet.registry.alias_sync import require_agreement
-from ratchet.settings.model import Overrides
+from ratchet.settings.model import Overrides, Params
 from ratchet.settings.run_settings import overridden
+from ratchet.workspace import Workspace
+from tasks.ingest import Dataset
 from tasks.register import Registration
 from tasks.summary import earlier_version
 
@@ -28,6 +31,7 @@ __all__ = ["train_flow"]
 def train_flow(
     overrides: Overrides = Overrides(),  # type: ignore[valid-type]  # noqa: B008  (frozen)
     revision: str = "",
+    labelled: bool = False,
 ) -> "State[Registration]":
     """Ingest, version, train, evaluate, export and register one model.
 
@@ -36,6 +40,8 @@ def train_flow(
             written to params.yaml.
         revision: A branch, tag or commit, which is trained as committed, in a folder of its own. Empty: train the
             project folder as it is now, with uncommitted changes.
+        labelled: Add the logged requests with labels to the data. Nothing is trained if fewer than
+            monitoring.min_labels of them are new.
     """
     log_errors_without_traceback()
     try:
@@ -44,6 +50,8 @@ def train_flow(
         with recorded_run(workspace, "train-flow", say=say):
             revisions.prepare(workspace, revision)
             changes = settings.flatten(overrides)
+            collected = labelled_data.collect(workspace, changes, say) if labelled else None
+            changes |= collected.dataset.settings if collected else {}
             with overridden(workspace.params, changes, note=workspace.overrides, say=say) as run:
                 params = run.params
                 require_references(params, workspace)
@@ -54,14 +62,22 @@ def train_flow(
                     dataset = ingest_stage(params, workspace)
                 except RatchetError as error:
                     return ended_by(error, failed="DataLoadFailed")  # triggers its own alert
-                version = version_stage(workspace, dataset)
-                model = train_stage(params, workspace, version)
-                evaluation = evaluate_stage(params, workspace, model)
-                exported = export_stage(params, workspace, evaluation)
-                registration = register_stage(params, workspace, exported)
+                registration = _train(params, workspace, dataset)
                 run.keep()
+                if collected:
+                    mark_trained(workspace, collected)
                 publish(params, workspace)
                 note = earlier_version(params, workspace, registration)
                 return Completed(message=" ".join(filter(None, [note, registration.summary])), data=registration)
+    except NotTrained as reason:
+        return labelled_data.not_trained(reason)
     except RatchetError as error:
         return flow_ended_by(error)
+
+
+def _train(params: Params, workspace: Workspace, dataset: Dataset) -> Registration:
+    version = version_stage(workspace, dataset)
+    model = train_stage(params, workspace, version)
+    evaluation = evaluate_stage(params, workspace, model)
+    exported = export_stage(params, workspace, evaluation)
+    return register_stage(params, workspace, exported)

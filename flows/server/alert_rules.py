@@ -130,6 +130,19 @@ not repeated, and a training continues at its last checkpoint" %}
 were refused), then " ~ again %}
 """,
     ),
+    AlertRule(
+        "labels-needed",
+        "Ratchet: labels are needed",
+        "train-flow has trained nothing, because fewer than monitoring.min_labels new requests have labels. Created by "
+        "`ratchet up`.",
+        _on_runs("LabelsNeeded"),
+        _RUN
+        + """\
+{% set subject = "Labels needed: " ~ what %}
+{% set todo = "label the requests in the file that the message names, and POST the labels to /v1/labels. The next run \
+of monitor-flow starts the training when they are there" %}
+""",
+    ),
     _on_event(
         "machine-pressure",
         "the machine runs short",
@@ -170,7 +183,7 @@ were refused), then " ~ again %}
         subject="Drift",
         message='("The data that " ~ what ~ " sees differs from its training data")',
         todo="do not rely on its predictions without checking them. The same event starts train-flow/on-drift, which "
-        "trains what is committed: make sure that the new data is there for it",
+        "trains what is committed, with the logged requests that have labels",
     ),
 )
 

@@ -16,7 +16,7 @@ from ratchet.settings.model import DataSettings
 if TYPE_CHECKING:
     import pandas  # type: ignore[import-untyped]
 
-__all__ = ["ImageFiles", "SampleFiles", "TableFile"]
+__all__ = ["ImageFiles", "RowsFile", "SampleFiles"]
 
 Values = TypeVar("Values")
 
@@ -36,7 +36,7 @@ class SampleFiles(ABC, Generic[Values]):
         """Write the samples; return the file to read (empty: the folder), and further settings of the section data."""
 
 
-class TableFile(SampleFiles["pandas.DataFrame"]):
+class RowsFile(SampleFiles["pandas.DataFrame"]):
     """A Parquet file with the columns that a model takes, the label columns and the split."""
 
     def digests(self, values: "pandas.DataFrame") -> list[str]:

@@ -16,7 +16,7 @@ _FUNCTIONS = {
     "tokens": "ratchet.data.token_streams:ingest_tokens",
     "arrays": "ratchet.data.custom:ingest_custom",
 }
-_FILES = {"image": "ratchet.data.sample_files:ImageFiles", "table": "ratchet.data.sample_files:TableFile"}
+_FILES = {"image": "ratchet.data.sample_files:ImageFiles", "table": "ratchet.data.sample_files:RowsFile"}
 
 
 def ingest_function(kind: str) -> Callable[[Any], Any]:

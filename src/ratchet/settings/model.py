@@ -552,6 +552,12 @@ class MonitoringSettings(Section):
     good_windows: Positive = setting(
         30, "windows before the first is judged, for each time of the season", decides=False
     )
+    min_labels: Positive = setting(
+        200, "new labelled requests that a training with labelled requests needs", decides=False
+    )
+    max_retrainings_per_week: Positive = setting(
+        3, "trainings with labelled requests in seven days; further ones are not begun", decides=False
+    )
 
 
 class Params(Section):

@@ -1,0 +1,135 @@
+"""When labelled requests are enough for a new training, and the record of these trainings."""
+
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ratchet import files
+from ratchet.errors import PlatformError, RatchetError
+from ratchet.monitoring.labelled_rows import SpecOf
+from ratchet.monitoring.labelled_set import LabelledSet, write_labelled_set
+from ratchet.monitoring.to_label import rows_to_label
+from ratchet.settings.model import Params
+from ratchet.traffic.label_store import LabelStore
+from ratchet.traffic.log_reader import log_folder
+from ratchet.typed_json import STRICT, parse, to_plain
+from ratchet.workspace import Workspace
+
+__all__ = ["LabelledData", "NotTrained", "arrived", "collect", "mark_trained"]
+
+_WEEK = 604_800
+
+
+@dataclass(frozen=True)
+class _Record:
+    """Trainings with labelled requests.
+
+    Attributes:
+        times: when they ended, in seconds since 1970.
+        attempts: how often labels were missing.
+        labels: in the store when labels were missing for the last time.
+        missing: labels that were missing; 0: none are waited for.
+    """
+
+    times: list[float] = field(default_factory=list)
+    attempts: int = 0
+    labels: int = 0
+    missing: int = 0
+
+    __pydantic_config__ = STRICT
+
+
+class NotTrained(RatchetError):
+    """Nothing is trained. `needs_labels`: labels are missing, and the message names the file of requests to label."""
+
+    def __init__(self, message: str, *, needs_labels: bool = False) -> None:
+        super().__init__(message)
+        self.needs_labels = needs_labels
+
+
+@dataclass(frozen=True)
+class LabelledData:
+    """A data set for a training, with `new` labelled requests that no such training had."""
+
+    dataset: LabelledSet
+    new: int
+
+
+def collect(workspace: Workspace, params: Params, spec_of: SpecOf, *, now: float) -> LabelledData:
+    """Write the data set `on-drift` of the project from the packed data of a workspace and all labelled requests.
+
+    Raises:
+        NotTrained: there were too many such trainings, or fewer new labelled requests than monitoring.min_labels; then
+            requests to label are written to label-these.parquet.
+    """
+    import polars as pl
+
+    project, limit = workspace.project, params.monitoring.max_retrainings_per_week
+    record = _read(project)
+    if sum(now - each < _WEEK for each in record.times) >= limit:
+        raise NotTrained(
+            f"not trained: {limit} trainings with labelled requests in seven days are allowed. Fix: raise "
+            "monitoring.max_retrainings_per_week, or wait"
+        )
+    dataset = write_labelled_set(workspace, params, spec_of, project.data / "labelled" / "on-drift")
+    rows = pl.read_parquet(dataset.folder / "rows.parquet", columns=["digest"])
+    trained = _folder(project) / "trained.parquet"
+    new = rows.join(pl.read_parquet(trained), on="digest", how="anti") if trained.exists() else rows
+    missing = params.monitoring.min_labels - len(new)
+    if missing <= 0:
+        return LabelledData(dataset, len(new))
+    path = _folder(project) / "label-these.parquet"
+    with files.draft_file(path, private=True) as draft:
+        rows_to_label(log_folder(project), spec_of, seed=params.seed).write_parquet(draft)
+    labels = LabelStore(log_folder(project)).newest().height
+    _write(project, replace(record, attempts=record.attempts + 1, labels=labels, missing=missing))
+    left_out = "".join(f"; left out: {count:,} labels: {reason}" for reason, count in dataset.left_out.items())
+    raise NotTrained(
+        f"not trained: {len(new):,} new labelled requests, monitoring.min_labels is {params.monitoring.min_labels:,}"
+        f"{left_out}. "
+        f"Fix: send the labels of the requests in {path} to /v1/labels; the training begins when they are there",
+        needs_labels=True,
+    )
+
+
+def mark_trained(workspace: Workspace, data: LabelledData) -> None:
+    """Record that a training had these requests."""
+    import polars as pl
+
+    project = workspace.project
+    digests = pl.read_parquet(data.dataset.folder / "rows.parquet", columns=["digest"])
+    path = _folder(project) / "trained.parquet"
+    earlier = [pl.read_parquet(path)] if path.exists() else []
+    with files.draft_file(path) as draft:
+        pl.concat([*earlier, digests]).unique(maintain_order=True).write_parquet(draft)
+    record = _read(project)
+    _write(project, replace(record, times=[*record.times, time.time()], missing=0))
+
+
+def arrived(workspace: Workspace) -> str:
+    """Return a key if the labels that a training waits for may have arrived since, one for each attempt; else ""."""
+    record = _read(workspace)
+    if not record.missing:
+        return ""
+    more = LabelStore(log_folder(workspace)).newest().height - record.labels
+    return f"ratchet-labels-{record.attempts}" if more >= record.missing else ""
+
+
+def _folder(project: Workspace) -> Path:
+    return project.state / "monitoring"
+
+
+def _read(project: Workspace) -> _Record:
+    path = _folder(project) / "retraining.json"
+    try:
+        return parse(_Record, path.read_bytes())
+    except FileNotFoundError:
+        return _Record()
+    except ValueError as error:
+        raise PlatformError(
+            f"{path}: is damaged ({error}). Fix: delete it; then all labelled requests count as new"
+        ) from error
+
+
+def _write(project: Workspace, record: _Record) -> None:
+    files.write_json(_folder(project) / "retraining.json", to_plain(record))

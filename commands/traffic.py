@@ -6,6 +6,7 @@ from pathlib import Path
 from commands.app import echo, new_console
 from ratchet import files
 from ratchet.monitoring.drift_text import lines
+from ratchet.monitoring.quality import quality_lines
 from ratchet.monitoring.watch import current_versions, monitor_of
 from ratchet.traffic.log_reader import log_folder
 from ratchet.traffic.log_summary import HourOfVersion, summary
@@ -73,13 +74,14 @@ def print_drift(workspace: Workspace, *, restart: bool, html: Path | None) -> bo
         echo("All windows are forgotten. The next reference begins with the next window.")
         return False
     state = monitor.update(now=time.time())
-    for line in lines(state):
+    quality = quality_lines(log_folder(workspace), set(current_versions(state)))
+    for line in [*lines(state), *quality]:
         echo(line)
     if not state.versions:
         echo("No window is over in which requests were logged. `ratchet serve` logs them where `serving.log` is true.")
     if html:
         from ratchet.reports.drift_page import drift_page
 
-        files.write_bytes(html, drift_page(state).encode(), private=True)  # it may have values of kept inputs
+        files.write_bytes(html, drift_page(state, quality).encode(), private=True)  # it may have values of kept inputs
         echo(f"page: {html}")
     return any(version.verdict.alarm for version in current_versions(state).values())

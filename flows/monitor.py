@@ -22,7 +22,9 @@ from ratchet import files
 from ratchet.errors import RatchetError
 from ratchet.monitoring import watch as monitoring
 from ratchet.monitoring.drift_text import alarm_text, lines
+from ratchet.monitoring.quality import quality_lines
 from ratchet.monitoring.rule import RULE
+from ratchet.traffic.log_reader import log_folder
 from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace, disk_errors
 
@@ -62,7 +64,8 @@ def _report(
         from ratchet.reports.drift_page import drift_page
 
         page = workspace.state / "monitoring" / "drift.html"
-        files.write_bytes(page, drift_page(state).encode(), private=True)  # it may have values of kept inputs
+        quality = quality_lines(log_folder(workspace), {name})
+        files.write_bytes(page, drift_page(state, quality).encode(), private=True)  # it may have values of kept inputs
         event = _event(name, version, key, page)
         if not _is_stored(client, event):
             client.request("POST", "/events", json=[event.model_dump(mode="json")])

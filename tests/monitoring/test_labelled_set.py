@@ -146,8 +146,9 @@ def test_old_samples_keep_their_splits_and_new_ones_join(name: str, request: pyt
     place.request(0, 100)
     place.label(place.true_labels(0, 90))
     written = place.write()
-    settings = {key.removeprefix("data."): value for key, value in written.settings.items()}
-    place.ingest(**settings)
+    name = written.settings.pop("registry.model")
+    assert name == {"adult": "adult", "fashion": "images"}[request.node.callspec.id]
+    place.ingest(**{key.removeprefix("data."): value for key, value in written.settings.items()})
     after = place.packed()
     assert {digest: after[digest] for digest in before} == before
     rows = pl.read_parquet(written.folder / "rows.parquet")

@@ -12,6 +12,8 @@ specs.py       specs of the served versions, from the registry
 labelled_rows.py  logged rows with late labels, as samples
 labelled_set.py   a data set of the packed samples and of these rows
 to_label.py       rows that should be labelled next
+retraining.py     whether these rows are enough for a training
+quality.py        quality from late labels, and from confidence
 """
 
 NO_RESULT = "it decides how a served version is watched"

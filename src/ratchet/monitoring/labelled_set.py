@@ -25,6 +25,7 @@ from ratchet.kinds.spec_json import input_from_json
 from ratchet.monitoring.labelled_rows import LabelledRows, SpecOf, arrays_of, labelled_rows, no_rows
 from ratchet.problems import target_from_json
 from ratchet.problems.named_answers import named_answers
+from ratchet.registry.names import registered_name
 from ratchet.settings.model import DataSettings, Params
 from ratchet.traffic.log_reader import log_folder
 from ratchet.traffic.schema import INPUT
@@ -92,6 +93,7 @@ def write_labelled_set(workspace: Workspace, params: Params, spec_of: SpecOf, fo
     settings = {"path": str(folder / file), "problem": manifest.target.problem, "order_by": "none", "folds": 0} | own
     added = rows.join(earlier.rows, on=("answer", "row"), how="anti").height
     changes = {f"data.{name}": value for name, value in settings.items()}
+    changes["registry.model"] = registered_name(params, workspace)  # auto would be the name of the new file
     return LabelledSet(folder, digest, _counts(rows["split"]), added, _counts(left_out["reason"]), changes)
 
 

@@ -41,6 +41,7 @@ class NamedAnswers(ABC):
     target: Any
 
     takes_labels: ClassVar[bool] = False
+    has_confidence: ClassVar[bool] = False
 
     @abstractmethod
     def rows(self, predictions: Predictions, top: int) -> list[dict[str, Any]]:
@@ -98,11 +99,17 @@ class NamedAnswers(ABC):
         """Return which rows are right, by labels as `label` returns them; None: they are numbers."""
         return None
 
+    @staticmethod
+    def confidence_rows(predictions: Floats) -> Floats | None:
+        """Return the probability that each answer is right; None: the answers do not say."""
+        return None
+
 
 class _Classes(NamedAnswers):
     target: Classes
 
     takes_labels: ClassVar[bool] = True
+    has_confidence: ClassVar[bool] = True
 
     def rows(self, predictions: Predictions, top: int) -> list[dict[str, Any]]:
         names, order = self.target.names, np.argsort(-predictions, axis=1, kind="stable")[:, :top]
@@ -164,6 +171,11 @@ class _Classes(NamedAnswers):
     @staticmethod
     def equal_rows(first: Floats, second: Floats) -> Any:
         return np.equal(first.argmax(axis=1), second.argmax(axis=1))
+
+    @staticmethod
+    def confidence_rows(predictions: Floats) -> Floats | None:
+        confidence: Floats = predictions.max(axis=1)
+        return confidence
 
     @staticmethod
     def right_rows(predictions: Floats, labels: Floats) -> Any:

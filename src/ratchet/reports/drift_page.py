@@ -1,6 +1,7 @@
 """Page of `ratchet monitor`: the verdict about each served version, what has changed, and the evidence over time."""
 
 import math
+from collections.abc import Sequence
 
 from ratchet.monitoring.drift_text import change_text, summary
 from ratchet.monitoring.rule import RULE, DriftRule, counts_of, effect, windows_between
@@ -14,10 +15,10 @@ __all__ = ["drift_page"]
 _FEATURES = 5  # whose bins are shown
 
 
-def drift_page(state: State) -> str:
-    """Return the page."""
+def drift_page(state: State, quality: Sequence[str] = ()) -> str:
+    """Return the page. `quality`: sentences about the quality of the versions."""
     versions = current_versions(state)
-    verdicts = [f"{name}: {summary(version, state)}" for name, version in versions.items()]
+    verdicts = [f"{name}: {summary(version, state)}" for name, version in versions.items()] + [*quality]
     sections = [section for name, version in versions.items() for section in _sections(name, version, state.rule)]
     return render_html("drift.html.j2", verdicts=verdicts, sections=sections)
 

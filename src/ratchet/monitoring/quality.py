@@ -1,0 +1,214 @@
+"""Quality of the answers of each version, from labels that arrive late and from the confidence of the others.
+
+accuracy_sequence: predictable plug-in empirical-Bernstein confidence sequence. Waudby-Smith and Ramdas, Estimating
+means of bounded random variables by betting, arXiv 2010.09686, theorem 2.
+error_sequence: asymptotic confidence sequence, since errors have no bound. Waudby-Smith et al., Time-uniform central
+limit theory and asymptotic confidence sequences, arXiv 2103.06476, theorem 2.2.
+prediction_powered: Angelopoulos, Duchi and Zrnic, PPI++, arXiv 2311.01453.
+"""
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratchet.evaluation.intervals import Interval
+from ratchet.monitoring.features import matrix_of
+from ratchet.monitoring.windows import first_hour, pieces
+from ratchet.problems.named_answers import NAMED_ANSWERS
+from ratchet.traffic.label_store import LabelStore
+
+if TYPE_CHECKING:
+    import polars
+
+__all__ = [
+    "Moments",
+    "Quality",
+    "accuracy_sequence",
+    "error_sequence",
+    "prediction_powered",
+    "qualities",
+    "quality_lines",
+]
+
+_ALPHA = 0.05
+_FEWEST = 30  # labels for an interval that is right only for many, and for a difference of two means
+_OPTIMAL = 100  # labels at which the asymptotic sequence is narrowest
+_END, _HOUR = 1 << 40, 3600
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Quality of one version.
+
+    Attributes:
+        metric: accuracy or mean absolute error; empty without labels.
+        labels, rows: numbers of them.
+        labelled: of the labelled rows, with an interval that holds at all times; None: too few labels.
+        powered: accuracy of all rows, from labels and confidence; None: of numbers, or too few labels.
+        expected: accuracy of the rows without a label by their confidence alone; None: of numbers, or there are none.
+    """
+
+    metric: str
+    labels: int
+    rows: int
+    labelled: Interval | None
+    powered: Interval | None
+    expected: Interval | None
+
+
+def accuracy_sequence(right: Floats) -> Interval:
+    """Return the mean of values in [0, 1] in their order, with the interval of a confidence sequence of 95 %."""
+    count = np.arange(1, len(right) + 1)
+    means = (0.5 + np.cumsum(right)) / (count + 1)
+    variances = (0.25 + np.cumsum((right - means) ** 2)) / (count + 1)
+    earlier_mean, earlier_variance = np.append(0.5, means[:-1]), np.append(0.25, variances[:-1])
+    bets = np.minimum(np.sqrt(2 * math.log(2 / _ALPHA) / (earlier_variance * count * np.log1p(count))), 0.5)
+    surprise = 4 * (right - earlier_mean) ** 2 * (-np.log1p(-bets) - bets) / 4
+    centre, reach = float(bets @ right), math.log(2 / _ALPHA) + float(surprise.sum())
+    low, high = ((centre + sign * reach) / float(bets.sum()) for sign in (-1, 1))
+    value = float(right.mean())
+    return Interval(max(0.0, min(low, value)), value, min(1.0, max(high, value)))
+
+
+def error_sequence(errors: Floats) -> Interval:
+    """Return the mean of numbers with the interval of an asymptotic confidence sequence of 95 %."""
+    count, variance = len(errors), float(errors.var())
+    scale = (-2 * math.log(_ALPHA) + math.log(1 - 2 * math.log(_ALPHA))) / _OPTIMAL  # rho squared
+    inner = 2 * (count * scale + 1) / (count**2 * scale) * math.log(math.sqrt(count * scale + 1) / _ALPHA)
+    reach, value = math.sqrt(variance * inner), float(errors.mean())
+    return Interval(value - reach, value, value + reach)
+
+
+def prediction_powered(right: Floats, confidence: Floats, others: "Moments") -> Interval:
+    """Return the accuracy of all rows with a 95 % interval, which holds for labels of a random sample of the rows.
+
+    Args:
+        right: 0 or 1 of the labelled rows, and their `confidence`.
+        others: confidence of the rows without a label.
+    """
+    count = len(right)
+    spread = float(confidence.var())
+    together = float(((right - right.mean()) * (confidence - confidence.mean())).mean())
+    weight = min(1.0, max(0.0, together / ((1 + count / others.count) * spread))) if spread and others.count else 0.0
+    value = float(right.mean()) + weight * (others.mean - float(confidence.mean()) if others.count else 0.0)
+    variance = float((right - weight * confidence).var()) / count
+    variance += weight**2 * others.variance / others.count if others.count else 0.0
+    reach = 1.959964 * math.sqrt(variance)
+    return Interval(max(0.0, value - reach), value, min(1.0, value + reach))
+
+
+@dataclass
+class Moments:
+    """Number, sum and sum of squares of values."""
+
+    count: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    def add(self, values: Floats) -> None:
+        self.count += len(values)
+        self.total += float(values.sum())
+        self.squares += float(values @ values)
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count if self.count else 0.0
+
+    @property
+    def variance(self) -> float:
+        return max(0.0, self.squares / self.count - self.mean**2) if self.count else 0.0
+
+
+@dataclass
+class _Version:
+    """The rows of one version: labelled ones with time, score and confidence, and moments of the others."""
+
+    problem: str
+    labelled: "list[polars.DataFrame]" = field(default_factory=list)
+    others: Moments = field(default_factory=Moments)
+    rows: int = 0
+
+    def add(self, rows: "polars.DataFrame") -> None:
+        import polars as pl
+
+        answers = NAMED_ANSWERS[self.problem]
+        self.rows += len(rows)
+        predictions = matrix_of(rows["prediction"]).astype(np.float64)
+        confidence = answers.confidence_rows(predictions)
+        has_label = rows["label"].is_not_null().to_numpy()
+        if confidence is not None:
+            self.others.add(confidence[~has_label])
+        if not has_label.any():
+            return
+        labels = np.array(rows["label"].drop_nulls().to_list(), np.float64)
+        right = answers.right_rows(predictions[has_label], labels)
+        errors = np.abs(predictions[has_label] - labels).mean(axis=1) if right is None else right.astype(np.float64)
+        sure = np.zeros(len(errors)) if confidence is None else confidence[has_label]
+        keys = rows.filter(pl.Series(has_label)).select("labelled", "answer", "row")
+        self.labelled.append(keys.with_columns(score=pl.Series(errors), confidence=pl.Series(sure)))
+
+    def quality(self) -> Quality:
+        import polars as pl
+
+        has_confidence, expected = NAMED_ANSWERS[self.problem].has_confidence, None
+        if has_confidence and self.others.count:
+            mean, reach = self.others.mean, 1.959964 * math.sqrt(self._variance / self.others.count)
+            expected = Interval(max(0.0, mean - reach), mean, min(1.0, mean + reach))
+        if not self.labelled:
+            return Quality("", 0, self.rows, None, None, expected)
+        rows = pl.concat(self.labelled).sort("labelled", "answer", "row")
+        scores, confidence = rows["score"].to_numpy(), rows["confidence"].to_numpy()
+        if not has_confidence:
+            interval = error_sequence(scores) if len(scores) >= _FEWEST else None
+            return Quality("mean absolute error", len(scores), self.rows, interval, None, None)
+        powered = prediction_powered(scores, confidence, self.others) if len(scores) >= _FEWEST else None
+        return Quality("accuracy", len(scores), self.rows, accuracy_sequence(scores), powered, expected)
+
+    @property
+    def _variance(self) -> float:
+        """Variance of whether an answer is right, if its confidence is the probability of that."""
+        return self.others.mean * (1 - self.others.mean)
+
+
+def qualities(requests: Path) -> dict[str, Quality]:
+    """Return the quality of each version in the log whose problem has labels, by NAME/VERSION."""
+    versions: dict[str, _Version] = {}
+    labels = LabelStore(requests).newest().drop("problem")
+    begin = first_hour(requests)
+    windows = pieces(requests, begin, _END, window=_HOUR, columns=("prediction", "target")) if begin is not None else ()
+    for piece in windows:
+        problem = str(piece.rows["target"][0]).partition(" ")[0]
+        if problem in NAMED_ANSWERS and NAMED_ANSWERS[problem].takes_labels:
+            rows = piece.rows.join(labels, on=("answer", "row"), how="left", maintain_order="left")
+            versions.setdefault(piece.version, _Version(problem)).add(rows.drop_nulls("prediction"))
+    return {name: version.quality() for name, version in sorted(versions.items())}
+
+
+def quality_lines(requests: Path, names: "set[str]") -> list[str]:
+    """Return a sentence about the quality of each of these versions."""
+    return [f"{name}: {_text(each)}" for name, each in qualities(requests).items() if name in names and _text(each)]
+
+
+def _text(quality: Quality) -> str:
+    texts = []
+    if quality.labelled and quality.metric == "accuracy":
+        texts.append(f"accuracy {_share(quality.labelled)} of {quality.labels:,} labelled rows")
+    elif quality.labelled:
+        low, value, high = quality.labelled.low, quality.labelled.value, quality.labelled.high
+        texts.append(f"mean absolute error {value:.4g} (95 % CI {low:.4g} to {high:.4g}) of {quality.labels:,} labels")
+    elif quality.labels:
+        texts.append(f"{quality.labels} labels, too few")
+    if quality.powered:
+        texts.append(f"{_share(quality.powered)} of all {quality.rows:,} rows, from labels and confidence")
+    if quality.expected:
+        texts.append(f"{_share(quality.expected)} of the rows without a label if their confidence is right")
+    return "; ".join(texts)
+
+
+def _share(interval: Interval) -> str:
+    return f"{interval.value:.1%} (95 % CI {interval.low:.1%} to {interval.high:.1%})"

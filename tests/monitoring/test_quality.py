@@ -1,0 +1,104 @@
+"""Quality from late labels: coverage of its intervals over all times, and what confidence alone hides on real data."""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+
+from ratchet.evaluation.intervals import Interval
+from ratchet.monitoring.quality import (
+    Moments,
+    accuracy_sequence,
+    error_sequence,
+    prediction_powered,
+    qualities,
+    quality_lines,
+)
+from ratchet.traffic.label_store import LabelStore
+from ratchet.traffic.request_log import RequestLog
+from ratchet.traffic.schema import Logged
+
+BEGIN = 1_760_000_400
+TIMES = [10, 20, 50, 100, 200, 500, 1000]
+
+
+def share_of_misses(sequence: Callable[..., Interval], runs: Any, truth: float, times: list[int]) -> float:
+    """Return the share of runs whose interval misses the truth at any time."""
+    intervals = [[sequence(run[:time]) for time in times] for run in runs]
+    return float(np.mean([any(not each.low <= truth <= each.high for each in run) for run in intervals]))
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8, 0.98])
+def test_accuracy_interval_holds_at_all_times(share: float) -> None:
+    random = np.random.default_rng(0)
+    runs = (random.random((300, TIMES[-1])) < share).astype(float)
+    missed = [
+        any(not (each := accuracy_sequence(run[:time])).low <= share <= each.high for time in TIMES) for run in runs
+    ]
+    assert np.mean(missed) <= 0.05
+    last = accuracy_sequence(runs[0])
+    assert last.high - last.low < 0.14
+
+
+def test_error_interval_holds_at_all_times() -> None:
+    random = np.random.default_rng(0)
+    runs = random.exponential(3.0, (300, TIMES[-1]))
+    missed = [
+        any(not (each := error_sequence(run[:time])).low <= 3.0 <= each.high for time in TIMES[2:]) for run in runs
+    ]
+    assert np.mean(missed) <= 0.08
+
+
+def test_confidence_of_other_rows_narrows_the_interval() -> None:
+    random, covered, widths = np.random.default_rng(0), [], []
+    for _ in range(300):
+        confidence = random.beta(1, 1, 3000) / 2 + 0.5
+        right = (random.random(3000) < confidence).astype(float)
+        others = Moments()
+        others.add(confidence[100:])
+        powered = prediction_powered(right[:100], confidence[:100], others)
+        covered.append(powered.low <= 0.75 <= powered.high)
+        widths.append((powered.high - powered.low) / (2 * 1.96 * right[:100].std() / 10))
+    assert np.mean(covered) >= 0.92
+    assert np.mean(widths) < 0.98
+
+
+def elec() -> np.ndarray[Any, np.dtype[np.float64]]:
+    if not (root := os.environ.get("RATCHET_DATASETS")):
+        pytest.skip("RATCHET_DATASETS is not set")
+    return np.loadtxt(Path(root) / "tabular" / "elec.csv", delimiter=",", skiprows=1)
+
+
+def test_confidence_alone_is_wrong_under_concept_drift(tmp_path: Path) -> None:
+    """On elec: a model of the first 5,000 rows, whose confidence is right there, and rows from a later year."""
+    rows = elec()
+    model = LogisticRegression(max_iter=1000).fit(rows[:5000, :-1], rows[:5000, -1])
+    later = rows[30000:31000]
+    predictions = model.predict_proba(later[:, :-1]).astype(np.float32)
+    log = RequestLog(tmp_path / "requests", share=1.0, inputs="none", days=1e6, mib=64.0, clock=lambda: BEGIN)
+    for place in range(0, 1000, 100):
+        values, target = {"numbers": later[place : place + 100, :-1]}, "classification 0"
+        part = predictions[place : place + 100]
+        logged = Logged(f"{place:032x}", BEGIN, 0.0, "own", "elec", "1", "p", "k", values, part, target)
+        log.add(logged.answer, partial(lambda each: each, logged))
+    log.close()
+    store = LabelStore(tmp_path / "requests", clock=lambda: BEGIN)
+    labels = {(f"{row // 100 * 100:032x}", row % 100): [later[row, -1]] for row in range(0, 1000, 2)}
+    store.add(labels, problem="classification", days=1e6)
+    quality = qualities(tmp_path / "requests")["elec/1"]
+    right = float((predictions.argmax(1) == later[:, -1]).mean())
+    assert (quality.labels, quality.rows, quality.metric) == (500, 1000, "accuracy")
+    assert quality.labelled is not None
+    assert quality.powered is not None
+    assert quality.expected is not None
+    assert quality.labelled.low <= right <= quality.labelled.high
+    assert quality.powered.low <= right <= quality.powered.high
+    assert abs(quality.expected.value - right) > 0.03
+    [line] = quality_lines(tmp_path / "requests", {"elec/1"})
+    assert line.startswith(f"elec/1: accuracy {quality.labelled.value:.1%} (95 % CI ")
+    assert line.endswith("of the rows without a label if their confidence is right")

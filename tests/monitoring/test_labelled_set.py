@@ -1,6 +1,7 @@
 """Data sets of packed samples and labelled requests: real data, a real log and real labels."""
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,10 +19,12 @@ from ratchet.errors import DataError
 from ratchet.kinds import ModelSpec
 from ratchet.kinds.ingest import sample_files
 from ratchet.kinds.registry import kind_of
+from ratchet.monitoring import retraining
 from ratchet.monitoring.labelled_set import LabelledSet, write_labelled_set
+from ratchet.monitoring.retraining import NotTrained
 from ratchet.monitoring.to_label import rows_to_label
 from ratchet.problems.named_answers import named_answers
-from ratchet.settings.model import DataSettings, Params
+from ratchet.settings.model import DataSettings, MonitoringSettings, Params
 from ratchet.traffic.label_store import LabelStore
 from ratchet.traffic.log_reader import log_files, log_folder
 from ratchet.traffic.request_log import RequestLog
@@ -236,3 +239,30 @@ def test_half_of_the_rows_to_label_are_the_least_certain(adult: Place) -> None:
     again = rows_to_label(log_folder(adult.workspace), lambda name: spec, seed=0)
     assert again.equals(rows)
     assert not rows_to_label(log_folder(adult.workspace), lambda name: spec, seed=1).equals(rows)
+
+
+def test_a_training_waits_for_labels_that_none_before_had(adult: Place) -> None:
+    spec, workspace = adult.spec, adult.workspace
+    limits = MonitoringSettings(min_labels=30, max_retrainings_per_week=1)
+    params = adult.params.model_copy(update={"monitoring": limits})
+    collect = partial(retraining.collect, workspace, params, lambda name: spec)
+    adult.request(0, 100)
+    adult.label(adult.true_labels(0, 20))
+    with pytest.raises(NotTrained, match=r"not trained: \d+ new .*, monitoring.min_labels is 30.* Fix") as error:
+        collect(now=time.time())
+    assert error.value.needs_labels
+    assert len(pl.read_parquet(workspace.state / "monitoring" / "label-these.parquet")) == 80
+    assert retraining.arrived(workspace) == ""
+    adult.label(adult.true_labels(20, 60))
+    assert retraining.arrived(workspace) == "ratchet-labels-1"
+    collected = collect(now=time.time())
+    retraining.mark_trained(workspace, collected)
+    assert (collected.new >= 30, retraining.arrived(workspace)) == (True, "")
+    adult.label(adult.true_labels(60, 100))
+    with pytest.raises(NotTrained, match=r"monitoring\.max_retrainings_per_week is 1, and there were"):
+        collect(now=time.time())
+    again = collect(now=time.time() + 604_801)
+    assert again.new + collected.new == sum(again.dataset.requests.values())
+    retraining.mark_trained(workspace, again)
+    with pytest.raises(NotTrained, match="not trained: 0 new labelled requests"):
+        collect(now=time.time() + 3 * 604_800)

@@ -68,8 +68,8 @@ def collect(workspace: Workspace, params: Params, spec_of: SpecOf, *, now: float
     record = _read(project)
     if sum(now - each < _WEEK for each in record.times) >= limit:
         raise NotTrained(
-            f"not trained: {limit} trainings with labelled requests in seven days are allowed. Fix: raise "
-            "monitoring.max_retrainings_per_week, or wait"
+            f"not trained: monitoring.max_retrainings_per_week is {limit}, and there were as many in seven days. "
+            "Fix: raise it, or wait"
         )
     dataset = write_labelled_set(workspace, params, spec_of, project.data / "labelled" / "on-drift")
     rows = pl.read_parquet(dataset.folder / "rows.parquet", columns=["digest"])

@@ -1,26 +1,36 @@
-"""False alarms and delay of the rule of `ratchet monitor`. `python -m bench.drift [RUNS]`; needs RATCHET_DATASETS.
+"""False alarms and delay of the rule of `ratchet monitor`: `python -m bench.drift [RUNS] [ROW ...]`.
 
-adult: windows of 100 rows that are drawn at random, so that nothing drifts; 1,000 windows after the reference.
-bike-sharing: windows are days in random order. Their rows depend on each other.
-Delay: one numeric column of adult is moved by .2 standard deviations after 100 windows.
+It needs RATCHET_DATASETS. Rows that never drift:
+    adult-100, adult-1000: windows of random rows of adult, 1,000 windows after the reference
+    bike-days: the days of bike-sharing in random order, whose rows depend on each other
+    bike-6h: its windows of 6 hours, days in random order, with season: day
+    cifar10-softmax, fashion-halves: softmax of a linear model that learned from one half, of windows of the other half
+Rows with a change after 100 windows: shift-0.1, shift-0.5 (1,000 rows), shift-0.2-of-100 rows; one column of adult.
+Each run is written to .ratchet/bench-drift.json, so that a killed bench goes on.
 """
 
 import csv
+import functools
+import json
 import os
+import pickle
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from ratchet import files
 from ratchet.monitoring.rule import DriftRule, judge
 from ratchet.monitoring.sketch import WindowSketch, layout_of
 
-RULE = DriftRule(3600, "none", 0.05, 30)
-WINDOWS, ROWS, REFERENCE, CHANGE = 1000, 100, 100, 100
+WINDOWS, REFERENCE, CHANGE, SIX_HOURS = 1000, 100, 100, 21_600
+RESULTS = Path(".ratchet/bench-drift.json")
 Columns = dict[str, NDArray[np.generic]]
-TABULAR = Path(os.environ["RATCHET_DATASETS"]) / "tabular"
+DATASETS = Path(os.environ["RATCHET_DATASETS"])
 
 
 def column(values: list[str]) -> NDArray[np.generic]:
@@ -31,50 +41,110 @@ def column(values: list[str]) -> NDArray[np.generic]:
         return np.array(values, object)
 
 
+@functools.cache
 def adult() -> Columns:
     """Return the columns of adult but its target."""
-    lines = [line.strip().split(", ") for line in (TABULAR / "adult.data").read_text().splitlines() if line.strip()]
-    return {f"column {place}": column(list(cells)) for place, cells in enumerate(list(zip(*lines, strict=True))[:14])}
+    lines = (DATASETS / "tabular" / "adult.data").read_text().splitlines()
+    cells = zip(*[line.strip().split(", ") for line in lines if line.strip()], strict=True)
+    return {f"column {place}": column(list(each)) for place, each in enumerate(list(cells)[:14])}
 
 
+@functools.cache
 def bike_days() -> list[Columns]:
     """Return the whole days of bike-sharing."""
     names = ["temp", "atemp", "hum", "windspeed", "casual", "registered", "weathersit"]
     days: dict[str, list[dict[str, str]]] = {}
-    with (TABULAR / "bike-sharing" / "hour.csv").open() as file:
+    with (DATASETS / "tabular" / "bike-sharing" / "hour.csv").open() as file:
         for row in csv.DictReader(file):
             days.setdefault(row["dteday"], []).append(row)
     return [{name: column([row[name] for row in day]) for name in names} for day in days.values() if len(day) == 24]
 
 
-def alarm(windows: list[Columns], *, reference: int, seed: int) -> int | None:
+@functools.cache
+def softmax(name: str) -> Columns:
+    """Return the answers of a least-squares classifier of images, which learned from the other half of them."""
+    if name == "cifar10":
+        batch = pickle.loads((DATASETS / "cifar-10-batches-py" / "test_batch").read_bytes(), encoding="bytes")
+        images, labels = np.array(batch[b"data"], np.float32), np.array(batch[b"labels"])
+    else:
+        raw = DATASETS / "FashionMNIST" / "raw"
+        images = np.frombuffer((raw / "t10k-images-idx3-ubyte").read_bytes(), np.uint8, offset=16).reshape(10_000, -1)
+        images, labels = (
+            images.astype(np.float32),
+            np.frombuffer((raw / "t10k-labels-idx1-ubyte").read_bytes()[8:], np.uint8),
+        )
+    images, half = (images / 255 - 0.5)[:, ::4], len(images) // 2
+    weights = np.linalg.lstsq(
+        images[:half].T @ images[:half] + np.eye(images.shape[1]), images[:half].T @ np.eye(10)[labels[:half]]
+    )[0]
+    raised = np.exp(5 * images[half:] @ weights)
+    answers = raised / raised.sum(1, keepdims=True)
+    return {f"answer {place}": answers[:, place] for place in range(10)} | {"confidence": answers.max(1)}
+
+
+def alarm(windows: list[Columns], *, reference: int, seed: int, rule: DriftRule) -> int | None:
     """Return the number of windows after the reference up to the alarm; None: there is none."""
     first = windows[:reference]
     layouts = [layout_of(name, np.concatenate([window[name] for window in first])) for name in first[0]]
     sketches = [
-        WindowSketch(place * RULE.window, 1, {layout.name: layout.count(window[layout.name]) for layout in layouts})
-        for place, window in enumerate(windows)
+        WindowSketch("run/1", at * rule.window, 1, {each.name: each.count(window[each.name]) for each in layouts})
+        for at, window in enumerate(windows)
     ]
-    first_alarm = judge(f"run/{seed}", layouts, sketches, RULE, reference).alarm
-    return first_alarm and first_alarm.window // RULE.window - reference + 1
+    first_alarm = judge(f"run/{seed}", layouts, sketches, rule, reference).alarm
+    return first_alarm and first_alarm.window // rule.window - reference + 1
 
 
-def drawn(columns: Columns, seed: int, number: int, *, shift: float = 0.0) -> list[Columns]:
-    """Return windows of random rows; the first column is moved after CHANGE windows that follow the reference."""
-    random, total = np.random.default_rng(seed), len(columns["column 0"])
-    width = float(np.std(columns["column 0"].astype(np.float64)))
+def random_rows(columns: Columns, rows: int, seed: int, *, number: int = WINDOWS, shift: float = 0.0) -> int | None:
+    """Judge windows of random rows; the first column is moved after CHANGE windows that follow the reference."""
+    random, name = np.random.default_rng(seed), next(iter(columns))
+    total, width = len(columns[name]), float(np.std(columns[name].astype(np.float64)))
     windows = []
     for place in range(REFERENCE + number):
-        rows = random.integers(0, total, ROWS)
-        window = {name: values[rows] for name, values in columns.items()}
+        chosen = random.integers(0, total, rows)
+        window = {each: values[chosen] for each, values in columns.items()}
         if shift and place >= REFERENCE + CHANGE:
-            window["column 0"] = window["column 0"].astype(np.float64) + shift * width
+            window[name] = window[name].astype(np.float64) + shift * width
         windows.append(window)
-    return windows
+    return alarm(windows, reference=REFERENCE, seed=seed, rule=DriftRule(3600, "none", 0.05, 30))
+
+
+def bike(seed: int, *, parts: int) -> int | None:
+    """Judge the days of bike-sharing in random order, each as a number of windows."""
+    days, size = bike_days(), 24 // parts
+    windows = [
+        {name: values[part * size : (part + 1) * size] for name, values in days[day].items()}
+        for day in np.random.default_rng(seed).permutation(len(days))
+        for part in range(parts)
+    ]
+    rule = DriftRule(SIX_HOURS, "day", 0.05, 30) if parts > 1 else DriftRule(86_400, "none", 0.05, 30)
+    return alarm(windows, reference=200 * parts, seed=seed, rule=rule)
+
+
+def moved(shift: float, rows: int) -> Callable[[int], int | None]:
+    """Return the row of a moved column."""
+    return lambda seed: random_rows(adult(), rows, seed, number=CHANGE + 60, shift=shift)
+
+
+ROWS: dict[str, Callable[[int], int | None]] = {
+    "bike-days": lambda seed: bike(seed, parts=1),
+    "bike-6h": lambda seed: bike(seed, parts=4),
+    "shift-0.1": moved(0.1, 1000),
+    "shift-0.5": moved(0.5, 1000),
+    "shift-0.2-of-100": moved(0.2, 100),
+    "adult-100": lambda seed: random_rows(adult(), 100, seed),
+    "cifar10-softmax": lambda seed: random_rows(softmax("cifar10"), 100, seed),
+    "fashion-halves": lambda seed: random_rows(softmax("fashion"), 100, seed),
+    "adult-1000": lambda seed: random_rows(adult(), 1000, seed),
+}
 
 
 def report(name: str, alarms: list[int | None]) -> None:
-    """Print the share of runs with an alarm, and its upper bound (Clopper-Pearson, 95 % one-sided)."""
+    """Print the share of runs with an alarm and its upper bound (Clopper-Pearson, 95 % one-sided), or the delay."""
+    if name.startswith("shift"):
+        delays = [each - CHANGE for each in alarms if each is not None and each > CHANGE]
+        median = np.median(delays) if delays else float("nan")
+        print(f"{name}: {len(delays)} of {len(alarms)} runs found, median delay {median:g} windows", flush=True)
+        return
     false, runs = sum(each is not None for each in alarms), len(alarms)
     bound = stats.beta.ppf(0.95, false + 1, runs - false)
     print(f"{name}: {false} of {runs} runs ever alarm ({false / runs:.3f}, upper bound {bound:.3f})", flush=True)
@@ -82,18 +152,14 @@ def report(name: str, alarms: list[int | None]) -> None:
 
 def main() -> None:
     """Print the table."""
-    runs, columns, days = int(sys.argv[1]) if len(sys.argv) > 1 else 20, adult(), bike_days()
-    orders = [np.random.default_rng(seed).permutation(len(days)) for seed in range(runs)]
-    shuffled = [alarm([days[day] for day in order], reference=200, seed=seed) for seed, order in enumerate(orders)]
-    report(f"bike-sharing, {len(days) - 200} days in random order", shuffled)
-    moved = [
-        alarm(drawn(columns, seed, CHANGE + 60, shift=0.2), reference=REFERENCE, seed=seed) for seed in range(runs)
-    ]
-    delays = [each - CHANGE for each in moved if each is not None and each > CHANGE]
-    seen, median = f"{len(delays)} of {runs} runs", np.median(delays) if delays else float("nan")
-    print(f"adult, .2 sd in one of 14 columns: {seen} within 60 windows, median delay {median:g} windows", flush=True)
-    still = [alarm(drawn(columns, seed, WINDOWS), reference=REFERENCE, seed=seed) for seed in range(runs)]
-    report(f"adult, {WINDOWS} windows of {ROWS} rows", still)
+    runs, chosen = int(sys.argv[1]) if len(sys.argv) > 1 else 20, sys.argv[2:] or list(ROWS)
+    results: dict[str, Any] = files.read_json(RESULTS) if RESULTS.exists() else {}
+    for name in chosen:
+        alarms = results.setdefault(name, [])
+        while len(alarms) < runs:
+            alarms.append(ROWS[name](len(alarms)))
+            files.write_text(RESULTS, json.dumps(results))
+        report(name, alarms[:runs])
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ _MINUTES = 5  # of a slot, at most
 _HOUR = 3600
 _LEAST = 200  # rows that make bins
 _MOST = 500  # rows of a slot after which inputs are not counted until the next write
+_AT_ONCE, _LARGE = 64, 1 << 20  # requests whose features are computed together; bytes of one that is not kept for that
 _OPEN = 2 * _HOUR  # seconds after which an hour gets a new file
 _REPEATED, _DISTINCT = 60.0, 64  # seconds until an equal request is a new one; bytes of inputs that are rarely equal
 
@@ -50,6 +51,7 @@ class SketchLog:
         """Write beside the request log in `requests`. `window`: minutes of the windows."""
         self.folder, self._slot = sketch_folder(requests), math.gcd(window, _MINUTES) * 60
         self._lock, self._requests = threading.Lock(), Counter[tuple[str, int, str]]()
+        self._groups: dict[tuple[str, int], list[Logged]] = {}  # by version and slot
         self._pending: dict[str, list[tuple[int, Features]]] = {}  # by version: features that are not counted yet
         self._rows, self._inputs = Counter[str](), Counter[tuple[str, int]]()  # of pending features
         self._bins: dict[str, Reference] = {}
@@ -63,32 +65,42 @@ class SketchLog:
             self._requests[version, self._start(at), result] += 1
 
     def take(self, requests: Sequence[Logged]) -> None:
-        """Take answered requests. Their arrays are not kept."""
-        groups: dict[tuple[str, int], list[Logged]] = {}
+        """Take answered requests. Their arrays are let go after some requests, and by `write`."""
+        counts = Counter[tuple[str, int, str]]()
         for request in requests:
             if request.envelope == SHADOW:
                 continue
-            version = request.served or f"{request.model}/{request.version}"
-            self.count(version, "logged", request.time)
+            version, start = request.served or f"{request.model}/{request.version}", self._start(request.time)
+            counts[version, start, "logged"] += 1
             if request.source != MODEL:
-                self.count(version, request.source, request.time)
-            elif self._is_repeated(version, request):
-                self.count(version, "repeated", request.time)
+                counts[version, start, request.source] += 1
+            elif self._is_repeated(version, request, content := _content(request)):
+                counts[version, start, "repeated"] += 1
             else:
-                groups.setdefault((version, self._start(request.time)), []).append(request)
-        for (version, start), group in groups.items():
-            answers = joined([request.predictions for request in group])
-            inputs: dict[str, Any] = {}
-            if self._inputs[version, start] < _MOST or not isinstance(answers, np.ndarray):
-                inputs = {name: joined([request.inputs[name] for request in group]) for name in group[0].inputs}
-            if group[0].reference is not None and version not in self._bins:
-                self._stored_bins(version, group[0].reference)
-            self._pending.setdefault(version, []).append((start, features_of(answers, inputs, group[0].spec)))
-            self._rows[version] += len(answers)
-            self._inputs[version, start] += len(answers)
+                group = self._groups.setdefault((version, start), [])
+                group.append(request)
+                if len(group) == _AT_ONCE or len(content) > _LARGE:
+                    self._read(version, start, self._groups.pop((version, start)))
+        with self._lock:
+            self._requests += counts
+
+    def _read(self, version: str, start: int, group: list[Logged]) -> None:
+        """Compute the features of requests, which are counted later."""
+        answers = joined([request.predictions for request in group])
+        inputs: dict[str, Any] = {}
+        if self._inputs[version, start] < _MOST or not isinstance(answers, np.ndarray):
+            inputs = {name: joined([request.inputs[name] for request in group]) for name in group[0].inputs}
+        if group[0].reference is not None and version not in self._bins:
+            self._stored_bins(version, group[0].reference)
+        self._pending.setdefault(version, []).append((start, features_of(answers, inputs, group[0].spec)))
+        self._rows[version] += len(answers)
+        self._inputs[version, start] += len(answers)
 
     def write(self, *, is_last: bool = False) -> None:
         """Count what was taken, and write the files that changed."""
+        while self._groups:
+            (version, start), group = self._groups.popitem()
+            self._read(version, start, group)
         added: list[WindowSketch] = []
         for version in [*self._pending]:
             if is_last or self._rows[version] >= _LEAST or self._known_bins(version):
@@ -128,15 +140,13 @@ class SketchLog:
         content = [to_plain(sketch) for sketch in self._sketches[start].values()]
         files.write_bytes(self._paths[start], json.dumps(content, separators=(",", ":")).encode(), private=True)
 
-    def _is_repeated(self, version: str, request: Logged) -> bool:
+    def _is_repeated(self, version: str, request: Logged, content: bytes) -> bool:
         """Return whether the request is the same as the one before of its API key, as a client sends it again."""
-        arrays = [values for values in request.inputs.values() if isinstance(values, np.ndarray)]
-        if sum(values.nbytes for values in arrays) < _DISTINCT:
+        if len(content) < _DISTINCT:
             return False
-        content = hash(tuple(values.tobytes() for values in arrays))
-        before = self._latest.get((version, request.key))
-        self._latest[version, request.key] = content, request.time
-        return before is not None and before[0] == content and abs(request.time - before[1]) < _REPEATED
+        latest, before = (hash(content), request.time), self._latest.get((version, request.key))
+        self._latest[version, request.key] = latest
+        return before is not None and before[0] == latest[0] and abs(latest[1] - before[1]) < _REPEATED
 
     def _known_bins(self, version: str) -> Reference | None:
         if version not in self._bins and (stored := read_reference(self.folder, version)):
@@ -164,6 +174,11 @@ class SketchLog:
                 files.write_bytes(path, json.dumps(to_plain(reference)).encode(), private=True)
         self._bins[version] = parse(Reference, path.read_bytes())
         return self._bins[version]
+
+
+def _content(request: Logged) -> bytes:
+    """Return the bytes of the arrays."""
+    return b"".join([values.tobytes() for values in request.inputs.values() if isinstance(values, np.ndarray)])
 
 
 def read_reference(folder: Path, version: str) -> Reference | None:

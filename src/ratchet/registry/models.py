@@ -22,6 +22,7 @@ from ratchet.typed_json import to_plain
 
 if TYPE_CHECKING:
     from mlflow.models import ModelSignature
+    from mlflow.models.model import ModelInfo
     from mlflow.pyfunc import PyFuncModel
     from mlflow.types import ParamSchema, Schema
 
@@ -69,8 +70,6 @@ class ModelRegistry(Versions):
             exported: folder of its program and variants, from the stage export; None: the program is made here.
             reference: of its test rows, to find drift.
         """
-        import mlflow.pyfunc
-
         export = self._export_tag(exported)
         with reachable(self.uri):
             address = self._logged(run_id, export)
@@ -80,25 +79,31 @@ class ModelRegistry(Versions):
         with tempfile.TemporaryDirectory() as place:
             sealed = Path(place, _ARTIFACT)
             checksums = self._seal(folder, sealed, exported, reference)
-            with (
-                reachable(self.uri),
-                active(self.workspace, self.params.tracking),
-                warnings.catch_warnings(),
-                mlflow.start_run(run_id=run_id),
-            ):
-                warnings.filterwarnings("ignore", message=".*input example was not provided", category=UserWarning)
-                logged = mlflow.pyfunc.log_model(
-                    name=_ARTIFACT,
-                    loader_module="ratchet.registry.pyfunc",
-                    data_path=str(sealed),
-                    signature=_signature(spec),
-                    pip_requirements=requirements,
-                )
+            logged = self._log_to_mlflow(run_id, sealed, spec, requirements)
         with reachable(self.uri):
             self.client.set_tag(run_id, CHECKSUMS_TAG, files.digest_json(checksums))
             self.client.set_tag(run_id, _EXPORT_TAG, export)
             self.client.set_tag(run_id, "ratchet.model_uri", logged.model_uri)
         return str(logged.model_uri)
+
+    def _log_to_mlflow(self, run_id: str, sealed: Path, spec: "ModelSpec", requirements: list[str]) -> "ModelInfo":
+        import mlflow.pyfunc
+
+        with (
+            reachable(self.uri),
+            active(self.workspace, self.params.tracking),
+            warnings.catch_warnings(),
+            mlflow.start_run(run_id=run_id),
+        ):
+            warnings.filterwarnings("ignore", message=".*input example was not provided", category=UserWarning)
+            logged: ModelInfo = mlflow.pyfunc.log_model(
+                name=_ARTIFACT,
+                loader_module="ratchet.registry.pyfunc",
+                data_path=str(sealed),
+                signature=_signature(spec),
+                pip_requirements=requirements,
+            )
+        return logged
 
     def _seal(self, folder: Path, place: Path, exported: Path | None, reference: "Reference | None") -> dict[str, str]:
         """Copy a model's files to `place`, add its program and the variants that passed, and return the checksums."""

@@ -53,6 +53,7 @@ def _blocks(settings: AlertSettings) -> dict[type[Block], Block]:
     if settings.email_to:
         blocks[RatchetMail] = RatchetMail(
             recipients=list(settings.email_to),
+            sender=settings.email_from,
             server=settings.smtp,
             security=settings.smtp_security,
             user=settings.smtp_user,

@@ -8,7 +8,6 @@ stores them.
 
 import asyncio
 import os
-import re
 import smtplib
 import socket
 import ssl
@@ -28,7 +27,6 @@ from pydantic import Field, SecretStr
 
 from ratchet.errors import PlatformError, first_line
 from ratchet.servers.environment import FROM_ENVIRONMENT, MAIL_PASSWORD, WEBHOOK
-from ratchet.settings.section import MAILBOX
 
 __all__ = ["RatchetMail", "RatchetWebhook"]
 
@@ -84,6 +82,7 @@ class RatchetMail(NotificationBlock):
     _block_type_slug = "ratchet-e-mail"
 
     recipients: list[str] = Field(description="e-mail addresses")
+    sender: str = Field(description="e-mail address; auto: ratchet@ this machine")
     server: str = Field(description="mail server, HOST:PORT")
     security: Literal["none", "starttls", "tls"] = Field(description="encryption of the connection")
     user: str = Field(description="SMTP user, with the password in RATCHET_ALERTS_SMTP_PASSWORD; none: no login")
@@ -104,7 +103,7 @@ class RatchetMail(NotificationBlock):
         """
         message = EmailMessage()
         message["Subject"] = " ".join(subject.split())
-        message["From"] = self.user if re.match(MAILBOX, self.user) else f"ratchet@{socket.getfqdn()}"
+        message["From"] = f"ratchet@{socket.getfqdn()}" if self.sender == "auto" else self.sender
         message["To"] = ", ".join(self.recipients)
         message["Date"] = formatdate(localtime=True)
         message["Message-ID"] = f"<{uuid.uuid4()}@{message['From'].addresses[0].domain}>"

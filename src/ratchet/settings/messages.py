@@ -17,7 +17,6 @@ __all__ = ["dotted_keys", "explain", "missing", "nearest", "spell", "unknown"]
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 _REMOVED = [
     "access.four_eyes",
-    "alerts.email_from",
     "alerts.gpu_memory_used",
     "data.shard_mib",
     "evaluation.calibration_bins",

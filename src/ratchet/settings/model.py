@@ -530,12 +530,15 @@ class AlertSettings(Section):
     email_to: Annotated[tuple[Annotated[str, Field(pattern=MAILBOX)], ...], Field(strict=False)] = setting(
         (), "e-mail addresses of the recipients; empty: no e-mail"
     )
+    email_from: Annotated[str, Field(pattern=f"^auto$|{MAILBOX}")] = setting(
+        "auto", "e-mail address of the sender; auto: ratchet@HOSTNAME"
+    )
 
     smtp: Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^\s:@/\[\]]+):[0-9]{1,5}$")] = setting(
         "localhost:25", "HOST:PORT"
     )
     smtp_security: Literal["none", "starttls", "tls"] = setting("none", "none, starttls or tls")
-    smtp_user: Text = setting("none", "user name at the mail server; an e-mail address is also the sender; none: none")
+    smtp_user: Text = setting("none", "user name at the mail server; none: no sign-in")
 
     free_disk_gib: Amount = setting(5.0, "alert below this free disk space, GiB; 0: never")
     memory_used: PositiveShare = setting(0.95, "alert above this share of memory in use; 1: never")

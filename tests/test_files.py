@@ -76,6 +76,13 @@ def test_a_failed_write_leaves_the_old_file_and_no_draft(
     assert drafts(tmp_path) == []
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+def test_a_full_disk_is_that_of_the_written_file(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No space left on device") as full, files.draft_file(tmp_path / "answers.csv"):
+        Path("/dev/full").write_bytes(b"x")
+    assert full.value.filename == str(tmp_path / "answers.csv")
+
+
 def test_a_writer_killed_in_mid_write_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file.bin"
     files.write_bytes(path, b"old" * 1000)

@@ -1,6 +1,7 @@
 """Files that are written completely or not at all (draft, fsync, rename), and digests."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -55,8 +56,10 @@ def draft_file(path: Path, *, private: bool = False) -> Iterator[Path]:
         if not private:
             os.chmod(draft, 0o644)  # mkstemp makes files private; outputs are not
         os.replace(draft, path)
-    except BaseException:
+    except BaseException as error:
         draft.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            error.filename = error.filename or str(path)  # the system does not name the file whose disk is full
         raise
     _sync(path.parent)
 

@@ -13,6 +13,7 @@ from PIL import Image, PngImagePlugin
 
 from ratchet.data import split
 from ratchet.data.reading.pixels import full_digest, jpeg_digest
+from ratchet.settings.model import DataSettings
 
 POSITIONS = [0.5374976153371496, 0.39531814126529186]
 KEYS = [1367487835992287293, 15159650975114868542]
@@ -20,11 +21,15 @@ DIGITS = [1257, 270, 270]  # rows of train, validation and test
 DIGITS_DIGEST = "2bc49419c09ca5b4"
 NAMES = st.lists(st.text(max_size=12), max_size=40)
 FRACTION = st.floats(0.0, 0.49)
+USUAL = DataSettings(validation_fraction=0.15, test_fraction=0.15)
+
+
+def _shares(validation: float, test: float, **folds: int) -> DataSettings:
+    return DataSettings(validation_fraction=validation, test_fraction=test, **folds)
 
 
 def _assign(names: list[str], validation: float = 0.15, test: float = 0.15) -> dict[str, str]:
-    given_splits = [None] * len(names)
-    chosen = split.assign(names, given_splits, declared=(), validation_fraction=validation, test_fraction=test)
+    chosen = split.assign(names, [None] * len(names), _shares(validation, test), declared=())
     return dict(zip(names, chosen, strict=True))
 
 
@@ -45,14 +50,13 @@ def test_a_larger_test_fraction_removes_no_test_sample(name: str, validation: fl
 @given(st.lists(st.tuples(st.text(), st.sampled_from(["validation", "test"])), min_size=1))
 def test_given_splits_are_kept(samples: list[tuple[str, str]]) -> None:
     names, splits = zip(*samples, strict=True)
-    declared = {"validation", "test"}
-    chosen = split.assign(names, splits, declared=declared, validation_fraction=0.4, test_fraction=0.4)
+    chosen = split.assign(names, splits, _shares(0.4, 0.4), declared={"validation", "test"})
     assert chosen == list(splits)
 
 
 def test_declared_splits_are_not_drawn_too() -> None:
     names = [str(number) for number in range(2000)]
-    chosen = split.assign(names, ["train"] * 2000, declared={"test"}, validation_fraction=0.2, test_fraction=0.2)
+    chosen = split.assign(names, ["train"] * 2000, _shares(0.2, 0.2), declared={"test"})
     assert set(chosen) == {"train", "validation"}
     assert chosen.count("validation") == pytest.approx(400, abs=4 * (2000 * 0.2 * 0.8) ** 0.5)
 
@@ -61,9 +65,7 @@ def test_declared_splits_are_not_drawn_too() -> None:
 def test_each_sample_outside_test_is_validation_in_one_fold(names: list[str], folds: int, test: float) -> None:
     """It is in train in all other folds."""
     rounds = [
-        split.assign(
-            names, [None] * len(names), declared=(), validation_fraction=0.3, test_fraction=test, folds=folds, fold=fold
-        )
+        split.assign(names, [None] * len(names), _shares(0.3, test, folds=folds, fold=fold), declared=())
         for fold in range(folds)
     ]
     for splits in zip(*rounds, strict=True):
@@ -74,20 +76,16 @@ def test_folds_have_similar_sizes_and_move_no_test_sample() -> None:
     names = [str(number) for number in range(4000)]
     plain = _assign(names)
     for fold in range(5):
-        chosen = split.assign(
-            names, [None] * 4000, declared=(), validation_fraction=0.15, test_fraction=0.15, folds=5, fold=fold
-        )
+        chosen = split.assign(names, [None] * 4000, _shares(0.15, 0.15, folds=5, fold=fold), declared=())
         assert chosen.count("validation") == pytest.approx(680, abs=4 * (4000 * 0.17 * 0.83) ** 0.5)
         assert [name == "test" for name in chosen] == [plain[name] == "test" for name in names]
 
 
-def _by_class(sizes: dict[str, int], **changes: float) -> dict[str, dict[str, str]]:
+def _by_class(sizes: dict[str, int], shares: DataSettings = USUAL) -> dict[str, dict[str, str]]:
     """Return the split of each sample by class."""
     names = [(label, f"{label}/{number}") for label, size in sizes.items() for number in range(size)]
-    chosen = split.assign(
-        [name for _, name in names], [None] * len(names), declared=(), classes=pl.Series([label for label, _ in names]),
-        **{"validation_fraction": 0.15, "test_fraction": 0.15, **changes},
-    )  # fmt: skip
+    labels = pl.Series([label for label, _ in names])
+    chosen = split.assign([name for _, name in names], [None] * len(names), shares, declared=(), classes=labels)
     by_class: dict[str, dict[str, str]] = {label: {} for label in sizes}
     for (label, name), of_split in zip(names, chosen, strict=True):
         by_class[label][name] = of_split
@@ -96,7 +94,7 @@ def _by_class(sizes: dict[str, int], **changes: float) -> dict[str, dict[str, st
 
 @given(st.dictionaries(st.text(max_size=3), st.integers(1, 60), min_size=1, max_size=5), FRACTION, FRACTION)
 def test_each_class_has_equal_shares_in_each_split(sizes: dict[str, int], validation: float, test: float) -> None:
-    for label, splits in _by_class(sizes, validation_fraction=validation, test_fraction=test).items():
+    for label, splits in _by_class(sizes, _shares(validation, test)).items():
         chosen = list(splits.values())
         assert abs(chosen.count("test") - test * sizes[label]) < 1
         assert abs(chosen.count("test") + chosen.count("validation") - (test + validation) * sizes[label]) < 1
@@ -111,7 +109,7 @@ def test_two_classes_of_photos_have_equal_test_shares() -> None:
 
 def test_folds_have_equal_shares_of_each_class() -> None:
     for fold in range(5):
-        chosen = list(_by_class({"a": 200, "b": 40}, folds=5, fold=fold)["b"].values())
+        chosen = list(_by_class({"a": 200, "b": 40}, _shares(0.15, 0.15, folds=5, fold=fold))["b"].values())
         assert chosen.count("test") == 6
         assert 6 <= chosen.count("validation") <= 7
 
@@ -132,9 +130,7 @@ def test_many_small_classes_get_their_share_of_test() -> None:
 def test_groups_and_copies_stay_together_in_equal_shares() -> None:
     names = [f"group {number // 4}" for number in range(800)] + ["copy"] * 8
     labels = pl.Series([("a", "b")[number // 4 % 2] for number in range(800)] + ["a"] * 5 + ["b"] * 3)
-    chosen = split.assign(
-        names, [None] * len(names), declared=(), validation_fraction=0.15, test_fraction=0.15, classes=labels
-    )
+    chosen = split.assign(names, [None] * len(names), USUAL, declared=(), classes=labels)
     table = pl.DataFrame({"name": names, "split": chosen, "label": labels})
     assert table.group_by("name").agg(pl.col("split").n_unique())["split"].unique().to_list() == [1]
     for _, rows in table.group_by("label"):
@@ -145,10 +141,8 @@ def test_only_drawn_samples_share_out_a_class() -> None:
     """Given test samples are no part of the class that validation is drawn from."""
     names = [str(number) for number in range(300)]
     given_splits = ["test"] * 100 + ["train"] * 200
-    chosen = split.assign(
-        names, given_splits, declared={"test"}, validation_fraction=0.2, test_fraction=0.2,
-        classes=pl.Series(["a"] * 300),
-    )  # fmt: skip
+    classes = pl.Series(["a"] * 300)
+    chosen = split.assign(names, given_splits, _shares(0.2, 0.2), declared={"test"}, classes=classes)
     assert chosen[:100] == ["test"] * 100
     assert chosen.count("validation") == 40
 

@@ -150,13 +150,8 @@ class _Ingest:
         images = pixels.reader(pixels.locate(shown))(0, shown.height)
         bad = quarantine.with_thumbnails(bad, shown["row"], images)
         self.task.check_quarantine(bad, total=self.total)
-        set_rules.check_index(
-            index,
-            self.settings,
-            classes=labels.classes,
-            table=self.task.quarantine,
-            quarantined=set_rules.quarantined_by_class(facts, bad) if labels.classes else {},
-        )
+        counts = set_rules.quarantined_by_class(facts, bad) if labels.classes else {}
+        set_rules.SetRules(self.settings, labels.classes, self.task.quarantine, counts).check_index(index)
         return PackedSet(
             name=self.source.name, source=self.settings.source, index=pixels.locate(index),
             labels=labels.take(index[packed_set.LABEL_PLACE].to_numpy()), bad=bad, released=used,

@@ -90,10 +90,12 @@ def divide(
     identity = pl.when(pl.col("group").is_null()).then("normal").otherwise("group " + pl.col("group"))
     shown = labels.shown.cast(pl.String)
     assigned = split.assign(
-        good.select(identity).to_series(), good["split"], declared=declared,
-        validation_fraction=settings.validation_fraction, test_fraction=settings.test_fraction,
-        folds=settings.folds, fold=settings.fold, classes=shown if labels.classes else None,
-    )  # fmt: skip
+        good.select(identity).to_series(),
+        good["split"],
+        settings,
+        declared=declared,
+        classes=shown if labels.classes else None,
+    )
     index = good.with_columns(
         pl.Series("split", assigned, dtype=pl.String),
         pl.Series("label", labels.values if labels.classes else [None] * good.height, dtype=pl.Int64),

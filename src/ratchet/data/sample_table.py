@@ -10,12 +10,13 @@ from typing import Any
 import polars as pl
 from pandera import polars as pa
 
-from ratchet.data import quarantine, set_rules
+from ratchet.data import quarantine
 from ratchet.data.packed_set import LABEL_PLACE, IngestTask, PackedSet, divide, without_copies
 from ratchet.data.privacy import looks_personal
 from ratchet.data.profile import copies, leaking_columns
 from ratchet.data.refusal_reasons import REASONS
 from ratchet.data.sample_rules import failures, must
+from ratchet.data.set_rules import SetRules
 from ratchet.data.sources.image_folder import SPLIT_FOLDERS
 from ratchet.data.sources.table_file import MISSING, require_column
 from ratchet.data.system_files import Ignored
@@ -177,7 +178,7 @@ def packed_set(
     task.check_quarantine(bad, total=source.table.height + quarantine.samples(source.refused))
     index = index.drop("place").with_columns(pixels="packed")
     settings = task.settings if least is None else task.settings.model_copy(update={"min_per_class": least})
-    set_rules.check_index(index, settings, classes=source.classes, table=task.quarantine)
+    SetRules(settings, source.classes, task.quarantine).check_index(index)
     return PackedSet(
         name=source.name, source=task.settings.path, index=index, labels=labels.take(index[LABEL_PLACE].to_numpy()),
         bad=bad, released=used, extra=(*own, *source.extra),

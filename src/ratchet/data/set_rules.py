@@ -1,8 +1,8 @@
 """Rules about the whole set. A broken rule stops the run."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 import polars as pl
 from pandera import polars as pa
@@ -13,7 +13,7 @@ from ratchet.data.split import SPLITS
 from ratchet.errors import DataError
 from ratchet.settings.model import DataSettings
 
-__all__ = ["check_bad_fraction", "check_index", "check_sizes", "quarantined_by_class"]
+__all__ = ["SetRules", "check_bad_fraction", "quarantined_by_class"]
 
 _CLASSES_SHOWN = 8
 
@@ -47,72 +47,71 @@ def quarantined_by_class(facts: pl.DataFrame, bad: pl.DataFrame) -> dict[int, di
     return counts
 
 
-def check_index(
-    index: pl.DataFrame, settings: DataSettings, *, classes: Sequence[str],
-    quarantined: Mapping[int, Mapping[str, int]] = MappingProxyType({}), table: Path | None = None,
-) -> None:  # fmt: skip
-    """Check the rules about the whole set. `quarantined`: counts of the bad samples by label and rule.
+@dataclass(frozen=True)
+class SetRules:
+    """Rules about the whole set."""
 
-    `classes` is empty if the targets are no classes. Only images have brightness and contrast.
+    settings: DataSettings
+    classes: Sequence[str]  # empty: the targets are no classes
+    table: Path  # of the quarantine
+    quarantined: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # counts by label and rule
 
-    Raises:
-        DataError: a duplicate id, an empty split, or a class with too few training examples.
-    """
-    try:
-        columns = {name: rule for name, rule in _index_columns(len(classes)).items() if name in index.columns}
-        pa.DataFrameSchema(columns).validate(index, lazy=True)
-    except SchemaErrors as error:
-        cases = error.failure_cases.select("column", "check", "failure_case").unique().sort(pl.all())
-        faults = "; ".join(f"{column} {value!r} breaks {check}" for column, check, value in cases.head(5).rows())
-        raise DataError(
-            f"data.path {settings.path}: the set breaks its contract: {faults}. Fix: correct ids and labels"
-        ) from None
-    check_sizes(index, settings, classes=classes, quarantined=quarantined, table=table)
+    def check_index(self, index: pl.DataFrame) -> None:
+        """Check the columns of an index, and its sizes. Only images have brightness and contrast.
 
-
-def check_sizes(
-    index: pl.DataFrame, settings: DataSettings, *, classes: Sequence[str],
-    quarantined: Mapping[int, Mapping[str, int]] = MappingProxyType({}), table: Path | None = None,
-) -> None:  # fmt: skip
-    """Check that no split is empty, and that each class has enough training samples; as `check_index`."""
-    sizes = dict(index.group_by("split").len().rows())
-    groups = index["group"].drop_nulls().n_unique() if "group" in index.columns else 0
-    for split in SPLITS:
-        if not sizes.get(split):
-            fraction = "" if split == "train" else f", or raise data.{split}_fraction"
-            undivided = f", in {groups:,} groups of {settings.group_column!r} that stay whole" if groups else ""
-            content = next((index[name] for name in ("normal", "content", "packed") if name in index.columns), None)
-            distinct = index.height if content is None else content.n_unique()
-            if distinct < index.height:
-                undivided += f", of which {distinct:,} are different: equal ones share a split"
-            leave = ", or list the column in data.drop" if groups else ""
+        Raises:
+            DataError: a duplicate id, an empty split, or a class with too few training examples.
+        """
+        try:
+            columns = {name: rule for name, rule in _index_columns(len(self.classes)).items() if name in index.columns}
+            pa.DataFrameSchema(columns).validate(index, lazy=True)
+        except SchemaErrors as error:
+            cases = error.failure_cases.select("column", "check", "failure_case").unique().sort(pl.all())
+            faults = "; ".join(f"{column} {value!r} breaks {check}" for column, check, value in cases.head(5).rows())
             raise DataError(
-                f"split {split} is empty ({index.height} good samples in all{undivided}). "
-                f"Fix: add {'other ' if distinct < index.height else ''}samples to the source{fraction}{leave}"
-            )
-    _check_class_sizes(index, classes, least=settings.min_per_class, quarantined=quarantined, table=table)
+                f"data.path {self.settings.path}: the set breaks its contract: {faults}. Fix: correct ids and labels"
+            ) from None
+        self.check_sizes(index)
 
+    def check_sizes(self, index: pl.DataFrame) -> None:
+        """Check that no split is empty, and that each class has enough training samples; as `check_index`."""
+        sizes = dict(index.group_by("split").len().rows())
+        groups = index["group"].drop_nulls().n_unique() if "group" in index.columns else 0
+        for split in SPLITS:
+            if not sizes.get(split):
+                fraction = "" if split == "train" else f", or raise data.{split}_fraction"
+                undivided = (
+                    f", in {groups:,} groups of {self.settings.group_column!r} that stay whole" if groups else ""
+                )
+                content = next((index[name] for name in ("normal", "content", "packed") if name in index.columns), None)
+                distinct = index.height if content is None else content.n_unique()
+                if distinct < index.height:
+                    undivided += f", of which {distinct:,} are different: equal ones share a split"
+                leave = ", or list the column in data.drop" if groups else ""
+                raise DataError(
+                    f"split {split} is empty ({index.height} good samples in all{undivided}). "
+                    f"Fix: add {'other ' if distinct < index.height else ''}samples to the source{fraction}{leave}"
+                )
+        self._check_class_sizes(index)
 
-def _check_class_sizes(
-    index: pl.DataFrame, classes: Sequence[str], *, least: int,
-    quarantined: Mapping[int, Mapping[str, int]], table: Path | None,
-) -> None:  # fmt: skip
-    """Check that each class has at least `least` training samples."""
-    sizes = dict(index.filter(pl.col("split") == "train").group_by("label").len().rows())
-    labels = [label for label in range(len(classes)) if sizes.get(label, 0) < least]
-    if not labels:
-        return
-    small = [
-        f"{classes[label]!r} has {sizes.get(label, 0)}{_quarantine_note(quarantined.get(label, {}))}"
-        for label in labels[:_CLASSES_SHOWN]
-    ]
-    more = f" and {len(labels) - _CLASSES_SHOWN} more classes" if len(labels) > _CLASSES_SHOWN else ""
-    fix = "add samples, remove the class, or lower it"
-    if any(quarantined.get(label) for label in labels):
-        fix = f"correct the quarantined files, which {table} lists with a fix for each; or {fix}"
-    raise DataError(
-        f"too few training examples: class {', '.join(small)}{more}; data.min_per_class requires {least}. Fix: {fix}"
-    )
+    def _check_class_sizes(self, index: pl.DataFrame) -> None:
+        least = self.settings.min_per_class
+        sizes = dict(index.filter(pl.col("split") == "train").group_by("label").len().rows())
+        labels = [label for label in range(len(self.classes)) if sizes.get(label, 0) < least]
+        if not labels:
+            return
+        small = [
+            f"{self.classes[label]!r} has {sizes.get(label, 0)}{_quarantine_note(self.quarantined.get(label, {}))}"
+            for label in labels[:_CLASSES_SHOWN]
+        ]
+        more = f" and {len(labels) - _CLASSES_SHOWN} more classes" if len(labels) > _CLASSES_SHOWN else ""
+        fix = "add samples, remove the class, or lower it"
+        if any(self.quarantined.get(label) for label in labels):
+            fix = f"correct the quarantined files, which {self.table} lists with a fix for each; or {fix}"
+        raise DataError(
+            f"too few training examples: class {', '.join(small)}{more}; data.min_per_class requires {least}. "
+            f"Fix: {fix}"
+        )
 
 
 def _quarantine_note(rules: Mapping[str, int]) -> str:

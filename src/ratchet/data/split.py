@@ -18,6 +18,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from ratchet.settings.model import DataSettings
+
 __all__ = ["SPLITS", "SplitName", "assign", "drawn", "even_positions", "keys", "position"]
 
 SplitName = Literal["train", "validation", "test"]
@@ -35,9 +37,13 @@ def _positions(identities: Iterable[str]) -> NDArray[np.float64]:
 
 
 def assign(
-    identities: Collection[str], given: Iterable[SplitName | None], *, declared: Collection[SplitName],
-    validation_fraction: float, test_fraction: float, folds: int = 0, fold: int = 0, classes: pl.Series | None = None,
-) -> list[SplitName]:  # fmt: skip
+    identities: Collection[str],
+    given: Iterable[SplitName | None],
+    settings: DataSettings,
+    *,
+    declared: Collection[SplitName],
+    classes: pl.Series | None = None,
+) -> list[SplitName]:
     """Return a split for every sample.
 
     A given split is kept. A split that the source declares is not drawn: of a source with train and test folders only
@@ -46,11 +52,8 @@ def assign(
     Args:
         identities: texts that are hashed, one per sample.
         given: the source's split or None, one per sample.
+        settings: shares of the samples without a given split. With folds, one of them is validation.
         declared: the splits that the source assigns.
-        validation_fraction: share of the samples without a given split that goes to validation, [0, 1).
-        test_fraction: the same for test; together below 1.
-        folds: number of parts that the samples outside test are cut into, instead of `validation_fraction`; 0: none.
-        fold: the part that is validation, from 0.
         classes: name of each sample's class; None: the targets are no classes.
     """
     given = list(given)
@@ -58,14 +61,8 @@ def assign(
     if classes is not None:
         free = [split in (None, "train") for split in given]
         u[free] = even_positions(u[free], classes.filter(pl.Series(free, dtype=pl.Boolean)))
-    places = drawn(
-        u, declared=declared, validation_fraction=validation_fraction, test_fraction=test_fraction, folds=folds,
-        fold=fold,
-    )  # fmt: skip
-    return [
-        SPLITS[place] if split in (None, "train") else split
-        for place, split in zip(places.tolist(), given, strict=True)
-    ]
+    places = drawn(u, settings, declared=declared).tolist()
+    return [SPLITS[place] if split in (None, "train") else split for place, split in zip(places, given, strict=True)]
 
 
 def even_positions(u: NDArray[np.float64], classes: pl.Series) -> NDArray[np.float64]:
@@ -96,15 +93,12 @@ def even_positions(u: NDArray[np.float64], classes: pl.Series) -> NDArray[np.flo
     return result
 
 
-def drawn(
-    u: NDArray[np.float64], *, declared: Collection[str], validation_fraction: float, test_fraction: float,
-    folds: int = 0, fold: int = 0,
-) -> NDArray[np.int64]:  # fmt: skip
+def drawn(u: NDArray[np.float64], settings: DataSettings, *, declared: Collection[str]) -> NDArray[np.int64]:
     """Return the place in SPLITS for samples at `u` in [0, 1); the other arguments are those of `assign`."""
-    test = 0.0 if "test" in declared else test_fraction
-    validation = 0.0 if "validation" in declared else validation_fraction
-    if folds and "validation" not in declared:
-        held_out = np.floor((u - test) / (1 - test) * folds) == fold
+    test = 0.0 if "test" in declared else settings.test_fraction
+    validation = 0.0 if "validation" in declared else settings.validation_fraction
+    if settings.folds and "validation" not in declared:
+        held_out = np.floor((u - test) / (1 - test) * settings.folds) == settings.fold
     else:
         held_out = u < test + validation
     return np.where(u < test, 2, np.where(held_out, 1, 0))

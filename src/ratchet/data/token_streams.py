@@ -219,15 +219,7 @@ def _split(whole: Sequence[_File], settings: DataSettings) -> list[_File]:
     if not complete and len(free) < _FEWEST_WHOLE:
         cut = [part for file in free for part in _cut(file, settings, declared)]
         return sorted([*cut, *(file for file in whole if file.split not in (None, "train"))], key=lambda part: part.row)
-    splits = assign(
-        [file.packed for file in whole],
-        [file.split for file in whole],
-        declared=declared,
-        validation_fraction=settings.validation_fraction,
-        test_fraction=settings.test_fraction,
-        folds=settings.folds,
-        fold=settings.fold,
-    )
+    splits = assign([file.packed for file in whole], [file.split for file in whole], settings, declared=declared)
     return [replace(file, split=split) for file, split in zip(whole, splits, strict=True)]
 
 

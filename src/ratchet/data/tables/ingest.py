@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import polars as pl
 
-from ratchet.data import overrides, quarantine, set_rules
+from ratchet.data import overrides, quarantine
 from ratchet.data.manifest import Manifest
 from ratchet.data.packed_set import IngestTask
 from ratchet.data.privacy import without_private
+from ratchet.data.set_rules import SetRules
 from ratchet.data.sources.image_folder import SPLIT_FOLDERS
 from ratchet.data.tables import rules, splits
 from ratchet.data.tables.columns import TypedColumn, each, typed_column
@@ -212,7 +213,7 @@ class _Ingest:
         settings = settings.model_copy(update={"min_per_class": 1}) if self.task.sample else settings
         groups = special.groups
         index = writer.index if groups is None else writer.index.with_columns(group=groups)
-        set_rules.check_sizes(index, settings, classes=writer.classes, table=self.task.quarantine)
+        SetRules(settings, writer.classes, self.task.quarantine).check_sizes(index)
 
 
 def _known(order: TypedColumn) -> pl.Series:

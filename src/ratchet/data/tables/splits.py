@@ -64,10 +64,7 @@ def assigned(
         else:
             free = given.is_null() | (given == "train").fill_null(False)
             u[free.to_numpy()] = split.even_positions(u[free.to_numpy()], classes.filter(free))
-    drawn = split.drawn(
-        u, declared=declared, validation_fraction=settings.validation_fraction, test_fraction=settings.test_fraction,
-        folds=settings.folds, fold=settings.fold,
-    )  # fmt: skip
+    drawn = split.drawn(u, settings, declared=declared)
     if given is None:
         return drawn
     kept = given.replace_strict({"train": None, "validation": 1, "test": 2}, return_dtype=pl.Int64)

@@ -63,7 +63,9 @@ def get(
     from ratchet.settings import messages as settings_errors
     from ratchet.settings.model import Params
 
-    values = settings.flatten(settings.load(Workspace.find().params))
+    workspace = Workspace.find()
+    _restore_settings(workspace)
+    values = settings.flatten(settings.load(workspace.params))
     if key in values:
         echo(settings_errors.spell(values[key]))
         return
@@ -85,6 +87,7 @@ def diff(
     from ratchet.settings import example_files
 
     workspace = Workspace.find()
+    _restore_settings(workspace)
     now, other = settings.flatten(settings.load(workspace.params)), example_files.values(workspace.root, example)
     _print_changes({key: (other[key], value) for key, value in now.items() if value != other[key]})
     if now == other:
@@ -115,7 +118,7 @@ def _warn(params: "Params", workspace: Workspace) -> int:
 
 
 def _restore_settings(workspace: Workspace) -> None:
-    """Undo what a killed run has set, before params.yaml is changed."""
+    """Undo what a killed run has set, before params.yaml is read or changed."""
     if restored := workspace.restore_if_idle():
         echo(restored, err=True)
 

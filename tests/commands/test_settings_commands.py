@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from commands.app import Panel
 from commands.cli import app
-from ratchet import __version__, settings
+from ratchet import __version__, files, settings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -61,6 +61,17 @@ def test_get_prints_a_value_or_a_section(file: Path) -> None:
     assert run("get", "seed") == "0\n"
     section = run("get", "budget").splitlines()
     assert section == [f"budget.{name}: 0.0" for name in type(settings.load(file).budget).model_fields]
+
+
+@pytest.mark.parametrize("command", [("get", "training.epochs"), ("diff",)])
+def test_a_killed_run_leaves_no_setting_to_print(file: Path, command: tuple[str, ...]) -> None:
+    note, before = file.parent / ".ratchet" / "overrides.json", file.read_text()
+    after = before.replace("epochs: 30", "epochs: 7")
+    file.write_text(after)
+    files.write_json(note, {"keys": ["training.epochs"], "before": before, "after": after})
+    restored, value = run(*command).splitlines()
+    assert "training.epochs is 30 again" in restored
+    assert value == ("30" if command[0] == "get" else "No setting differs from the defaults.")
 
 
 def test_get_of_an_unknown_key_names_the_nearest(file: Path) -> None:

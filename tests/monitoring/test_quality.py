@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 
 from ratchet.evaluation.intervals import Interval
 from ratchet.monitoring.quality import (
-    Moments,
+    ConfidenceSums,
     accuracy_sequence,
     error_sequence,
     prediction_powered,
@@ -59,7 +59,7 @@ def test_confidence_of_other_rows_narrows_the_interval() -> None:
     for _ in range(300):
         confidence = random.beta(1, 1, 3000) / 2 + 0.5
         right = (random.random(3000) < confidence).astype(float)
-        others = Moments()
+        others = ConfidenceSums()
         others.add(confidence[100:])
         powered = prediction_powered(right[:100], confidence[:100], others)
         covered.append(powered.low <= 0.75 <= powered.high)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import polars
 
 __all__ = [
-    "Moments",
+    "ConfidenceSums",
     "Quality",
     "accuracy_sequence",
     "error_sequence",
@@ -84,7 +84,7 @@ def error_sequence(errors: Floats) -> Interval:
     return Interval(value - reach, value, value + reach)
 
 
-def prediction_powered(right: Floats, confidence: Floats, others: "Moments") -> Interval:
+def prediction_powered(right: Floats, confidence: Floats, others: "ConfidenceSums") -> Interval:
     """Return the accuracy of all rows with a 95 % interval, which holds for labels of a random sample of the rows.
 
     Args:
@@ -103,8 +103,8 @@ def prediction_powered(right: Floats, confidence: Floats, others: "Moments") -> 
 
 
 @dataclass
-class Moments:
-    """Number, sum and sum of squares of values."""
+class ConfidenceSums:
+    """Number, sum and sum of squares of confidences."""
 
     count: int = 0
     total: float = 0.0
@@ -126,11 +126,11 @@ class Moments:
 
 @dataclass
 class _Version:
-    """The rows of one version: labelled ones with time, score and confidence, and moments of the others."""
+    """The rows of one version: labelled ones with time, score and confidence, and sums of the others."""
 
     problem: str
     labelled: "list[polars.DataFrame]" = field(default_factory=list)
-    others: Moments = field(default_factory=Moments)
+    others: ConfidenceSums = field(default_factory=ConfidenceSums)
     rows: int = 0
 
     def add(self, rows: "polars.DataFrame") -> None:

@@ -104,7 +104,7 @@ def _resident(inputs: TrainingInputs, steps: int) -> float:
         with precision.autocast(cpu):
             outputs = model(*(array[rows] for array in stored))
         (objective(outputs, targets[rows]) / len(rows)).backward()
-        clip_gradients(model, plan)
+        clip_gradients(dict(model.named_parameters()), plan)
         optimizer.step()
     return plan.batch_size * steps / (time.process_time() - began)
 

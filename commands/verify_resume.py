@@ -32,6 +32,7 @@ from ratchet.workspace import ROOT_VARIABLE, Workspace
 from tasks.progress import Terminal
 from tasks.scratch_project import ScratchProject
 from tasks.training_job import TrainingJob
+from tasks.unfinished import checkpoint_steps
 
 __all__ = ["differences", "verify_and_certify"]
 
@@ -166,8 +167,7 @@ def _train_both(
         processes, delay = next(size), chance.uniform(0.0, _MAX_DELAY)
         if not _run(killed, planned, terminal, processes=processes, until=step, delay=delay):
             break
-        names = [path.stem for path in killed.running.glob("[!.]*/step-*.safetensors")]
-        newest = max((int(name.removeprefix("step-")) for name in names), default=0)
+        newest = max((step for run in killed.running.glob("[!.]*") for step in checkpoint_steps(run)), default=0)
         records.append({"step": _steps(killed), "checkpoint": newest, "processes": processes})
         terminal.say(f"killed after step {records[-1]['step']}, continues from the checkpoint of step {newest}")
     if not records:
@@ -234,9 +234,13 @@ def _file_difference(a: Path, b: Path) -> str:
 
 
 def _digests(workspace: ScratchProject) -> dict[str, str]:
-    """Return the SHA-256 of each output of the training, by path."""
+    """Return the SHA-256 of each output of the training, by path; of sharded checkpoints that of their content."""
+    from ratchet.training.checkpoint_shards import INDEX, digest_content
+
     paths = sorted(path for folder in (workspace.model, workspace.checkpoints) for path in folder.rglob("*"))
-    return {path.relative_to(workspace.folder).as_posix(): files.digest_file(path) for path in paths if path.is_file()}
+    sharded = {path.parent: digest_content(path.parent) for path in paths if path.name == INDEX}
+    whole = {path: files.digest_file(path) for path in paths if path.is_file() and path.parent not in sharded}
+    return {path.relative_to(workspace.folder).as_posix(): digest for path, digest in (whole | sharded).items()}
 
 
 def _journal(workspace: ScratchProject) -> list[bytes]:

@@ -122,7 +122,7 @@ def card_place(workspace: Workspace, run_id: str) -> str:
 
 def newest_checkpoint(workspace: Workspace) -> str:
     """Return the path of the finished training's newest checkpoint, or a note that there is none."""
-    newest = max(workspace.checkpoints.glob("step-*.safetensors"), default=None)
+    newest = max(workspace.checkpoints.glob("step-*"), default=None)
     path = os.path.relpath(newest or workspace.checkpoints, workspace.project.root)
     return path if newest else f"none in {path}: none could be written, or `dvc pull` fetches it"
 

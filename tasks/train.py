@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -291,8 +292,11 @@ def _write_outputs(
         lines = [columns, *([str(row[name]) for name in columns] for row in finished.history)]
         files.write_text(draft / "history.csv", "".join(",".join(line) + "\n" for line in lines))
     with files.draft_directory(workspace.checkpoints) as draft:
-        for path in running.glob("step-*.safetensors"):
-            os.link(path, draft / path.name)
+        for path in training.checkpoint_paths(running):
+            if path.is_dir():
+                shutil.copytree(path, draft / path.name, copy_function=os.link)
+            else:
+                os.link(path, draft / path.name)
     set_aside(workspace, running)
 
 

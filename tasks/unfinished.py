@@ -79,5 +79,7 @@ def _differences(recorded: dict[str, Any], parts: dict[str, dict[str, Any]]) -> 
 
 
 def checkpoint_steps(folder: Path) -> list[int]:
-    """Return the steps of the checkpoints in a folder."""
-    return [int(path.stem.removeprefix("step-")) for path in folder.glob("step-*.safetensors")]
+    """Return the steps of the checkpoints in a folder: files, or folders of a sharded model."""
+    whole = [path.stem for path in folder.glob("step-*.safetensors")]
+    sharded = [path.parent.name for path in folder.glob("step-*/index.json")]
+    return [int(name.removeprefix("step-")) for name in (*whole, *sharded)]

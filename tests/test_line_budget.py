@@ -29,7 +29,7 @@ LIMITS = {
     "tasks": 4_790,
     "tokens": 400,
     "traffic": 960,
-    "training": 8_380,
+    "training": 9_085,
 }
 
 

@@ -27,6 +27,7 @@ from ratchet.training import (
     CheckpointStore,
     Event,
     Finished,
+    Notice,
     Plan,
     Points,
     Started,
@@ -60,6 +61,9 @@ class Net(nn.Module):
         self.features = nn.Sequential(
             nn.Conv2d(channels, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2)
         )
+        self.blocks = nn.ModuleList([nn.Linear(classes, 411), nn.Linear(411, classes), nn.Linear(classes, classes)])
+        if self.fault != "fast":
+            self.unused = nn.Linear(3, 3)
         self.seldom = nn.Linear(6 * (height // 2) * (width // 2), classes)
         self.head = nn.Sequential(nn.Dropout(0.5), nn.Linear(6 * (height // 2) * (width // 2), classes))
         self.register_buffer("rows", torch.zeros((), dtype=torch.int64))
@@ -88,7 +92,9 @@ class Net(nn.Module):
         assert self.least > -torch.inf
         flat = self.features(images).flatten(1)
         answers = self.head(flat)
-        return answers + self.seldom(flat) if not self.training or images.sum() % 2 < 1 else answers
+        answers = answers + self.blocks[2](self.blocks[1](torch.relu(self.blocks[0](answers))))
+        is_used = self.fault == "fast" or not self.training or images.sum() % 2 < 1
+        return answers + self.seldom(flat) if is_used else answers
 
     def _is_last(self):
         return not distributed.is_initialized() or distributed.get_rank() == distributed.get_world_size() - 1
@@ -122,9 +128,9 @@ class Bench:
         assert isinstance(events[-1], Finished)
         return events[-1], events
 
-    def kill(self, name: str, processes: int, step: int) -> list[int]:
+    def kill(self, name: str, processes: int, step: int, **changes: Any) -> list[int]:
         """Train in a process of its own, which kills itself at a step. Return the numbers of its other processes."""
-        content = pickle.dumps((self, name, self.plan(processes=processes), step))
+        content = pickle.dumps((self, name, self.plan(processes=processes, **changes), step))
         code = "import sys, test_processes; test_processes.train_and_die(bytes.fromhex(sys.argv[1]))"
         paths = {"PYTHONPATH": os.pathsep.join((str(Path(__file__).parent), *sys.path))}
         ended = subprocess.run([sys.executable, "-c", code, content.hex()], env=os.environ | paths, check=False)
@@ -173,14 +179,14 @@ def test_pieces_are_added_in_a_tree_of_ranks() -> None:
     whole = PieceSum()
     for value in values:
         whole.add(value.clone())
-    assert whole.total == (values[0] + values[1]) + (values[2] + values[3])
+    assert whole.total[0] == (values[0] + values[1]) + (values[2] + values[3])
     halves = []
     for rank in (0, 1):
         half = PieceSum()
         for piece in Ranks(rank, 2).pieces(4):
             half.add(values[piece].clone())
-        halves.append(half.total)
-    assert halves[0] + halves[1] == whole.total
+        halves.append(half.total[0])
+    assert halves[0] + halves[1] == whole.total[0]
 
 
 def test_few_rows_leave_the_last_pieces_empty() -> None:
@@ -188,22 +194,35 @@ def test_few_rows_leave_the_last_pieces_empty() -> None:
     assert [len(piece) for piece in pieces_of(np.arange(5), 8, smallest=2)] == [3, 2, 0, 0, 0, 0, 0, 0]
 
 
-def test_any_number_of_processes_ends_with_the_same_bits(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"shard": "fsdp"},
+        {"shard": "fsdp", "optimizer": "sgd", "ema_decay": 0.9, "accumulation": 3, "batch_size": 179},
+        {"shard": "fsdp", "optimizer": "adam", "clip_value": 0.01, "batch_size": 61},
+    ],
+)
+def test_any_number_of_processes_ends_with_the_same_bits(changes: dict[str, Any], bench: Bench) -> None:
     """It is killed in two processes, then in four, and ends in one. No process outlives the first."""
-    undisturbed, _ = bench.run("undisturbed")
+    undisturbed, _ = bench.run("undisturbed", **changes)
     for processes, step in ((2, 8), (4, 17)):
-        numbers = bench.kill("killed", processes, step)
+        numbers = bench.kill("killed", processes, step, **changes)
         assert len(numbers) == processes - 1
         until(functools.partial(all_ended, numbers))
-    end, events = bench.run("killed")
-    assert next(event for event in events if isinstance(event, Started)).step == 15
+    end, events = bench.run("killed", **changes)
+    assert next(event for event in events if isinstance(event, Started)).step in (15, 16)
     assert_same(end, undisturbed)
+    assert not [event for event in events if isinstance(event, Notice)]
 
 
-def test_a_lost_process_costs_no_bit(bench: Bench) -> None:
-    undisturbed, _ = bench.run("undisturbed")
+@pytest.mark.parametrize("changes", [{}, {"shard": "fsdp"}, {"reduction": "fast"}])
+def test_a_lost_process_costs_no_bit(changes: dict[str, str], bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "reduction" in changes:
+        monkeypatch.setenv("FAULT", "fast")
+    undisturbed, _ = bench.run("undisturbed", processes=2, **changes)
     events = []
-    for event in bench.events(bench.plan(processes=2), "lost"):
+    for event in bench.events(bench.plan(processes=2, **changes), "lost"):
         events.append(event)
         if getattr(event, "step", 0) == 12 and not any(isinstance(each, Trouble) for each in events):
             [other] = others()
@@ -211,6 +230,18 @@ def test_a_lost_process_costs_no_bit(bench: Bench) -> None:
     [trouble] = [event for event in events if isinstance(event, Trouble)]
     assert trouble.kind == "lost process"
     assert_same(events[-1], undisturbed)
+
+
+def test_fast_bits_depend_on_the_number_of_processes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAULT", "fast")
+    plan = bench.plan(processes=2, reduction="fast")
+    steps = [0]
+    for event in bench.events(plan, "fast", stop=lambda: steps[-1] == 9):
+        steps.append(getattr(event, "step", 0))
+    _, events = bench.run("fast", processes=4, reduction="fast")
+    [trouble] = [event for event in events if isinstance(event, Trouble)]
+    assert trouble.kind == "other arithmetic"
+    assert "processes was 2, is now 4" in trouble.text
 
 
 def test_all_processes_stop_after_the_same_step(bench: Bench) -> None:

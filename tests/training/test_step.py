@@ -120,7 +120,7 @@ def test_gradients_are_clipped_after_their_norm_is_measured(lab, changes, expect
     scale = 5.2 / 13.0 if changes["clip_norm"] == 2.6 else 1.0
     given = [[3.0 * scale, 4.0 * scale], [12.0 * scale]]
     model = gradients(given)
-    norm = clip_gradients(model, lab.plan(**changes))
+    norm = clip_gradients(dict(model.named_parameters()), lab.plan(**changes))
     assert norm.item() == pytest.approx(13.0 * scale)
     for parameter, values in zip(model, expected, strict=True):
         assert parameter.grad.tolist() == pytest.approx(values, rel=1e-5)
@@ -166,7 +166,7 @@ def test_the_norm_is_clipped_after_the_elements(lab, clip_norm: float, clip_valu
     """Against both by hand: the norm that is left is the one that was asked for, unless the elements have less."""
     given = [[3.0, -4.0], [12.0]]
     model = gradients(given)
-    norm = clip_gradients(model, lab.plan(clip_norm=clip_norm, clip_value=clip_value))
+    norm = clip_gradients(dict(model.named_parameters()), lab.plan(clip_norm=clip_norm, clip_value=clip_value))
     assert norm.item() == pytest.approx(13.0)
     cut = np.clip(np.concatenate(given), -clip_value, clip_value)
     left = np.linalg.norm(cut)

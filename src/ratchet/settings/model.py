@@ -269,6 +269,13 @@ class TrainingSettings(Section):
     processes: Literal["auto"] | PowerOfTwo = setting(
         1, "processes of the training, which share the pieces of a step; auto: one for each GPU or core", decides=False
     )
+    shard: Literal["none", "auto", "fsdp"] = setting(
+        "none",
+        "fsdp: each process keeps a share of the model (PyTorch's FSDP2); auto: from 100 million parameters; none",
+    )
+    reduction: Literal["exact", "fast"] = setting(
+        "exact", "sum of the processes' gradients: exact, or fast, whose bits depend on the number of processes"
+    )
     threads: Literal["auto"] | Positive = setting(
         "auto", "threads of a piece, which decide the weights; auto: its share"
     )

@@ -1,7 +1,7 @@
 """Checkpoints: one safetensors file each, written atomically and verified while training continues.
 
-A file holds every tensor, and in its header the other state as JSON with a SHA-256 of everything. It has no pickle, so
-no code in a checkpoint can run.
+A file holds every tensor, and in its header the other state as JSON with a SHA-256 of everything. Those of a sharded
+model are folders (`checkpoint_shards`). There is no pickle, so no code in a checkpoint can run.
 """
 
 import contextlib
@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import queue
+import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,8 +22,25 @@ from safetensors.torch import load, save
 
 from ratchet import files
 from ratchet.errors import CheckpointError
+from ratchet.training.checkpoint_shards import (
+    INDEX,
+    StoredWeights,
+    check_shards,
+    read_index,
+    shard_name,
+    write_tensors,
+)
+from ratchet.training.ranks import Ranks
 
-__all__ = ["CheckpointStore", "OthersCheckpoints", "Snapshot", "read_checkpoint"]
+__all__ = [
+    "CheckpointStore",
+    "OthersCheckpoints",
+    "Snapshot",
+    "checkpoint_paths",
+    "checkpoint_step",
+    "delete_checkpoint",
+    "read_checkpoint",
+]
 
 
 @dataclass(frozen=True)
@@ -35,6 +53,7 @@ class Snapshot:
     # At the end of an epoch; larger is better; decides which ones `keep_best` keeps
     score: tuple[float, ...] | None = None
     copied: torch.cuda.Event | None = None
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # whole ones of the tensors that have only rows
 
 
 @dataclass
@@ -72,28 +91,64 @@ class CheckpointStore:
     def wait(self) -> None:
         self._queue.join()
 
+    def put_shards(self, snapshot: Snapshot, ranks: Ranks, device: torch.device) -> None:
+        """Write this rank's rows, and on rank 0 the index when all ranks have written theirs. Every rank calls it."""
+        folder, digest = self._path(snapshot.step).with_suffix(""), ""
+        rows_only = {name: tensor for name, tensor in snapshot.tensors.items() if name in snapshot.shapes}
+        problem = "another process could not write its shard"
+        try:
+            if ranks.is_first:
+                shutil.rmtree(folder, ignore_errors=True)
+                self.before_write()
+                folder.mkdir(parents=True)
+        except OSError as error:
+            problem = str(error)  # each rank then fails, too
+        ranks.in_turn(torch.zeros(1, device=device))  # the folder exists
+        try:
+            tensors = snapshot.tensors if ranks.is_first else rows_only
+            digest = write_tensors(folder / shard_name(ranks.rank, ranks.count), tensors)
+        except (OSError, CheckpointError) as error:
+            problem = str(error)
+        own = torch.tensor(list(bytes.fromhex(digest) or bytes(32)), dtype=torch.int32, device=device)
+        digests = [bytes(each).hex() for each in ranks.in_turn(own[None]).tolist()]
+        if not ranks.is_first:
+            return
+        if bytes(32).hex() in digests:
+            self._report(snapshot.step, problem)
+            return
+        names = (shard_name(rank, ranks.count) for rank in range(ranks.count))
+        content = {
+            "step": snapshot.step, "score": snapshot.score, "state": snapshot.state, "shapes": snapshot.shapes,
+            "tensors": list(snapshot.tensors), "shards": dict(zip(names, digests, strict=True)),
+        }  # fmt: skip
+        content = json.loads(json.dumps(content))
+        files.write_json(folder / INDEX, {**content, "sha256": files.digest_json(content)})
+        self._prune()
+
     def paths(self) -> list[Path]:
-        return sorted(self.folder.glob("step-*.safetensors"))
+        return checkpoint_paths(self.folder)
 
     def newest_step(self) -> int:
         """Return the step of the newest checkpoint on disk, 0 if there is none. The file is not read."""
-        return max((int(path.stem.removeprefix("step-")) for path in self.paths()), default=0)
+        return max(map(checkpoint_step, self.paths()), default=0)
 
-    def newest(self) -> tuple[Path, Snapshot] | None:
+    def newest(self, ranks: Ranks | None = None) -> tuple[Path, Snapshot] | None:
         """Return the newest undamaged checkpoint. Damaged ones are reported in `problems` and renamed."""
         for path in reversed(self.paths()):
             try:
-                return path, read_checkpoint(path)
+                if path.is_dir():
+                    check_shards(path)
+                return path, read_checkpoint(path, ranks)
             except CheckpointError as error:
                 renamed = path.with_suffix(".damaged")
                 os.replace(path, renamed)
                 self.problems.append(f"{error}; renamed to {renamed.name}, using the one before it")
         return None
 
-    def at(self, step: int) -> tuple[Path, Snapshot]:
+    def at(self, step: int, ranks: Ranks | None = None) -> tuple[Path, Snapshot]:
         """Return the checkpoint of a step."""
-        path = self._path(step)
-        return path, read_checkpoint(path)
+        [path] = [path for path in self.paths() if checkpoint_step(path) == step]
+        return path, read_checkpoint(path, ranks)
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:012d}.safetensors"
@@ -104,14 +159,15 @@ class CheckpointStore:
                 self.before_write()
                 self._write(snapshot)
             except Exception as error:  # any disk error is reported, and the thread continues
-                stored = self.paths()
-                last = f"the last good one is {stored[-1].name}" if stored else "there is no other checkpoint yet"
-                self.problems.append(
-                    f"checkpoint of step {snapshot.step} was not written ({error}); {last}; training continues"
-                )
+                self._report(snapshot.step, str(error))
             finally:
                 self._queue.task_done()
         self._queue.task_done()
+
+    def _report(self, step: int, problem: str) -> None:
+        stored = self.paths()
+        last = f"the last good one is {stored[-1].name}" if stored else "there is no other checkpoint yet"
+        self.problems.append(f"checkpoint of step {step} was not written ({problem}); {last}; training continues")
 
     def _write(self, snapshot: Snapshot) -> None:
         path = self._path(snapshot.step)
@@ -129,7 +185,7 @@ class CheckpointStore:
         keep |= {path for _, path in sorted(scored, reverse=True)[: self.keep_best]}
         for path in paths:
             if path not in keep:
-                path.unlink()
+                delete_checkpoint(path)
 
 
 class OthersCheckpoints(CheckpointStore):
@@ -140,6 +196,25 @@ class OthersCheckpoints(CheckpointStore):
 
     def __exit__(self, *_: object) -> None:
         """Leave the folder as it is."""
+
+
+def checkpoint_paths(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, files or folders, by step."""
+    return sorted([*folder.glob("step-*.safetensors"), *(index.parent for index in folder.glob(f"step-*/{INDEX}"))])
+
+
+def checkpoint_step(path: Path) -> int:
+    """Return the step of a checkpoint by its name."""
+    return int(path.stem.removeprefix("step-"))
+
+
+def delete_checkpoint(path: Path) -> None:
+    """Delete a checkpoint, a file or a folder."""
+    if path.is_dir():
+        (path / INDEX).unlink()  # what is left is no checkpoint
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def encode(snapshot: Snapshot) -> bytes:
@@ -153,12 +228,16 @@ def encode(snapshot: Snapshot) -> bytes:
     return save(tensors, {"state": f"{_digest(tensors, state)} {state}"})
 
 
-def read_checkpoint(path: Path) -> Snapshot:
-    """Read and verify one file.
+def read_checkpoint(path: Path, ranks: Ranks | None = None) -> Snapshot:
+    """Read and verify one checkpoint. Of a sharded one only the rows of this rank, if `ranks` is given.
 
     Raises:
         CheckpointError: it is truncated or changed; the message says how.
     """
+    if path.is_dir():
+        index, ranks = read_index(path), ranks or Ranks()
+        stored = StoredWeights(path, rank=ranks.rank, count=ranks.count)
+        return Snapshot(index["step"], dict(stored), index["state"], index["score"] and tuple(index["score"]))
     try:
         digest, state_text = _header(path)
         tensors = load(path.read_bytes())
@@ -179,8 +258,9 @@ def _header(path: Path) -> tuple[str, str]:
 
 
 def _score(path: Path) -> tuple[float, ...] | None:
-    with contextlib.suppress(ValueError, KeyError, SafetensorError):  # a damaged file is not among the best
-        score: list[float] | None = json.loads(_header(path)[1])["score"]
+    with contextlib.suppress(ValueError, KeyError, SafetensorError, CheckpointError):  # a damaged one is never the best
+        content = read_index(path) if path.is_dir() else json.loads(_header(path)[1])
+        score: list[float] | None = content["score"]
         return None if score is None else tuple(score)
     return None
 

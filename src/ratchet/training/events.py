@@ -1,5 +1,6 @@
 """Events that `fit` yields."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -83,12 +84,15 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Finished:
-    """The end: the best weights (CPU tensors by name) and the metrics of every epoch."""
+    """The end: the best weights (CPU tensors by name) and the metrics of every epoch.
+
+    Those of a sharded model are read from its checkpoint one by one.
+    """
 
     step: int
     best_epoch: int
     best_value: float
-    weights: dict[str, torch.Tensor]
+    weights: Mapping[str, torch.Tensor]
     history: list[dict[str, float]]
 
 

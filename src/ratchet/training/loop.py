@@ -1,7 +1,7 @@
 """The training loop: one generator that trains and yields events. It knows nothing of who reads them."""
 
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,8 @@ import torch
 from ratchet.errors import CheckpointError, NotFinite, TrainingError
 from ratchet.training.augment import epoch_order
 from ratchet.training.batches import Batch, Rows, run_steps, step_rows
-from ratchet.training.checkpoint import CheckpointStore, Snapshot
+from ratchet.training.checkpoint import CheckpointStore, Snapshot, checkpoint_step, delete_checkpoint
+from ratchet.training.checkpoint_shards import StoredWeights
 from ratchet.training.determinism import require_deterministic
 from ratchet.training.device import (
     arithmetic,
@@ -27,6 +28,7 @@ from ratchet.training.events import Checkpointed, Epoch, Event, Finished, Notice
 from ratchet.training.inputs import TrainingInputs, initial_model
 from ratchet.training.losses import Objective, class_weights
 from ratchet.training.memory import checkpointed
+from ratchet.training.model_shards import choose_shards
 from ratchet.training.optim import build_optimizer
 from ratchet.training.plan import Plan
 from ratchet.training.precision import choose_precision
@@ -35,7 +37,7 @@ from ratchet.training.ranks import AgreedMemoryError, LostRank, Ranks
 from ratchet.training.sample_timeout import Interrupted, never
 from ratchet.training.schedule import learning_rate, plateau_falls
 from ratchet.training.state import EpochSums, TrainingState
-from ratchet.training.step import Stepper, compiled, micro_batches, needs_two_samples, pieces_of
+from ratchet.training.step import Stepper, compiled, cut, needs_two_samples
 from ratchet.training.step_metrics import MetricBuffer, require_finite, timed
 from ratchet.training.teacher import Teacher
 from ratchet.training.transfer import freeze, without_pretrained
@@ -86,6 +88,9 @@ def fit(
             split.interrupt_on(partial(ranks.is_asked_to_stop, stop))
         try:
             training = _Training(inputs, store, profile_to, stop, examine, ranks, before_step)
+            if training.held.together:  # a rank that left a step would leave the others in it
+                for split in splits:
+                    split.interrupt_on(never)
             with training.precision.in_force(), closing(training.profiler):
                 yield from training.run()
         except Interrupted:  # between steps, where there is nothing new to keep
@@ -160,16 +165,18 @@ class _Training:
         model, self.notices = initial_model(self.inputs)
         if warning := without_pretrained(plan, self.inputs.pretrained):
             self.notices.append(warning)
-        model = model.to(self.device)
-        if self.precision.channels_last:
-            model = model.to(memory_format=torch.channels_last)
         averaged = duplicate(model) if plan.ema_decay else None
+        self.held = held = choose_shards(plan, model, self.ranks, self.device)
+        parameters = held.place(model, channels_last=self.precision.channels_last)
+        if averaged is not None:
+            held.place(averaged, channels_last=self.precision.channels_last)
         if plan.gradient_checkpointing:
             checkpointed(model)
-        optimizer = build_optimizer(model, plan, self.device)
+        optimizer = build_optimizer(model, plan, self.device, parameters, may_fuse=not held.is_sharded)
         self.state = TrainingState(
-            model, optimizer, self.precision.scaler(self.device), averaged, accumulation=plan.accumulation
-        )
+            model, optimizer, self.precision.scaler(self.device), averaged, parameters, held.shapes,
+            accumulation=plan.accumulation,
+        )  # fmt: skip
         network, notice = compiled(model, plan, self.device)
         self.notices += [notice] if notice else []
         self.stepper = Stepper(
@@ -178,9 +185,9 @@ class _Training:
             train=self.train,
             objective=self.objective,
             precision=self.precision,
-            network=network,
+            network=held.network(network),
+            held=held,
             teacher=self.teacher,
-            ranks=self.ranks,
         )
 
     def run(self) -> Iterator[Event]:
@@ -189,7 +196,7 @@ class _Training:
         yield from self._other_arithmetic()
         notices = [self.precision.why, *(self.notices if resumed is None else [])]
         yield from (Notice(notice) for notice in notices if notice)
-        if resumed is None:
+        if resumed is None and not (self.held.is_sharded and self.held.together):  # they need the whole model
             require_deterministic(self.state.model, self.train, self.plan, self.device)
             yield from self._examine()
         yield self._started(resumed)
@@ -212,9 +219,22 @@ class _Training:
             step=self.state.step,
             best_epoch=self.state.best_epoch,
             best_value=self.state.best_value,
-            weights=self.state.best_weights,
+            weights=self._weights(),
             history=self.state.history,
         )
+
+    def _weights(self) -> Mapping[str, torch.Tensor]:
+        """Return the best weights; of a sharded model those in its last checkpoint, which are read one by one."""
+        if not self.held.is_sharded:
+            return self.state.best_weights
+        if not self.ranks.is_first:  # which has written the index
+            return {}
+        newest = self.store.paths()[-1:]
+        if [checkpoint_step(path) for path in newest] != [self.state.step]:
+            raise CheckpointError(
+                f"the checkpoint of the last step is not in {self.store.folder}, which the model needs"
+            )
+        return StoredWeights(newest[0], "best/")
 
     def _started(self, resumed: Path | None) -> Started:
         return Started(
@@ -244,14 +264,14 @@ class _Training:
 
     def _newest(self, *, unless: int | None = None) -> tuple[Path, Snapshot] | None:
         """Return the newest undamaged checkpoint, the same on every rank. One of step `unless` is deleted first."""
-        newest = self.store.newest() if self.ranks.is_first else None
+        newest = self.store.newest(self.ranks) if self.ranks.is_first else None
         if newest is not None and newest[1].step == unless:
-            newest[0].unlink()
-            newest = self.store.newest()
+            delete_checkpoint(newest[0])
+            newest = self.store.newest(self.ranks)
         step = -1 if newest is None else newest[1].step
         step = int(self.ranks.from_first([step], self.device)[0])
         if not self.ranks.is_first and step >= 0:
-            newest = self.store.at(step)
+            newest = self.store.at(step, self.ranks)
         return newest
 
     def _other_arithmetic(self) -> Iterator[Event]:
@@ -268,11 +288,11 @@ class _Training:
                 f"continues with {threads} thread{'s' * (threads != 1)}, as it began, where this process has {now}: "
                 "another number would end with other bits"
             )
-        current = arithmetic(self.device)
+        current = self._arithmetic()
         changed = [
-            f"{name} was {before}, is now {current[name]}"
+            f"{name} was {before}, is now {current.get(name)}"
             for name, before in self.began_with.items()
-            if name != "threads" and before != current[name]
+            if name != "threads" and before != current.get(name)
         ]
         if changed:
             yield Trouble(
@@ -281,6 +301,10 @@ class _Training:
                 f"{'; '.join(changed)}: the weights will not be bit for bit those of an uninterrupted run. To avoid "
                 "it: stop, and continue where the training began",
             )
+
+    def _arithmetic(self) -> dict[str, Any]:
+        """Return what decides how sums are rounded, also where their order depends on the number of processes."""
+        return arithmetic(self.device) | ({"processes": self.ranks.count} if self.held.is_fast else {})
 
     def _examine(self) -> Iterator[Event]:
         """Yield the findings before the first step, if `training.doctor` wants them."""
@@ -310,7 +334,7 @@ class _Training:
 
     def _epoch(self) -> Iterator[Event]:
         state, plan = self.state, self.plan
-        self.smallest = 1
+        self.smallest = self.held.smallest(state.model)
         order = epoch_order(len(self.train), seed=plan.seed, epoch=state.epoch)
         state.model.train()
         freeze(state.model, plan, state.epoch)
@@ -341,12 +365,16 @@ class _Training:
 
     def _feed(self, order: Rows) -> Generator[Batch]:
         """Yield the micro-batches of the epoch's remaining steps, and measure the time spent on each."""
-        pieces: list[Rows] = []
+        own: list[Rows] = []
         for start, end in self.steps[self.state.batch :][: self.total_steps - self.state.step]:
-            parts = pieces_of(order[start:end], self.plan.pieces, smallest=self.smallest)
-            for piece in self.ranks.pieces(self.plan.pieces):
-                pieces += micro_batches(parts[piece], self.state.accumulation, smallest=self.smallest)
-        batches = self.train.feed(pieces, self.device, plan=self.plan, epoch=self.state.epoch)
+            rows = order[start:end]
+            pieces = cut(
+                rows, self.plan.pieces, self.state.accumulation, smallest=self.smallest, is_even=self.held.is_sharded
+            )
+            idle = [rows[: self.smallest]] * len(pieces[0]) if self.held.together else []
+            for piece in self.held.pieces(self.plan.pieces):
+                own += pieces[piece] or idle
+        batches = self.train.feed(own, self.device, plan=self.plan, epoch=self.state.epoch)
         return timed(batches, self.metrics.step_clock, self.metrics.epoch_clock)
 
     def _must_stop(self) -> bool:
@@ -528,6 +556,7 @@ class _Training:
                     device=self.device,
                     batch_size=batch_size,
                     ranks=self.ranks,
+                    together=self.held.is_sharded and self.held.together,
                 )
             except Exception as error:  # any other error is raised again
                 self._require_agreement(error)
@@ -542,8 +571,11 @@ class _Training:
         state = self.state
         at_epochs_end = state.batch == 0 and state.history
         score = epoch_score(self.plan, state.history[-1], state.epoch) if at_epochs_end else None
-        if self.ranks.is_first:
-            self.store.put(state.snapshot(self.inputs.identity, score=score))
+        snapshot = partial(state.snapshot, self.inputs.identity, score=score, rounding=self._arithmetic())
+        if self.held.is_sharded:
+            self.store.put_shards(snapshot(), self.ranks, self.device)
+        elif self.ranks.is_first:
+            self.store.put(snapshot())
         yield Checkpointed(state.step)
         yield from self._problems()
 

@@ -21,7 +21,9 @@ __all__ = [
     "move_average",
     "optimizer_state",
     "orthogonal",
+    "own_rows",
     "set_rate",
+    "total_norm",
     "without_compile_wrappers",
 ]
 
@@ -34,14 +36,19 @@ _ADAM_RMS = 0.2  # usual root mean square of an Adam step, as a share of its rat
 Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 
 
-def build_optimizer(model: Model, plan: Plan, device: torch.device) -> torch.optim.Optimizer:
+def build_optimizer(
+    model: Model, plan: Plan, device: torch.device, parameters: Mapping[str, nn.Parameter] | None = None,
+    *, may_fuse: bool = True,
+) -> torch.optim.Optimizer:  # fmt: skip
     """Build the optimizer `plan.optimizer` over all parameters, with a fused kernel where torch has one.
+
+    `parameters` are those of the model, or this rank's shares of them, by name.
 
     A frozen parameter has no gradient, and every optimizer skips it. So one optimizer with one state serves a training
     whose layers are unfrozen one after another.
     """
-    groups = list(_groups(model, plan))
-    fused = device.type in _FUSED
+    groups = list(_groups(model, plan, dict(model.named_parameters()) if parameters is None else parameters))
+    fused = may_fuse and device.type in _FUSED
     match plan.optimizer:
         case "adam":
             return without_compile_wrappers(torch.optim.Adam)(groups, betas=plan.betas, eps=plan.epsilon, fused=fused)
@@ -61,17 +68,17 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate * group["share"]
 
 
-def _groups(model: Model, plan: Plan) -> Iterator[dict[str, Any]]:
+def _groups(model: Model, plan: Plan, parameters: Mapping[str, nn.Parameter]) -> Iterator[dict[str, Any]]:
     """Yield the parameters grouped by rate and weight decay, in the order of the model."""
     shares = rate_shares(model, plan) if plan.layer_decay < 1.0 else {}
     outer = inputs_and_outputs(model) if plan.optimizer == "muon" else frozenset()
     groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in parameters.items():
         decay = plan.weight_decay if plan.decay_all or parameter.dim() > 1 else 0.0
         groups.setdefault((shares.get(name, 1.0), decay, name in outer), []).append(parameter)
-    for (share, decay, is_outer), parameters in groups.items():
+    for (share, decay, is_outer), members in groups.items():
         rate = {"lr": plan.learning_rate * share, "share": share, "weight_decay": decay}
-        yield {"params": parameters, **rate, **({"adamw": True} if is_outer else {})}
+        yield {"params": members, **rate, **({"adamw": True} if is_outer else {})}
 
 
 def inputs_and_outputs(model: Model) -> frozenset[str]:
@@ -102,20 +109,29 @@ def _outputs(module: nn.Module) -> int:
     return len(weight)
 
 
-def clip_gradients(model: nn.Module, plan: Plan) -> torch.Tensor:
+def total_norm(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return the norm of all tensors together, a scalar that stays on the device."""
+    return nn.utils.get_total_norm(list(tensors.values()))
+
+
+def clip_gradients(
+    parameters: Mapping[str, nn.Parameter],
+    plan: Plan,
+    norm_of: Callable[[Mapping[str, torch.Tensor]], torch.Tensor] = total_norm,
+) -> torch.Tensor:
     """Clip the elements, then the remaining norm, as `plan` says.
 
     Returns:
         The norm before clipping, a scalar that stays on the device.
     """
-    parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = remaining = nn.utils.get_total_norm(gradients)
+    clipped = [parameter for parameter in parameters.values() if parameter.grad is not None]
+    gradients = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
+    norm = remaining = norm_of(gradients)
     if plan.clip_value:
-        nn.utils.clip_grad_value_(parameters, plan.clip_value)
-        remaining = nn.utils.get_total_norm(gradients) if plan.clip_norm else norm
+        nn.utils.clip_grad_value_(clipped, plan.clip_value)
+        remaining = norm_of(gradients) if plan.clip_norm else norm
     if plan.clip_norm:
-        nn.utils.clip_grads_with_norm_(parameters, plan.clip_norm, remaining)
+        nn.utils.clip_grads_with_norm_(clipped, plan.clip_norm, remaining)
     return norm
 
 
@@ -134,21 +150,30 @@ def move_average(averaged: nn.Module, model: nn.Module, *, decay: float, step: i
 
 
 def _floats(model: nn.Module) -> list[torch.Tensor]:
-    return [*model.parameters(), *(buffer for buffer in model.buffers() if buffer.is_floating_point())]
+    return [*map(own_rows, model.parameters()), *(buffer for buffer in model.buffers() if buffer.is_floating_point())]
 
 
-def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+def own_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the rows of a parameter or gradient that this rank has, in the same memory; all of them unless sharded."""
+    to_local = getattr(tensor.detach(), "to_local", None)
+    own: torch.Tensor = tensor if to_local is None else to_local()
+    return own
+
+
+def optimizer_state(
+    parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
+) -> dict[str, torch.Tensor]:
     """Return every tensor of the optimizer's state, by `PARAMETER/SLOT`."""
     return {
         f"{name}/{slot}": value
-        for name, parameter in model.named_parameters()
+        for name, parameter in parameters.items()
         for slot, value in optimizer.state.get(parameter, {}).items()
         if isinstance(value, torch.Tensor)
     }
 
 
 def load_optimizer_state(
-    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]
+    parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]
 ) -> None:
     """Replace the optimizer's state by the tensors of `optimizer_state`, each in the memory layout of its parameter.
 
@@ -156,7 +181,6 @@ def load_optimizer_state(
     longer equal an uninterrupted one.
     """
     optimizer.state.clear()
-    parameters = dict(model.named_parameters())
     for key, tensor in tensors.items():
         name, _, slot = key.rpartition("/")
         if name not in parameters:

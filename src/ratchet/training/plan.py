@@ -72,6 +72,8 @@ class Plan:
     min_delta: float = 0.0  # smallest change of `best` that counts as an improvement
     rollback_factor: float = 0.5  # of the learning rate, at each return to a checkpoint
 
+    shard: str
+    reduction: str
     processes: int | str
     threads: int | str
     workers: int

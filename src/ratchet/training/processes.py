@@ -32,6 +32,7 @@ from ratchet.training.device import choose_device
 from ratchet.training.events import Event, Notice, Stopped, Trouble
 from ratchet.training.inputs import TrainingInputs, open_split
 from ratchet.training.loop import fit
+from ratchet.training.model_shards import refuse_shards
 from ratchet.training.ranks import LostRank, Ranks
 from ratchet.training.sample_timeout import PATIENCE, Interrupted, never
 
@@ -70,6 +71,7 @@ def fit_in_processes(
         TrainingError: as `fit`; or there are fewer GPUs than processes, or processes are lost again and again.
     """
     plan, losses = inputs.plan, 0
+    refuse_shards(plan)
     count = count_processes(plan.processes, pieces=plan.pieces, device=plan.device)
     if count > 1:
         yield Notice(f"{count} processes share the {plan.pieces} pieces of each step")

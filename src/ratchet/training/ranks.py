@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from ratchet.training.sample_timeout import Interrupted, never
 
-__all__ = ["AgreedMemoryError", "LostRank", "PieceSum", "Ranks", "raise_agreed"]
+__all__ = ["AgreedMemoryError", "LostRank", "PieceSum", "Ranks", "is_lost", "raise_agreed"]
 
 _TICK = timedelta(seconds=0.25)  # between two looks at the others
 _JOIN = timedelta(seconds=60)  # for all to connect, which are ready; signals are not handled meanwhile
@@ -38,6 +38,11 @@ class AgreedMemoryError(MemoryError):
     """Memory ran out in one of the processes, and all of them know it."""
 
 
+def is_lost(error: BaseException) -> bool:
+    """Whether PyTorch reports by an error that another rank has ended."""
+    return isinstance(error, distributed.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+
+
 def raise_agreed(lacks_memory: float, is_interrupted: float) -> None:
     """Raise the same error in all ranks, for the error of one of them."""
     if lacks_memory:
@@ -47,24 +52,24 @@ def raise_agreed(lacks_memory: float, is_interrupted: float) -> None:
 
 
 class PieceSum:
-    """The sum of equally long vectors, added in the order of a binary tree as they come.
+    """The sums of tensors of equal shapes, added in the order of a binary tree as they come.
 
-    It holds at most log2(n) + 1 of the vectors. The first of two is overwritten by their sum.
+    It holds those of at most log2(n) + 1 of n calls. The first of two is overwritten by their sum.
     """
 
     def __init__(self) -> None:
-        self._subtrees: list[tuple[int, torch.Tensor]] = []  # (pieces, their sum)
+        self._subtrees: list[tuple[int, tuple[torch.Tensor, ...]]] = []  # (pieces, their sums)
 
-    def add(self, vector: torch.Tensor) -> None:
+    def add(self, *tensors: torch.Tensor) -> None:
         size = 1
         while self._subtrees and self._subtrees[-1][0] == size:
-            vector = self._subtrees.pop()[1].add_(vector)
+            tensors = tuple(left.add_(right) for left, right in zip(self._subtrees.pop()[1], tensors, strict=True))
             size *= 2
-        self._subtrees.append((size, vector))
+        self._subtrees.append((size, tensors))
 
     @property
-    def total(self) -> torch.Tensor:
-        """The sum; the number of vectors must be a power of two."""
+    def total(self) -> tuple[torch.Tensor, ...]:
+        """The sums; the number of calls must be a power of two."""
         [(_, total)] = self._subtrees
         return total
 
@@ -137,20 +142,26 @@ class Ranks:
             return vector
         size = -(-len(vector) // self.count)
         mine = functional.pad(vector, (0, size * self.count - len(vector)))
-        received = torch.empty_like(mine)
-        self._wait(lambda: distributed.all_to_all_single(received, mine, async_op=True))
-        parts = list(received.view(self.count, size))
+        part = self.scatter(mine)
+        self.wait(lambda: distributed.all_gather_into_tensor(mine, part, async_op=True))
+        return mine[: len(vector)]
+
+    def scatter(self, vector: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of the sum that `add` returns; the length is divisible by the number of ranks."""
+        received = torch.empty_like(vector)
+        self.wait(lambda: distributed.all_to_all_single(received, vector, async_op=True))
+        parts = list(received.view(self.count, -1))
         while len(parts) > 1:
             parts = [left + right for left, right in zip(parts[::2], parts[1::2], strict=True)]
-        self._wait(lambda: distributed.all_gather_into_tensor(mine, parts[0], async_op=True))
-        return mine[: len(vector)]
+        part: torch.Tensor = parts[0]
+        return part
 
     def in_turn(self, items: torch.Tensor) -> torch.Tensor:
         """Return the items (n, ...) of all ranks in turn: the first of each rank, then the second, and so on."""
         if self.count == 1:
             return items
         gathered = items.new_empty((self.count * len(items), *items.shape[1:]))
-        self._wait(lambda: distributed.all_gather_into_tensor(gathered, items, async_op=True))
+        self.wait(lambda: distributed.all_gather_into_tensor(gathered, items, async_op=True))
         return gathered.view(self.count, *items.shape).transpose(0, 1).flatten(0, 1)
 
     def agree(self, device: torch.device, *, lacks_memory: bool, is_interrupted: bool) -> None:
@@ -170,10 +181,10 @@ class Ranks:
             return list(values)
         precise = torch.float32 if device.type == "mps" else torch.float64
         sent = torch.tensor(values, dtype=precise, device=device)
-        self._wait(lambda: distributed.broadcast(sent, 0, async_op=True))
+        self.wait(lambda: distributed.broadcast(sent, 0, async_op=True))
         return [float(value) for value in sent.tolist()]
 
-    def _wait(self, begin: Callable[[], Any]) -> None:
+    def wait(self, begin: Callable[[], Any]) -> None:
         """Do with the other ranks what `begin` begins. On a CPU signals are handled meanwhile."""
         began = self._board[self.rank] = time.monotonic()
         try:

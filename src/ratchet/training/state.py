@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from ratchet.training.checkpoint import Snapshot
-from ratchet.training.device import arithmetic
 from ratchet.training.models import Model
-from ratchet.training.optim import load_optimizer_state, optimizer_state
+from ratchet.training.optim import load_optimizer_state, optimizer_state, own_rows
 
 __all__ = ["EpochSums", "TrainingState"]
 
@@ -45,6 +45,8 @@ class TrainingState:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     averaged: Model | None  # moving average of the model, which is then validated and kept
+    parameters: dict[str, nn.Parameter]  # those of the model, or this rank's shares of them
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of the whole parameters, if they are sharded
 
     # Position: `step` optimizer steps are done, the next is number `batch` of epoch `epoch` (from 0)
     step: int = 0
@@ -87,22 +89,34 @@ class TrainingState:
 
     def keep_best(self, value: float) -> None:
         self.best_value, self.best_epoch = value, self.epoch + 1
-        self.best_weights = _copied(self.validated.state_dict())
+        self.best_weights = _copied(_tensors(self.validated))
         if (copied := _event(self.device)) is not None:
             copied.synchronize()
 
-    def snapshot(self, identity: dict[str, str], *, score: tuple[float, ...] | None) -> Snapshot:
+    def snapshot(
+        self, identity: dict[str, str], *, score: tuple[float, ...] | None, rounding: dict[str, Any]
+    ) -> Snapshot:
+        """Return a copy; `rounding` says what decides how sums are rounded."""
         tensors = {
-            **_named("model", self.model.state_dict()),
-            **_named("averaged", {} if self.averaged is None else self.averaged.state_dict()),
-            **_named("optimizer", optimizer_state(self.model, self.optimizer)),
+            **_named("model", _tensors(self.model)),
+            **_named("averaged", {} if self.averaged is None else _tensors(self.averaged)),
+            **_named("optimizer", optimizer_state(self.parameters, self.optimizer)),
             **_named("sums", vars(self.sums)),
         }
         plain: dict[str, Any] = {name: copy.deepcopy(getattr(self, name)) for name in _PLAIN}
-        rounding = arithmetic(self.device)
         state = {"identity": identity, "arithmetic": rounding, "scaler": self.scaler.state_dict(), **plain}
-        copies = _copied(tensors) | _named("best", self.best_weights)  # replaced by better ones, never changed
-        return Snapshot(step=self.step, tensors=copies, state=state, score=score, copied=_event(self.device))
+        best = _named("best", self.best_weights)  # replaced by better ones, never changed
+        shapes = {name: shape for name in tensors | best if (shape := self._whole_shape(name))}
+        copies = tensors if shapes else _copied(tensors)  # shards are written before training continues
+        return Snapshot(
+            step=self.step, tensors=copies | best, state=state, score=score, copied=_event(self.device), shapes=shapes
+        )
+
+    def _whole_shape(self, key: str) -> tuple[int, ...] | None:
+        """Return the shape of the tensor of which this rank has rows; None if it has all of it."""
+        group, _, name = key.partition("/")
+        name, slot = name.rpartition("/")[::2] if group == "optimizer" else (name, "")
+        return None if slot == "step" else self.shapes.get(name)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Restore the state of `snapshot`. Randomness needs no state: it follows from the seed and the position."""
@@ -110,16 +124,28 @@ class TrainingState:
         for key, tensor in snapshot.tensors.items():
             group, _, name = key.partition("/")
             groups.setdefault(group, {})[name] = tensor
-        self.model.load_state_dict(groups["model"])  # copies into the parameters, which keep their layout
+        self._load(self.model, groups["model"])
         if self.averaged is not None:
-            self.averaged.load_state_dict(groups["averaged"])
-        load_optimizer_state(self.model, self.optimizer, groups.get("optimizer", {}))
+            self._load(self.averaged, groups["averaged"])
+        load_optimizer_state(self.parameters, self.optimizer, groups.get("optimizer", {}))
         self.scaler.load_state_dict(snapshot.state["scaler"])
         self.best_weights = groups.get("best", {})
         self.sums = EpochSums(**{name: tensor.to(self.device) for name, tensor in groups["sums"].items()})
         self.step = snapshot.step
         for name in _PLAIN:
             setattr(self, name, snapshot.state[name])
+
+    def _load(self, model: Model, tensors: dict[str, torch.Tensor]) -> None:
+        """Copy tensors into the model, whose own keep their layout."""
+        if not self.shapes:
+            model.load_state_dict(tensors)
+        for name, tensor in _tensors(model).items() if self.shapes else ():
+            tensor.copy_(tensors[name])
+
+
+def _tensors(model: Model) -> dict[str, torch.Tensor]:
+    """Return the model's parameters, or this rank's rows of them, and buffers."""
+    return {name: own_rows(tensor) for name, tensor in model.state_dict().items()}
 
 
 def _named(group: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -13,15 +13,16 @@ from ratchet.errors import TrainingError
 from ratchet.training.batches import Batch, Rows, Split
 from ratchet.training.device import ran_out_of_memory, seed_step
 from ratchet.training.losses import Objective
+from ratchet.training.model_shards import WholeModel
 from ratchet.training.optim import clip_gradients, move_average, set_rate
 from ratchet.training.plan import Plan
 from ratchet.training.precision import Precision
-from ratchet.training.ranks import PieceSum, Ranks, raise_agreed
+from ratchet.training.ranks import LostRank, PieceSum, is_lost, raise_agreed
 from ratchet.training.sample_timeout import Interrupted
 from ratchet.training.state import TrainingState
 from ratchet.training.teacher import Teacher
 
-__all__ = ["StepMetrics", "Stepper", "compiled", "micro_batches", "needs_two_samples", "pieces_of"]
+__all__ = ["StepMetrics", "Stepper", "compiled", "cut", "micro_batches", "needs_two_samples", "pieces_of"]
 
 _MOST_SHAPES = 256  # of batches that are compiled
 
@@ -52,6 +53,14 @@ def pieces_of(rows: Rows, count: int, *, smallest: int = 1) -> list[Rows]:
     return pieces + [rows[:0]] * (count - len(pieces))
 
 
+def cut(rows: Rows, count: int, accumulation: int, *, smallest: int = 1, is_even: bool = False) -> list[list[Rows]]:
+    """Split the rows of a step into `count` pieces of micro-batches each. `is_even`: as many in each, or none."""
+    pieces = pieces_of(rows, count, smallest=smallest)
+    batches = [micro_batches(piece, accumulation, smallest=smallest) for piece in pieces]
+    fewest = min(len(each) for each in batches if each)
+    return [micro_batches(piece, fewest) for piece in pieces] if is_even else batches
+
+
 def needs_two_samples(error: BaseException) -> bool:
     """Whether a forward pass failed because a batch norm got only one value of each channel."""
     return isinstance(error, ValueError | RuntimeError) and _ONE_VALUE in str(error)
@@ -62,11 +71,11 @@ class Stepper:
 
     def __init__(
         self, state: TrainingState, plan: Plan, *, train: Split, objective: Objective, precision: Precision,
-        network: nn.Module, teacher: Teacher | None = None, ranks: Ranks | None = None,
+        network: nn.Module, held: WholeModel, teacher: Teacher | None = None,
     ) -> None:  # fmt: skip
         self.state, self.plan, self.train = state, plan, train
         self.objective, self.precision, self.network = objective, precision, network
-        self.teacher, self.ranks = teacher, ranks or Ranks()
+        self.teacher, self.held, self.ranks = teacher, held, held.ranks
         self.device = state.device
         self._before: dict[str, torch.Tensor] = {}  # the buffers before the step
         self._stepped = 0  # parameters the optimizer had a state for before the step
@@ -83,16 +92,17 @@ class Stepper:
         self._keep_buffers()
         self._stepped = len(state.optimizer.state)
         weight = self.objective.weight(self.train.host_targets(rows)) or 1.0
-        pieces = pieces_of(rows, plan.pieces, smallest=smallest)
+        pieces = cut(rows, plan.pieces, state.accumulation, smallest=smallest, is_even=self.held.is_sharded)
 
         # ------------------------------------------------------------------------------------------------------------
         set_rate(state.optimizer, rate)
         if plan.pieces == 1:
-            total, correct = self._gradients(rows, feed, weight=weight, smallest=smallest)
+            state.optimizer.zero_grad(set_to_none=True)
+            total, correct = self._gradients(len(pieces[0]), feed, weight=weight)
         else:
-            total, correct = self._summed_gradients(pieces, feed, weight=weight, smallest=smallest)
+            total, correct = self._summed_gradients([len(piece) for piece in pieces], feed, weight=weight)
         state.scaler.unscale_(state.optimizer)
-        norm = clip_gradients(state.model, plan)
+        norm = clip_gradients(state.parameters, plan, self.held.norm)
         state.scaler.step(state.optimizer)
         state.scaler.update()
         # ------------------------------------------------------------------------------------------------------------
@@ -106,56 +116,67 @@ class Stepper:
         return self._step_metrics(rate, total / weight, norm)
 
     def _gradients(
-        self, rows: Rows, feed: Iterator[Batch], *, weight: float, smallest: int, piece: int | None = None
+        self, count: int, feed: Iterator[Batch], *, weight: float, piece: int | None = None, is_idle: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the gradients of a piece. Return its summed loss and number of right answers."""
+        """Add the gradients of a piece of `count` micro-batches. Return its summed loss and number of right answers."""
         state, objective = self.state, self.objective
         total = torch.zeros((), device=self.device)
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
         seed_step(self.plan.seed, state.step, self.device, piece=piece)
-        state.optimizer.zero_grad(set_to_none=True)
-        for _ in micro_batches(rows, state.accumulation, smallest=smallest):
+        ends_step = piece is None or piece == self.held.pieces(self.plan.pieces)[-1]
+        for number in range(count):
+            factor = self.held.begin_pass(ends_piece=number == count - 1, ends_step=ends_step, is_idle=is_idle)
             inputs, targets = next(feed)
             with self.precision.autocast(self.device):
                 outputs = self.network(*inputs)
             loss = objective(outputs, targets)
             if self.teacher is not None:
                 loss = self.teacher.mixed(loss, inputs, outputs, targets)
-            torch.autograd.backward(state.scaler.scale(loss / weight))
+            torch.autograd.backward(state.scaler.scale(loss / weight if factor == 1.0 else loss / weight * factor))
             total += loss.detach()
             correct += objective.num_correct(outputs.detach(), targets)
         return total, correct
 
     def _summed_gradients(
-        self, pieces: list[Rows], feed: Iterator[Batch], *, weight: float, smallest: int
+        self, pieces: list[int], feed: Iterator[Batch], *, weight: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the gradients of all pieces, and the mean of the buffers after them. Return as `_gradients` does.
 
         Every rank takes part in the sum, also one whose memory ran out: then all raise that error.
+
+        Args:
+            pieces: micro-batches of each.
         """
-        count, state = sum(len(rows) > 0 for rows in pieces), self.state
-        vectors = _Vectors(state, self._before, stop=self.ranks.stop)
+        count, state, held = sum(batches > 0 for batches in pieces), self.state, self.held
+        vectors = _Vectors(state, self._before, held)
         sums, has_fault = PieceSum(), False
         state.optimizer.zero_grad(set_to_none=True)  # also of a rank that has no samples in this step,
+        held.forget_gradients()
         state.scaler.scale(torch.zeros((), device=self.device))  # whose loss scale begins here
-        for piece in self.ranks.pieces(len(pieces)):
+        for piece in held.pieces(len(pieces)):
+            is_idle = not pieces[piece]
             try:
-                if has_fault or not len(pieces[piece]):
-                    sums.add(vectors.empty())
+                if has_fault or (is_idle and not held.together):
+                    sums.add(*vectors.empty())
                     continue
                 self._restore_buffers()
-                facts = self._gradients(pieces[piece], feed, weight=weight, smallest=smallest, piece=piece)
-                sums.add(vectors.of_piece(*facts, is_last=piece == count - 1))
+                if not held.is_fast:
+                    state.optimizer.zero_grad(set_to_none=True)
+                facts = self._gradients(pieces[piece] or pieces[0], feed, weight=weight, piece=piece, is_idle=is_idle)
+                sums.add(*vectors.of_piece(*facts, is_last=piece == count - 1, is_idle=is_idle))
             except (Exception, Interrupted) as error:
                 flags = ran_out_of_memory(error), isinstance(error, Interrupted), needs_two_samples(error)
-                if self.ranks.count == 1 or not any(flags):
+                if held.together and is_lost(error):
+                    raise LostRank(str(error).splitlines()[0]) from error
+                if self.ranks.count == 1 or held.together or not any(flags):
                     raise
                 has_fault = True
-                sums.add(vectors.empty(*flags))
-        summed = self.ranks.add(sums.total)
+                sums.add(*vectors.empty(*flags))
+        summed, *apart = sums.total
+        summed = held.add_step(summed)
         if self.ranks.count > 1:
             self.ranks.is_stopping = vectors.agree(summed)
-        return vectors.put(summed, count)
+        return vectors.put(summed, apart, count)
 
     def _keep_buffers(self) -> None:
         """Copy the buffers, which may be other tensors than at the step before: user code assigns them."""
@@ -176,7 +197,7 @@ class Stepper:
         if state.step % self.plan.log_every:
             return StepMetrics(state.step, rate, loss, norm, scaled)
         with torch.no_grad():
-            parameter_norm = nn.utils.get_total_norm(list(state.model.parameters()))
+            parameter_norm = self.held.norm(state.parameters)
         scale = state.scaler.get_scale() if scaled else None
         return StepMetrics(state.step, rate, loss, norm, scaled, parameter_norm, scale)
 
@@ -195,16 +216,16 @@ class _Vectors:
     A vector has the gradients, the changes of the buffers by the piece, which of the gradients exist, the loss, the
     number of right answers, and four flags by which the ranks agree: stop after this step, memory ran out, a read was
     interrupted, a batch norm got only one value. Of buffers with integers or truth values only the changes by the last
-    piece count.
+    piece count. The gradients of a sharded model follow the vector as tensors.
 
     Raises:
         TrainingError: the model has complex numbers.
     """
 
-    def __init__(self, state: TrainingState, before: dict[str, torch.Tensor], *, stop: bool) -> None:
-        self.network, self.before, self.stop, self.device = state.model.network, before, stop, state.device
-        self.parameters = [parameter for parameter in state.model.parameters() if parameter.requires_grad]
-        tensors = [*self.parameters, *before.values()]
+    def __init__(self, state: TrainingState, before: dict[str, torch.Tensor], held: WholeModel) -> None:
+        self.network, self.before, self.held, self.device = state.model.network, before, held, state.device
+        self.parameters = {name: each for name, each in state.parameters.items() if each.requires_grad}
+        tensors = [*self.parameters.values(), *before.values()]
         if any(tensor.is_complex() for tensor in tensors):
             raise TrainingError(
                 "training.pieces: a step of a model with complex numbers cannot be cut into pieces. Fix: `ratchet set "
@@ -215,31 +236,43 @@ class _Vectors:
         has_large = any(name.rpartition(".")[2] != "num_batches_tracked" for name in _integers(before))
         widest = torch.float64 if has_large and self.device.type != "mps" else torch.float32
         self.dtype = functools.reduce(torch.promote_types, floats, widest)
-        self.sizes = [*(tensor.numel() for tensor in tensors), len(self.parameters), 1, 1, 4]
+        self.apart = self.parameters if held.is_sharded and not held.is_fast else {}  # gradients that follow the vector
+        self.added = {} if held.is_sharded or held.is_fast else self.parameters  # those in it
+        numbers = [tensor.numel() for tensor in (*self.added.values(), *before.values())]
+        self.sizes = [*numbers, len(self.parameters), 1, 1, 4]
 
-    def empty(self, *faults: bool) -> torch.Tensor:
+    def empty(self, *faults: bool) -> list[torch.Tensor]:
         """Return the vector of a piece without samples, or of one that could not be computed, with its three flags."""
         vector = torch.zeros(sum(self.sizes), dtype=self.dtype, device=self.device)
         vector[-4:] = self._flags(*faults)
-        return vector
+        return [vector, *map(torch.zeros_like, self.apart.values())]
 
-    def of_piece(self, total: torch.Tensor, correct: torch.Tensor, *, is_last: bool) -> torch.Tensor:
-        """Return the vector of a piece."""
-        gradients = [
-            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in self.parameters
-        ]
-        present = torch.tensor([parameter.grad is not None for parameter in self.parameters], device=self.device)
+    def of_piece(
+        self, total: torch.Tensor, correct: torch.Tensor, *, is_last: bool, is_idle: bool = False
+    ) -> list[torch.Tensor]:
+        """Return the vector of a piece, added to those that other ranks computed at the same time."""
+        used = self.held.take_gradients(self.parameters)
+        gradients, apart = (
+            [torch.zeros_like(each) if each.grad is None else each.grad.detach() for each in parameters.values()]
+            for parameters in (self.added, self.apart)
+        )
+        present = torch.tensor([name in used for name in self.parameters], device=self.device)
         pairs = zip(self.network.buffers(), self.before.values(), strict=True)
         changes = [_change(after, before) * (is_last or after.is_floating_point()) for after, before in pairs]
         parts = (*gradients, *changes, present, total, correct, self._flags())
-        return torch.cat([part.detach().reshape(-1).to(self.dtype) for part in parts])
+        vector = torch.cat([part.detach().reshape(-1).to(self.dtype) for part in parts])
+        return [self.held.add_piece(self.empty()[0] if is_idle else vector), *apart]
 
-    def put(self, summed: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def put(self, summed: torch.Tensor, apart: list[torch.Tensor], count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Put the gradients and the buffers of `count` pieces into the model; return loss and right answers."""
         *values, present, total, correct, _ = summed.split_with_sizes(self.sizes)
-        for parameter, value, pieces in zip(self.parameters, values, present.tolist(), strict=False):
-            parameter.grad = torch.empty_like(parameter).copy_(value.view(parameter.shape)) if pieces else None
-        changes = values[len(self.parameters) :]
+        for parameter, value in zip(self.added.values(), values, strict=False):
+            parameter.grad = torch.empty_like(parameter).copy_(value.view(parameter.shape))
+        for parameter, value in zip(self.apart.values(), apart, strict=True):
+            parameter.grad = value
+        for parameter, pieces in zip(self.parameters.values(), present.tolist(), strict=True):
+            parameter.grad = parameter.grad if pieces else None
+        changes = values[len(self.added) :]
         for buffer, before, change in zip(self.network.buffers(), self.before.values(), changes, strict=True):
             change = change.view(buffer.shape)
             if buffer.is_floating_point():
@@ -261,7 +294,7 @@ class _Vectors:
         return bool(stop)
 
     def _flags(self, *faults: bool) -> torch.Tensor:
-        return torch.tensor([self.stop, *(faults or (False,) * 3)], dtype=self.dtype, device=self.device)
+        return torch.tensor([self.held.ranks.stop, *(faults or (False,) * 3)], dtype=self.dtype, device=self.device)
 
 
 def _integers(buffers: dict[str, torch.Tensor]) -> list[str]:

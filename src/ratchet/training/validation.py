@@ -28,11 +28,12 @@ def validate(
     device: torch.device,
     batch_size: int,
     ranks: Ranks | None = None,
+    together: bool = False,
 ) -> dict[str, float]:
     """Compute the loss and the problem's metrics over the whole split. The model is left in eval mode.
 
     `Target.sums` of each problem says which they are. Each of N ranks computes every N-th batch. What is rounded is
-    added in the order of the batches, so the number of ranks changes no bit.
+    added in the order of the batches, so the number of ranks changes no bit. `together`: each of them needs the others.
 
     Raises:
         MemoryError, Interrupted: on every rank, for the error of one.
@@ -44,11 +45,15 @@ def validate(
     losses = torch.zeros(share, device=device)
     parts = sums.values.new_zeros((share * is_rounded, *sums.values.shape))
     lacks_memory = is_interrupted = False
+    own = batches[ranks.rank :: ranks.count]
+    passes = [*own, *batches[:1] * (share - len(own))] if together else own
     with torch.inference_mode():
         try:
-            for place, (inputs, targets) in enumerate(split.feed(batches[ranks.rank :: ranks.count], device)):
+            for place, (inputs, targets) in enumerate(split.feed(passes, device)):
                 with precision.autocast(device):
                     outputs = model(*inputs)
+                if place >= len(own):  # for the others
+                    continue
                 losses[place] = objective(outputs, targets)
                 part = objective.target.sums(objective.ignored, device) if is_rounded else sums
                 part.add(outputs, targets)
@@ -56,7 +61,7 @@ def validate(
                     parts[place] = part.values
         except (Exception, Interrupted) as error:  # any other error is raised again
             lacks_memory, is_interrupted = ran_out_of_memory(error), isinstance(error, Interrupted)
-            if ranks.count == 1 or not (lacks_memory or is_interrupted):
+            if ranks.count == 1 or together or not (lacks_memory or is_interrupted):
                 raise
         ranks.agree(device, lacks_memory=lacks_memory, is_interrupted=is_interrupted)
         loss = sum(ranks.in_turn(losses), torch.zeros((), device=device))

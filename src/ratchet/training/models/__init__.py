@@ -2,13 +2,13 @@
 
 import difflib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import nn
 
 from ratchet import files
@@ -16,6 +16,7 @@ from ratchet.checksums import verify
 from ratchet.errors import TrainingError
 from ratchet.kinds import ModelSpec
 from ratchet.kinds.registry import kind_named, kind_of
+from ratchet.training.checkpoint_shards import write_tensors
 from ratchet.training.custom_code import CustomCode
 from ratchet.training.models.arrays import ArraysMLP
 from ratchet.training.models.baseline_nets import BASELINES, blended
@@ -188,14 +189,13 @@ def _output_shape(spec: ModelSpec, inputs: tuple[torch.Tensor, ...]) -> tuple[in
     return (1, *inputs[0].shape[1 : spec.target.dimensions - 1], spec.target.outputs)
 
 
-def save_model(folder: Path, weights: dict[str, torch.Tensor], spec: ModelSpec, *, about: dict[str, object]) -> None:
+def save_model(folder: Path, weights: Mapping[str, torch.Tensor], spec: ModelSpec, *, about: dict[str, object]) -> None:
     """Write model.safetensors and model.json into `folder`, and the code of a user's own model beside them.
 
     The entries of `about` are added to model.json.
     """
     keep_code(spec, folder)
-    content = save({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()})
-    files.write_bytes(folder / "model.safetensors", content)
+    write_tensors(folder / "model.safetensors", weights)
     files.write_json(folder / "model.json", {"format": 2, "spec": spec.to_json(), **about})
 
 

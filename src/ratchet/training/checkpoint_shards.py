@@ -1,0 +1,172 @@
+"""A checkpoint of a sharded model: a folder with one safetensors file of each rank, and `index.json`, written last.
+
+The index has the state as JSON, the whole shape of every tensor whose rows are shared, and the SHA-256 of each file.
+Any number of ranks can read it: each reads the rows that it has from the files that hold them.
+"""
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from ratchet import files
+from ratchet.errors import CheckpointError
+
+__all__ = [
+    "INDEX",
+    "StoredWeights",
+    "check_shards",
+    "digest_content",
+    "read_index",
+    "row_range",
+    "shard_name",
+    "write_tensors",
+]
+
+INDEX = "index.json"
+_TYPES = {  # in the order of safetensors, which writes the last first
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int32: "I32",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.int64: "I64",
+}
+
+
+def row_range(rows: int, rank: int, count: int) -> range:
+    """Return the rows of a tensor that a rank has, as FSDP shares them."""
+    share = -(-rows // count)
+    return range(min(rank * share, rows), min((rank + 1) * share, rows))
+
+
+def shard_name(rank: int, count: int) -> str:
+    """Return the name of a rank's file."""
+    return f"shard-{rank}-of-{count}.safetensors"
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
+    """Write a safetensors file, one tensor after another, and return its SHA-256 (hex).
+
+    At most one tensor is copied at a time, and a lazy mapping is asked for one at a time, twice.
+    """
+    header, end = {}, 0
+    about = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
+    about.sort(key=lambda each: (-list(_TYPES).index(each[1]), each[0]))
+    for name, dtype, shape in about:
+        start, end = end, end + dtype.itemsize * torch.Size(shape).numel()
+        header[name] = {"dtype": _TYPES[dtype], "shape": shape, "data_offsets": (start, end)}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256()
+    with files.draft_file(path) as draft, draft.open("wb") as file:
+        for content in chain(
+            [memoryview(struct.pack("<Q", len(text)) + text)], map(_bytes, map(tensors.__getitem__, header))
+        ):
+            file.write(content)
+            digest.update(content)
+    if files.digest_file(path) != digest.hexdigest():
+        path.unlink()
+        raise CheckpointError(f"the file {path.name} read back differs from what was written")
+    return digest.hexdigest()
+
+
+def _bytes(tensor: torch.Tensor) -> "memoryview[int]":
+    content: memoryview = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return content
+
+
+def read_index(folder: Path) -> dict[str, Any]:
+    """Return the content of a checkpoint's index.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    try:
+        content = files.read_json(folder / INDEX)
+        digest = content.pop("sha256")
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"checkpoint {folder} is damaged ({error})") from error
+    if files.digest_json(content) != digest:
+        raise CheckpointError(f"checkpoint {folder} is damaged ({INDEX} does not match its digest)")
+    return dict(content)
+
+
+def check_shards(folder: Path) -> None:
+    """Verify all files of a checkpoint.
+
+    Raises:
+        CheckpointError: one is missing or changed.
+    """
+    for name, digest in read_index(folder)["shards"].items():
+        try:
+            is_same = files.digest_file(folder / name) == digest
+        except OSError as error:
+            raise CheckpointError(f"checkpoint {folder} is damaged ({error})") from error
+        if not is_same:
+            raise CheckpointError(f"checkpoint {folder} is damaged ({name} does not match its digest)")
+
+
+class StoredWeights(Mapping[str, torch.Tensor]):
+    """Tensors of a sharded checkpoint, each read from the files of all ranks when it is asked for.
+
+    Args:
+        group: beginning of their names, which is left out.
+        rank, count: read only the rows that this one of so many ranks has.
+    """
+
+    def __init__(self, folder: Path, group: str = "", *, rank: int = 0, count: int = 1) -> None:
+        index = read_index(folder)
+        self.folder, self.group, self.rank, self.count = folder, group, rank, count
+        self._shapes: dict[str, list[int]] = index["shapes"]
+        self._shards = [folder / name for name in index["shards"]]
+        self._names = [name.removeprefix(group) for name in index["tensors"] if name.startswith(group)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        key = f"{self.group}{name}"
+        if key not in self._shapes:
+            return _read(self._shards[0], key)
+        rows, mine = self._shapes[key][0], row_range(self._shapes[key][0], self.rank, self.count)
+        parts = []
+        for number, shard in enumerate(self._shards):
+            stored = row_range(rows, number, len(self._shards))
+            start, end = max(mine.start, stored.start), min(mine.stop, stored.stop)
+            if start < end or (number == 0 and not mine):  # at least one part, for the type
+                first, last = (start - stored.start, end - stored.start) if start < end else (0, 0)
+                parts.append(_read(shard, key, slice(first, last)))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def digest_content(folder: Path) -> str:
+    """Return the SHA-256 (hex) of a checkpoint's state and tensors, which does not depend on the number of ranks."""
+    index, stored = read_index(folder), StoredWeights(folder)
+    del index["shards"]
+    tensors = {name: hashlib.sha256(_bytes(stored[name])).hexdigest() for name in stored}
+    return files.digest_json({**index, "tensors": tensors})
+
+
+def _read(path: Path, name: str, rows: slice | None = None) -> torch.Tensor:
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensor: torch.Tensor = file.get_tensor(name) if rows is None else file.get_slice(name)[rows]
+            return tensor
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"checkpoint {path.parent} is damaged ({error})") from error

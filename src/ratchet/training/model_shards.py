@@ -1,4 +1,4 @@
-"""How the ranks of a training hold its model: each the whole, or each a share of the rows of every parameter.
+"""The model as the ranks of a training hold it: each the whole, or each a share of the rows of every parameter.
 
 Shards are those of PyTorch's FSDP2. Before a block runs, its parameters are gathered; after its backward pass each rank
 keeps its rows of their gradients. The sum of the ranks' gradients is that of the tree in `ranks`: of N ranks, rank r

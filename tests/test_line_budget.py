@@ -25,11 +25,11 @@ LIMITS = {
     "search": 1_170,
     "servers": 1_500,
     "serving": 6_820,
-    "settings": 2_455,
+    "settings": 2_464,
     "tasks": 4_790,
     "tokens": 400,
     "traffic": 960,
-    "training": 9_085,
+    "training": 9_070,
 }
 
 

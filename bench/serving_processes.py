@@ -7,7 +7,9 @@ last core, two have the last two. The claim needs three cores: with two, the cli
 process's core, and only the CPU time of an answer says something.
 """
 
+import time
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from bench.report import Row, alone, options, ratio, spread
 from bench.serving_models import CORES, Model
 from bench.serving_servers import Server, own_server
 from ratchet import settings
+from ratchet.servers.http import read_json
 from ratchet.workspace import Workspace
 
 __all__ = ["measure"]
@@ -34,6 +37,7 @@ def measure(rounds: int, *, quick: bool) -> list[Row]:
         for count in (1, 2):
             settings.override(Workspace(model.project.folder).params, {"serving.processes": count})
             servers.append(stack.enter_context(own_server(model, folder, cores=CORES[-count:])))
+            _wait_until_ready(servers[-1])
             servers[-1].load(connections=_CLIENTS, seconds=seconds)  # warm
             with servers[-1].awake():
                 pass
@@ -44,6 +48,16 @@ def measure(rounds: int, *, quick: bool) -> list[Row]:
                     server.loads.append(server.load(connections=_CLIENTS, seconds=seconds))
                     server.cpu.append((server.cpu_seconds() - before) / len(server.loads[-1].latencies))
     return _rows(*servers)
+
+
+def _wait_until_ready(server: Server) -> None:
+    """Wait for all processes. The first one answers while the others start, which would count as time of answers."""
+    while not all(process["version"] for process in _health(server).get("processes", ())):
+        time.sleep(0.2)
+
+
+def _health(server: Server) -> Any:
+    return read_json(f"http://127.0.0.1:{server.port}/health") or {"processes": [{"version": None}]}
 
 
 def _rows(single: Server, double: Server) -> list[Row]:

@@ -52,7 +52,12 @@ class Server(uvicorn.Server):
     """Accepts several connections in one turn of the event loop.
 
     libuv accepts one for each listening socket, so that health would wait for the turns of all connections before it.
+
+    Attributes:
+        accepts: connections in one turn. One process of several takes few, or it would have all of 32 new clients.
     """
+
+    accepts = _ACCEPTS
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, on copies of each socket too."""
@@ -61,7 +66,7 @@ class Server(uvicorn.Server):
         protocol: Any = config.http_protocol_class
         create = partial(protocol, config=config, server_state=self.server_state, app_state=self.lifespan.state)
         for listening in [each for server in self.servers for each in server.sockets]:
-            for _ in range(_ACCEPTS - 1):
+            for _ in range(self.accepts - 1):
                 copy = socket.socket(fileno=os.dup(listening.fileno()))
                 self.servers.append(await loop.create_server(create, sock=copy, backlog=config.backlog))
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _LAST = 1.0  # seconds after the deadline of the last requests, until the process is ended
 _OBJECTS = 5000  # new ones before a collection, which walks through the objects of all waiting requests
+_ACCEPTS_IN_GROUP = 4  # connections that a process of several accepts in one turn of its event loop
 _NOT_STARTED = 3  # exit status, as uvicorn's
 __all__ = ["check_free", "configuration", "configured", "run", "serve"]
 
@@ -167,7 +168,10 @@ def run(
     gc.freeze()  # each request makes thousands of objects, and a collection would walk through all of the libraries'
     config = configuration(server, store, host=host, port=port, allowed=allowed, fix=fix)
     sockets = [socket.socket(fileno=member.listening)] if member else None
-    _run_until_signal(Server(config), server.settings.deadline + _LAST, sockets)
+    listening = Server(config)
+    if member:
+        listening.accepts = _ACCEPTS_IN_GROUP
+    _run_until_signal(listening, server.settings.deadline + _LAST, sockets)
 
 
 def configuration(

@@ -16,7 +16,7 @@ LIMITS = {
     "gate": 1_470,
     "kinds": 2_460,
     "monitoring": 2_220,
-    "problems": 1_005,
+    "problems": 1_010,
     "provenance": 1_060,
     "ratchet": 1_760,
     "registry": 4_480,

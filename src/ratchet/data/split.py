@@ -73,11 +73,12 @@ def even_positions(u: NDArray[np.float64], classes: pl.Series) -> NDArray[np.flo
     names = classes.unique().cast(pl.String).sort()
     codes = classes.cast(pl.Enum(names)).to_physical().to_numpy()
     order = np.argsort(u)
-    starts = np.flatnonzero(np.diff(u[order], prepend=-1.0))  # of the samples with equal u
+    values = u[order]
+    starts = np.flatnonzero(np.append(True, values[1:] != values[:-1])) if len(u) else order  # of equal values
     sizes = np.diff(starts, append=len(u))
     code = codes[order[starts]].astype(np.int64)
     copied = order[np.repeat(sizes > 1, sizes)] if len(starts) < len(u) else order[:0]
-    unit = np.searchsorted(u[order[starts]], u[copied]) if len(copied) else copied
+    unit = np.searchsorted(values[starts], u[copied])
     pairs, counts = np.unique(unit * len(names) + codes[copied], return_counts=True)
     ranked = pairs[np.lexsort((-pairs, counts))]  # the most frequent class of a unit is last; of equals the first
     code[ranked // max(1, len(names))] = ranked % max(1, len(names))

@@ -51,7 +51,9 @@ def feature(column: TypedColumn, train: pl.Series) -> FeatureStatistics | None:
         )
     values = known.to_numpy()
     offset = _offset(column.type, values)
-    numbers = np.sort((values - offset).astype(np.float32)).astype(np.float64)  # as they are packed
+    packed = (values - offset if offset else values).astype(np.float32)
+    packed.sort()
+    numbers = packed.astype(np.float64)
     scale = moments(numbers)
     places = np.linspace(0, len(numbers) - 1, QUANTILES)
     below = places.astype(np.int64)
@@ -62,7 +64,7 @@ def feature(column: TypedColumn, train: pl.Series) -> FeatureStatistics | None:
         column.name, kind, scale.mean, scale.std, tuple(quantiles.tolist()), form=column.form, offset=offset,
         limits=scale.limits, complete=complete,
     )  # fmt: skip
-    return FeatureStatistics(summary, sorted_bins(numbers + offset))
+    return FeatureStatistics(summary, sorted_bins(numbers + offset if offset else numbers))
 
 
 def _offset(kind: str, values: NDArray[np.float64]) -> float:

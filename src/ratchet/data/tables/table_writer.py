@@ -141,8 +141,9 @@ class TableWriter:
     @cached_property
     def statistics(self) -> dict[str, FeatureStatistics]:
         """The features by name."""
-        features, train = [column for column in self.features if column.is_feature], self.order[self.train]
-        statistics = each(lambda column: describe.feature(column, column.values[train]), features)
+        features, train = [column for column in self.features if column.is_feature], pl.Series(self.order[self.train])
+        train = train.cast(pl.UInt32)
+        statistics = each(lambda column: describe.feature(column, column.values.gather(train)), features)
         return {feature.column.name: feature for feature in statistics if feature is not None}
 
     def write(self) -> Manifest:

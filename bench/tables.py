@@ -33,7 +33,7 @@ from ratchet.settings.model import DataSettings
 
 __all__ = ["measure"]
 
-_CLAIM = 4.0
+_CLAIMS = {"bare": 2.2, "same files": 1.8}
 _COLOURS = np.array(["red", "green", "blue", "violet", "black"])
 
 
@@ -55,9 +55,9 @@ def measure(rounds: int, *, quick: bool) -> list[Row]:
         peaks = {name: _peak(name, table) for name in ("ingest", "bare")}
     what = f"{count:,} rows, 20 columns, median of {rounds} rounds"
     rows = [Row(f"CPU-s: {name}", what, spread(values, form=".2f")) for name, values in seconds.items()]
-    for name in ("bare", "same files"):
+    for name, claim in _CLAIMS.items():
         share = ratio(seconds["ingest"], seconds[name])
-        rows.append(Row(f"ingest / {name}", what, f"{share:.2f}", f"<= {_CLAIM}", share <= _CLAIM))
+        rows.append(Row(f"ingest / {name}", what, f"{share:.2f}", f"<= {claim}", share <= claim))
     return rows + [Row(f"peak anonymous memory, MiB: {name}", what, f"{mib:,.0f}") for name, mib in peaks.items()]
 
 

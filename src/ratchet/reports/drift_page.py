@@ -34,7 +34,7 @@ def _sections(name: str, version: WatchedVersion, rule: DriftRule) -> list[Repor
         Line("largest evidence, as a power of ten", "--series-1", points),
         Line("limit", "--bad", [(1.0, limit), (float(len(evidence)), limit)]),
     ]
-    drawing = line_chart(drawn, name=f"Evidence of drift, {name}", x_label="window after the reference")
+    drawing = line_chart(drawn, name=f"Evidence of drift, {name}", x_label="judged window")
     chart = Chart(f"Evidence (rule {RULE})", drawing, drawn)
     note = f"Scores are distances from the first {version.first} windows, which are its reference."
     if not version.first:

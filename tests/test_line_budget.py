@@ -24,7 +24,7 @@ LIMITS = {
     "scale": 730,
     "search": 1_170,
     "servers": 1_500,
-    "serving": 6_820,
+    "serving": 6_830,
     "settings": 2_464,
     "tasks": 4_790,
     "tokens": 400,

@@ -16,16 +16,9 @@ from ratchet.data.reading import pool
 from ratchet.errors import DataError
 
 __all__ = [
-    "INDEX_COLUMNS",
-    "ReadRows",
-    "check_shards",
-    "extra_columns",
-    "index_columns",
-    "write_array",
-    "write_index",
-    "write_shards",
-    "write_shards_of",
-]
+    "INDEX_COLUMNS", "ReadRows", "check_shards", "extra_columns", "index_columns",
+    "write_array", "write_index", "write_shards", "write_shards_of",
+]  # fmt: skip
 
 Result = TypeVar("Result")
 ReadRows = Callable[[int, int], NDArray[np.uint8]]

@@ -25,21 +25,10 @@ _MAX_IN_MEMORY = 8 << 20  # bytes: larger local files are not read into memory
 _MAX_REMOTE = 1 << 30  # bytes: a remote file is fetched into memory
 _TRIES = 4
 _LONGEST_REASON = 300  # characters
-_LIBRARIES = frozenset(
-    {
-        "adlfs",
-        "aiobotocore",
-        "aiohttp",
-        "asyncssh",
-        "azure",
-        "botocore",
-        "fsspec",
-        "gcsfs",
-        "google",
-        "paramiko",
-        "s3fs",
-    }
-)
+_LIBRARIES = frozenset({
+    "adlfs", "aiobotocore", "aiohttp", "asyncssh", "azure", "botocore", "fsspec",
+    "gcsfs", "google", "paramiko", "s3fs",
+})  # fmt: skip
 
 
 @dataclass

@@ -199,7 +199,7 @@ def test_targets_are_described_for_people() -> None:
         (("0", "1"), "1", 1),
     ],
 )
-def test_a_class_may_be_given_as_the_value_that_it_names(names: tuple[str, ...], value: object, place: int) -> None:
+def test_a_class_may_be_given_as_its_value(names: tuple[str, ...], value: object, place: int) -> None:
     assert named_answers(Classes(names)).label(value) == [place]
 
 

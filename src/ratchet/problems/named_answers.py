@@ -151,19 +151,16 @@ class _Classes(NamedAnswers):
 
     def label(self, value: Any) -> list[float]:
         names = self.target.names
-        name = value
         if isinstance(value, int | float):  # 1 and 1.0 mean the class "1", true the class "True"
-            text = str(int(value) if type(value) is float and value.is_integer() else value).lower()
-            name = next((name for name in names if name.lower() == text), value)
-        if name not in names:
+            value = next((name for name in names if name.lower() == str(value).lower().removesuffix(".0")), value)
+        if value not in names:
             raise ValueError(", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else ""))
-        return [float(names.index(name))]
+        return [float(names.index(value))]
 
     def true_value(self, label: list[float]) -> str:
-        place = label[0] if len(label) == 1 else -1.0
-        if not (place.is_integer() and 0 <= place < len(self.target.names)):
+        if len(label) != 1 or label[0] % 1 or not 0 <= label[0] < len(self.target.names):
             raise ValueError(", ".join(self.target.names[:_LISTED]))
-        return self.target.names[int(place)]
+        return self.target.names[int(label[0])]
 
     def label_columns(self, labels: Floats, names: Sequence[str]) -> dict[str, NDArray[Any]]:
         return {names[0]: np.array(self.target.names, object)[labels[:, 0].astype(np.int64)]}

@@ -57,7 +57,7 @@ def refuse_shards(plan: Plan, model: Model | None = None) -> None:
 
 
 def _obstacles(plan: Plan, model: Model | None) -> list[str]:
-    found = {
+    obstacles = {
         "training.optimizer muon needs whole matrices": plan.optimizer == "muon",
         "training.prune_channels is set": plan.prune_channels > 0,
         "training.frozen_epochs is set": plan.frozen_epochs > 0,
@@ -68,11 +68,11 @@ def _obstacles(plan: Plan, model: Model | None) -> list[str]:
         "training.channels_last changes the order of the rows": plan.channels_last is True,
     }
     parameters = [] if model is None else list(model.named_parameters())
-    found["the parameters of the model have several types"] = len({each.dtype for _, each in parameters}) > 1
+    obstacles["the parameters of the model have several types"] = len({each.dtype for _, each in parameters}) > 1
     for name, parameter in parameters:
-        found[f"parameter {name} of the model is a single number without a row"] = parameter.dim() == 0
-        found[f"parameter {name} of the model is complex"] = parameter.is_complex()
-    return [reason for reason, is_true in found.items() if is_true]
+        obstacles[f"parameter {name} of the model is a single number without a row"] = parameter.dim() == 0
+        obstacles[f"parameter {name} of the model is complex"] = parameter.is_complex()
+    return [reason for reason, is_true in obstacles.items() if is_true]
 
 
 class WholeModel:

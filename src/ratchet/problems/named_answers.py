@@ -22,6 +22,8 @@ from ratchet.problems.protocol import Target
 
 __all__ = ["NAMED_ANSWERS", "NamedAnswers", "named_answers", "object_schema"]
 
+NO_RESULT = "it names answers for readers, and decides how a served version is watched"
+
 Schema = dict[str, Any]
 Predictions = NDArray[np.float32]
 Floats = NDArray[np.float64]

@@ -16,7 +16,6 @@ __all__ = [
     "Bodies",
     "Busy",
     "Header",
-    "HeldBody",
     "Refused",
     "Reply",
     "content_length",

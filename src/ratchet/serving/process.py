@@ -37,7 +37,6 @@ _OBJECTS = 5000  # new ones before a collection, which walks through the objects
 _ACCEPTS_IN_GROUP = 4  # connections that a process of several accepts in one turn of its event loop
 _NOT_STARTED = 3  # exit status, as uvicorn's
 __all__ = ["check_free", "configuration", "configured", "run", "serve"]
-
 _SWITCH = 0.0005  # seconds for which a thread, such as the log's, may hold up the event loop; Python's default: 5 ms
 
 
@@ -169,8 +168,7 @@ def run(
     config = configuration(server, store, host=host, port=port, allowed=allowed, fix=fix)
     sockets = [socket.socket(fileno=member.listening)] if member else None
     listening = Server(config)
-    if member:
-        listening.accepts = _ACCEPTS_IN_GROUP
+    listening.accepts = _ACCEPTS_IN_GROUP if member else listening.accepts
     _run_until_signal(listening, server.settings.deadline + _LAST, sockets)
 
 

@@ -33,8 +33,7 @@ class RecentAnswers:
 
     def __init__(self) -> None:
         self._known: OrderedDict[RequestKey, tuple[ModelRequest, Any]] = OrderedDict()
-        self._bytes, self._misses = 0, 0.0
-        self._answers = self._new = 0
+        self._bytes, self._misses, self._answers, self._new = 0, 0.0, 0, 0
 
     @property
     def is_useful(self) -> bool:

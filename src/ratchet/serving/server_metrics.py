@@ -28,7 +28,6 @@ _LEFT = 499  # status of a request whose client left before the answer
 _FAILED = 500
 _NO_WEBSOCKET = 403
 
-
 Snapshot = list[Any]
 """Metrics of one process as JSON: lists of name, description, type, and samples, each a list of name, labels, value."""
 

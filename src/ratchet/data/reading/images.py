@@ -31,7 +31,7 @@ from ratchet.data.reading.pixels import (
     to_colour,
     to_pixels,
 )
-from ratchet.data.reading.plain_png import Layout, PlainImage, opened, plain_png, stacked_images, unstacked
+from ratchet.data.reading.plain_png import PlainImage, PngLayout, opened, plain_png, stacked_images, unstacked
 from ratchet.data.refusal_reasons import why_unopened
 from ratchet.errors import DataError, SettingsError
 
@@ -195,7 +195,7 @@ class ImageDecoder:
         facts = [facts for facts, _ in samples]
         side, channels = self.shape or (0, 0)
         pixels = np.zeros((len(samples), side, side, channels), np.uint8)
-        plain: dict[Layout, list[tuple[int, bytes]]] = {}
+        plain: dict[PngLayout, list[tuple[int, bytes]]] = {}
         for place, (_, image) in enumerate(samples):
             if isinstance(image, PlainImage):
                 plain.setdefault(image.layout, []).append((place, image.lines))
@@ -279,7 +279,7 @@ class ImageDecoder:
                     return facts, None
             return facts, pixels
 
-    def _is_packed_whole(self, layout: Layout) -> bool:
+    def _is_packed_whole(self, layout: PngLayout) -> bool:
         side = self.shape[0] if self.shape else 0
         return (layout.width, layout.height) == (side, side) and side * side <= self.max_pixels
 
@@ -342,7 +342,7 @@ def format_of_extension(name: str) -> str | None:
 
 
 def _decode_plain(
-    layout: Layout, images: Sequence[tuple[int, bytes]], facts: Sequence[Facts], pixels: NDArray[np.uint8]
+    layout: PngLayout, images: Sequence[tuple[int, bytes]], facts: Sequence[Facts], pixels: NDArray[np.uint8]
 ) -> None:
     """Decode plain images of the packed size, (place, lines), into `pixels`, and complete their facts."""
     stacked = stacked_images(layout, [lines for _, lines in images])

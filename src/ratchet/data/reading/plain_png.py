@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-__all__ = ["Layout", "PlainImage", "opened", "plain_png", "stacked_images", "unstacked"]
+__all__ = ["PlainImage", "PngLayout", "opened", "plain_png", "stacked_images", "unstacked"]
 
 _START = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
 _END = b"\0\0\0\0IEND\xaeB`\x82"
@@ -24,7 +24,7 @@ _MAX_PIXELS = 1 << 16  # of larger images the decoding itself takes the time
 _LAST_FILTER = 4  # a line of pixels begins with the number of its filter
 
 
-class Layout(NamedTuple):
+class PngLayout(NamedTuple):
     """Mode and size of an image in pixels."""
 
     mode: str
@@ -40,7 +40,7 @@ class Layout(NamedTuple):
 class PlainImage(NamedTuple):
     """An image that is inflated, but still filtered."""
 
-    layout: Layout
+    layout: PngLayout
     lines: bytes
 
 
@@ -57,7 +57,7 @@ def plain_png(content: bytes) -> PlainImage | None:
         size = int.from_bytes(content[at : at + 4], "big")
         parts.append(content[at + 8 : at + 8 + size])
         at += size + 12
-    layout, inflater = Layout(_MODES[colour], width, height), zlib.decompressobj()
+    layout, inflater = PngLayout(_MODES[colour], width, height), zlib.decompressobj()
     try:
         lines = inflater.decompress(b"".join(parts), height * layout.line + 1)
     except zlib.error:
@@ -66,7 +66,7 @@ def plain_png(content: bytes) -> PlainImage | None:
     return PlainImage(layout, lines) if is_whole and max(lines[:: layout.line]) <= _LAST_FILTER else None
 
 
-def stacked_images(layout: Layout, images: Sequence[bytes]) -> Image.Image:
+def stacked_images(layout: PngLayout, images: Sequence[bytes]) -> Image.Image:
     """Decode the lines of images of one layout, below each other, with a line of zeros after each."""
     zeros = bytes(layout.line)  # filters see no pixels above the first line of an image
     lines = zlib.compress(zeros.join(images) + zeros, 0)

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from PIL import Image
 from ratchet.data.ingest import IngestTask, ingest
 from ratchet.data.manifest import Manifest
 from ratchet.errors import DataError
-from ratchet.kinds import ModelSpec
+from ratchet.kinds import ModelSpec, TableInput
 from ratchet.kinds.ingest import sample_files
 from ratchet.kinds.registry import kind_of
 from ratchet.monitoring import retraining
@@ -266,3 +267,73 @@ def test_a_training_waits_for_labels_that_none_before_had(adult: Place) -> None:
     retraining.mark_trained(workspace, again)
     with pytest.raises(NotTrained, match="not trained: 0 new labelled requests"):
         collect(now=time.time() + 3 * 604_800)
+
+
+FORMS = {
+    "comma": ("1234,5", "12,5"),
+    "money": ("$1,234.5", "$1,234.00"),
+    "percent": ("1.234,5 %", "1.250,5 %"),
+    "debts": ("(1,234.5)", "(1,200)"),
+    "day": ("%d.%m.%Y", "31.12.2024"),
+    "digits": ("%Y%m%d", "20240131"),
+    "mixed": ("%d.%m.%Y %H:%M|%Y-%m-%dT%H:%M:%S%.f%#z", "2024-12-31T10:20:30.5+01:00"),
+    "month": ("%Y-%m", "2024-12"),
+    "seconds": ("seconds", "1735640400"),
+}
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Place:
+    """A table whose columns write numbers and dates in another form than Parquet."""
+
+    def cells(row: int) -> dict[str, str]:
+        day, number = datetime(2019, 1, 1, 10, 20, tzinfo=UTC) + timedelta(days=row * 7), row * 12.125 + 0.1
+        return {
+            "comma": f"{number:.2f}".replace(".", ","),
+            "money": f"${number:,.2f}",
+            "percent": f"{number:,.1f} %".translate(str.maketrans(",.", ".,")),
+            "debts": f"({number:,.1f})" if row % 2 else f"{number:,.1f}",
+            "day": f"{day:%d.%m.%Y}",
+            "digits": f"{day:%Y%m%d}",
+            "mixed": f"{day:%d.%m.%Y %H:%M}" if row % 2 else f"{day:%Y-%m-%dT%H:%M:%S}.5Z",
+            "month": f"{day:%Y-%m}",
+            "seconds": f"{day.timestamp():.0f}",
+            "class": "yes" if row % 3 else "no",
+        }
+
+    rows = [cells(row) for row in range(300)]
+    pl.DataFrame(rows[:280]).write_csv(tmp_path / "written.csv")
+    columns: Any = {"digits": "datetime", "seconds": "datetime"}
+    params = Params(data=DataSettings(kind="table", path="written.csv", label_column="class", columns=columns))
+    later = [{name: value for name, value in row.items() if name != "class"} for row in rows[280:]]
+    place = Place(Workspace(tmp_path), params, later, [row["class"] for row in rows[280:]])
+    place.ingest()
+    return place
+
+
+def test_the_next_version_reads_the_same_texts(written: Place) -> None:
+    before = written.spec.input
+    assert isinstance(before, TableInput)
+    assert {column.name: column.form for column in before.columns} == {name: form for name, (form, _) in FORMS.items()}
+    written.request(0, 20)
+    written.label(written.true_labels(0, 20))
+    result = written.write()
+    assert result.added == 20
+    written.ingest(**{key.removeprefix("data."): value for key, value in result.settings.items() if "data" in key})
+    after = written.spec.input
+    assert isinstance(after, TableInput)
+    row = [{name: text for name, (_, text) in FORMS.items()}]
+    numbers = [kind_of(each).decode(row, each)[0] for each in (before, after)]
+    offsets = [[column.offset for column in each.columns] for each in (before, after)]
+    assert [column.form for column in after.columns] == [column.form for column in before.columns]
+    assert np.allclose(numbers[0] + offsets[0], numbers[1] + offsets[1], rtol=1e-6, atol=0)
+
+
+def test_a_form_that_cannot_be_written_again_is_refused(written: Place) -> None:
+    source = written.workspace.root / "written.csv"
+    small = pl.Series([*["0,25", "7,5"] * 139, "9,75", "1.234,50"])  # the only large number has no label
+    classes = pl.Series(["yes" if row % 3 else "no" for row in range(279)] + [None])
+    pl.read_csv(source, infer_schema=False).with_columns(comma=small, **{"class": classes}).write_csv(source)
+    written.ingest()
+    with pytest.raises(DataError, match=r"column 'comma': its values are written as .*cannot be written again. Fix"):
+        written.write()

@@ -10,7 +10,12 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from ratchet.data.tables.columns import typed_column
 from ratchet.data.tables.digests import column_digests, hexadecimal
+from ratchet.data.tables.encode import plain_values
+from ratchet.data.tables.number_formats import written_dates, written_numbers
+from ratchet.errors import DataError
+from ratchet.kinds import Column, ImageInput, TableInput
 from ratchet.settings.model import DataSettings
 
 if TYPE_CHECKING:
@@ -30,10 +35,14 @@ class SampleFiles(ABC, Generic[Values]):
 
     @abstractmethod
     def write(
-        self, folder: Path, values: Values, labels: Mapping[str, NDArray[Any]], splits: Sequence[str],
+        self, folder: Path, values: Values, input_spec: Any, labels: Mapping[str, NDArray[Any]], splits: Sequence[str],
         settings: DataSettings,
     ) -> tuple[str, dict[str, Any]]:  # fmt: skip
-        """Write the samples; return the file to read (empty: the folder), and further settings of the section data."""
+        """Write the samples; return the file to read (empty: the folder), and further settings of the section data.
+
+        Raises:
+            DataError: no file has these samples so that ingest reads them as before.
+        """
 
 
 class RowsFile(SampleFiles["pandas.DataFrame"]):
@@ -45,11 +54,13 @@ class RowsFile(SampleFiles["pandas.DataFrame"]):
         return digests
 
     def write(
-        self, folder: Path, values: "pandas.DataFrame", labels: Mapping[str, NDArray[Any]], splits: Sequence[str],
-        settings: DataSettings,
+        self, folder: Path, values: "pandas.DataFrame", input_spec: TableInput, labels: Mapping[str, NDArray[Any]],
+        splits: Sequence[str], settings: DataSettings,
     ) -> tuple[str, dict[str, Any]]:  # fmt: skip
         columns = pl.from_pandas(values).get_columns()
         columns = [column.cast(pl.String) if column.dtype == pl.Null else column for column in columns]
+        forms = {column.name: column for column in input_spec.columns if column.form}
+        columns = [_in_form(each, forms[each.name], settings) if each.name in forms else each for each in columns]
         columns += [pl.Series(name, label.tolist()) for name, label in labels.items()]
         pl.DataFrame([*columns, pl.Series(settings.split_column, splits)]).write_parquet(folder / "table.parquet")
         return "table.parquet", {"columns": {name: _type(values[name]) for name in values}, "drop": [], "hash": []}
@@ -62,8 +73,8 @@ class ImageFiles(SampleFiles[NDArray[Any]]):
         return [hashlib.sha256(np.ascontiguousarray(pixels).tobytes()).hexdigest() for pixels in values]
 
     def write(
-        self, folder: Path, values: NDArray[Any], labels: Mapping[str, NDArray[Any]], splits: Sequence[str],
-        settings: DataSettings,
+        self, folder: Path, values: NDArray[Any], input_spec: ImageInput, labels: Mapping[str, NDArray[Any]],
+        splits: Sequence[str], settings: DataSettings,
     ) -> tuple[str, dict[str, Any]]:  # fmt: skip
         from PIL import Image
 
@@ -88,3 +99,29 @@ def _plain(column: pl.Series) -> pl.Series:
 def _type(column: "pandas.Series") -> str:
     """Return the type of a column for data.columns."""
     return {"f": "numeric", "M": "datetime"}.get(column.dtype.kind, "categorical")
+
+
+def _in_form(values: pl.Series, column: Column, settings: DataSettings) -> pl.Series:
+    """Return a column as the source wrote it, because the next model reads requests in the form that it learns here.
+
+    Raises:
+        DataError: ingest would not read the same values in the same form.
+    """
+    numbers = plain_values(values, column.name)
+    assert numbers is not None
+    if column.type == "numeric":
+        texts = written_numbers(numbers, column.form)
+    else:  # packed in float32, whose error may be seconds
+        error = np.spacing(np.abs(numbers.to_numpy() - column.offset).astype(np.float32))
+        texts = written_dates(numbers, column.form, pl.Series(error))
+    try:
+        read = typed_column(texts, wanted=column.type, missing=settings.missing, where="")
+        is_same = read.form == column.form and (read.values.is_null() == numbers.is_null()).all()
+    except DataError:
+        is_same = False
+    if is_same:
+        return texts
+    raise DataError(
+        f"column {column.name!r}: its values are written as {column.form}, and as such they cannot be written again. "
+        "Fix: write numbers as 1234.5 and dates as YYYY-MM-DD in the data, ingest and train, then try again"
+    )

@@ -88,7 +88,7 @@ def write_labelled_set(workspace: Workspace, params: Params, spec_of: SpecOf, fo
     chosen = np.concatenate([np.arange(count), count + kept])
     values = kind.values(tuple(each[chosen] for each in arrays), manifest.input)
     with files.draft_directory(folder) as draft:
-        file, own = writer.write(draft, values, columns, [*base.splits, *rows["split"]], params.data)
+        file, own = writer.write(draft, values, manifest.input, columns, [*base.splits, *rows["split"]], params.data)
         digest = _write_records(draft, manifest, rows, left_out)
     settings = {"path": str(folder / file), "problem": manifest.target.problem, "order_by": "none", "folds": 0} | own
     added = rows.join(earlier.rows, on=("answer", "row"), how="anti").height

@@ -14,6 +14,7 @@ import polars as pl
 
 __all__ = [
     "PLAIN", "Ambiguous", "Form", "are_numbers", "date_form", "number_form", "numbers", "numeric_date_form", "seconds",
+    "written_dates", "written_numbers",
 ]  # fmt: skip
 
 PLAIN = "1234.5"
@@ -312,3 +313,42 @@ def _partial(texts: pl.Series, form: str) -> pl.Series:
         return days.dt.epoch("us").cast(pl.Float64) / 1e6
     days = ("2000-01-01 " + texts).str.to_datetime(f"%Y-%m-%d {form}", strict=False, time_unit="us")
     return days.dt.epoch("us").cast(pl.Float64) / 1e6 - _MILLENNIUM
+
+
+def written_numbers(values: pl.Series, form: str) -> pl.Series:
+    """Return Float64 values as texts in a form: `numbers` reads them again. Four decimals are never thousands."""
+    before, core, after = _parts(form)
+    between, decimal = core[1] if core[1] != "2" else "", core[-2]
+    factor, parentheses = 100 if "%" in (before, after) else 1, form.startswith("(")
+
+    def text(value: float) -> str:
+        whole, _, part = np.format_float_positional(abs(value) * factor, min_digits=4).partition(".")
+        written = form.replace(core, f"{int(whole):,}".replace(",", between) + decimal + part)
+        written = written if value < 0 or not parentheses else written.strip("()")
+        return written if value >= 0 or parentheses else f"-{written}"
+
+    texts = [None if value is None else text(value) for value in values.fill_nan(None)]
+    return pl.Series(values.name, texts, dtype=pl.String)
+
+
+_STEPS = (("%.f", "1us"), ("%S", "1s"), ("%M", "1m"), ("%H", "1h"))
+
+
+def written_dates(values: pl.Series, form: str, error: pl.Series) -> pl.Series:
+    """Return seconds since 1970-01-01 UTC in a form: `seconds` reads them again, to within their error.
+
+    Of several formats each is used, if it has the date. A date that none has is null.
+    """
+    if form in _UNITS:
+        return values * _UNITS[form]
+    formats, row = form.split("|"), pl.int_range(len(values), eager=True)
+    written = []
+    for single in formats:
+        step = next((step for part, step in _STEPS if part in single), "1d")
+        dates = (values * 1e6).round().cast(pl.Int64).cast(pl.Datetime("us")).dt.round(step)
+        texts = dates.dt.strftime(single.replace("%#z", "+00:00").replace("%.f", "%.6f"))
+        is_same = (seconds(texts, form) - values).abs() <= error
+        written.append(pl.select(pl.when(is_same).then(texts)).to_series())
+    turns = [[*written[at:], *written[:at]] for at in range(len(written))]
+    chosen = pl.coalesce(*(pl.when(row % len(turns) == at).then(pl.coalesce(turn)) for at, turn in enumerate(turns)))
+    return pl.select(chosen).to_series().alias(values.name)

@@ -5,11 +5,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from pkgutil import resolve_name
 
 import numpy as np
 import pytest
 
-from bench import project
+from bench import ingest, project
 from bench.project import ROOT, SIDE, StageRun, pack
 from bench.report import Row, options, ratio, show
 from ratchet.data.manifest import Manifest
@@ -24,6 +25,10 @@ def test_every_measurement_can_be_asked_for() -> None:
     named = {path.stem for path in (ROOT / "bench").glob("*.py") if "def measure(" in path.read_text()}
     assert len(named) == 23
     assert all(name in output for name in named)
+
+
+def test_measured_checks_of_ingest_exist() -> None:
+    assert all(callable(resolve_name(f"ratchet.data.{check}")) for check in ingest._CHECKS)
 
 
 def test_measurement_that_is_terminated_ends_what_it_started() -> None:

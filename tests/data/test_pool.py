@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from waiting import let_run, until
 
-from ratchet.data.reading import pool, survey
+from ratchet.data.reading import pool, storage, survey
 from ratchet.errors import DataError, WorkspaceError
 
 WAITING = """
@@ -63,6 +63,22 @@ def test_processes_and_threads_pack_the_same_bytes(two_classes, monkeypatch) -> 
     for workers in (2, 8):
         two_classes.ingest(workers=workers, max_bad_fraction=0.1)
         assert two_classes.bytes() == alone
+
+
+@pytest.mark.parametrize(("limits", "most"), [({}, 10), ({"_CHUNK_BYTES": 6_000}, 4), ({"_REMOTE_CHUNK": 2}, 2)])
+def test_every_worker_gets_some_of_few_or_large_files(two_classes, monkeypatch, limits: dict, most: int) -> None:
+    """The sizes are of 80 files of about 1,500 bytes, read by two workers."""
+    for name, limit in limits.items():
+        monkeypatch.setattr(survey, name, limit)
+    monkeypatch.setattr(storage.LocalFolder, "is_local", "_REMOTE_CHUNK" not in limits)
+    sizes = []
+    read = survey.ReadTask.__call__
+    monkeypatch.setattr(
+        survey.ReadTask, "__call__", lambda task, chunk: sizes.append(len(chunk[1])) or read(task, chunk)
+    )
+    two_classes.ingest(workers=2, image_size=8)
+    assert sum(sizes) == 80
+    assert 1 < max(sizes) <= most
 
 
 def test_a_killed_worker_process_gives_a_clear_error(two_classes) -> None:

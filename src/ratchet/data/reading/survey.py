@@ -16,8 +16,11 @@ from ratchet.settings.model import DataSettings
 
 __all__ = ["Survey"]
 
-_CHUNK = 1_024  # samples per chunk of work
-_CHUNK_BYTES = 3 << 20  # packed bytes per chunk of work
+_CHUNK = 256  # samples per chunk of work
+_CHUNK_BYTES = 3 << 20  # bytes of files, or of packed images, per chunk of work
+_REMOTE_CHUNK = 64  # samples per chunk of a source that a thread waits for, one sample after the other
+_CHUNKS = 4  # least chunks per worker, so that none waits long for the last
+_FRAME_ROWS = 4_096  # samples whose facts are kept as lists before they become a frame
 _PREVIEWED = 64  # samples that the packed shape is guessed from
 _MIN_FOR_PROCESSES = 1_000  # files: fewer are read by threads before processes have started
 _NO_FACTS = pl.DataFrame(schema={"place": pl.UInt32, **image_rules.FACTS, "at": pl.Int64})
@@ -41,6 +44,7 @@ class Survey:
         self._source, self._advance = source, advance
         self._max_pixels, self._released = settings.max_pixels, frozenset(released)
         self._heif = "heif" in settings.formats
+        self._file_bytes = 0
 
     def preview(self, names: pl.Series) -> pl.DataFrame:
         """Return facts of a few samples from all over the source, without the unreadable ones.
@@ -49,6 +53,7 @@ class Survey:
         """
         chosen = [names[at] for at in evenly_spaced(len(names), classes=1, of=1)[:_PREVIEWED]]
         facts, _ = ImageDecoder(None, self._max_pixels, heif=self._heif).read_all(self._source.read, chosen)
+        self._file_bytes = sum(sample.bytes or 0 for sample in facts) // max(1, len(facts))
         return image_rules.facts_frame(facts_columns(facts)).filter("readable")
 
     def read_all(self, listing: pl.DataFrame, scratch: Scratch, known: pl.DataFrame) -> pl.DataFrame:
@@ -78,18 +83,28 @@ class Survey:
             shape, self._max_pixels, frozenset(contents["content"]), self._released, depth=scratch.depth,
             heif=self._heif,
         )  # fmt: skip
-        first, step = scratch.reserve(unread.height), max(1, min(_CHUNK, _CHUNK_BYTES // (shape[0] ** 2 * shape[1])))
+        first, step = scratch.reserve(unread.height), self._step(unread.height, shape[0] ** 2 * shape[1])
         chunks = (
             (first + start, unread["id"][start : start + step].to_list()) for start in range(0, unread.height, step)
         )
-        frames = [_NO_FACTS]
+        frames, facts = [_NO_FACTS], dict[str, list[Any]]()
         for columns in self._by_workers(ReadTask(self._source.read, decoder, scratch), chunks, count=unread.height):
-            frames.append(image_rules.facts_frame(columns))
-            self._advance(frames[-1].height)
+            facts = {name: facts.get(name, []) + values for name, values in columns.items()}
+            if len(facts["bytes"]) >= _FRAME_ROWS:
+                frames.append(image_rules.facts_frame(facts))
+                facts = {}
+            self._advance(len(columns["bytes"]))
+        frames += [image_rules.facts_frame(facts)] if facts else []
         read = pl.concat(frames, how="diagonal").with_columns(place=unread["place"])
         read = read.with_columns(at=pl.when(pl.col("pixels").is_not_null()).then(pl.int_range(pl.len()) + first))
         known = read.select("content").join(contents, on="content", how="left", maintain_order="left")
         return read.with_columns(pl.coalesce(read[name], known[name]) for name in known.columns)
+
+    def _step(self, count: int, packed_bytes: int) -> int:
+        """Return the number of samples per chunk for `count` samples."""
+        most = _CHUNK if self._source.is_local else _REMOTE_CHUNK
+        by_bytes = _CHUNK_BYTES // max(packed_bytes, self._file_bytes)
+        return max(1, min(most, by_bytes, -(-count // (_CHUNKS * self.workers))))
 
     def _by_workers(
         self, task: ReadTask, chunks: Iterable[tuple[int, list[str]]], *, count: int

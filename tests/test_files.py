@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from ratchet import files
@@ -77,10 +78,23 @@ def test_a_failed_write_leaves_the_old_file_and_no_draft(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
-def test_a_full_disk_is_that_of_the_written_file(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No space left on device") as full, files.draft_file(tmp_path / "answers.csv"):
-        Path("/dev/full").write_bytes(b"x")
-    assert full.value.filename == str(tmp_path / "answers.csv")
+@pytest.mark.parametrize("draft", [files.draft_file, files.draft_directory])
+@pytest.mark.parametrize("write", [lambda path: path.write_bytes(b"x"), pl.DataFrame({"a": [1]}).write_parquet])
+def test_a_full_disk_is_that_of_the_written_file(tmp_path: Path, draft, write) -> None:
+    with pytest.raises(OSError, match="No space left on device") as full, draft(tmp_path / "answers"):
+        write(Path("/dev/full"))
+    assert full.value.filename == str(tmp_path / "answers")
+    assert drafts(tmp_path) == []
+
+
+def test_files_and_folders_of_a_draft_reach_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = set()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.add(os.fstat(descriptor).st_ino))
+    with files.draft_directory(tmp_path / "packed") as draft:
+        (draft / "train").mkdir()
+        (draft / "train" / "images.npy").touch()
+    written = tmp_path / "packed"
+    assert {path.stat().st_ino for path in (tmp_path, written, *written.rglob("*"))} == synced
 
 
 def test_a_writer_killed_in_mid_write_leaves_the_old_file(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -51,17 +52,29 @@ def draft_file(path: Path, *, private: bool = False) -> Iterator[Path]:
     os.close(handle)
     draft = Path(name)
     try:
-        yield draft
-        _sync(draft)
+        with _full_disk_of(path):
+            yield draft
+            _sync(draft)
         if not private:
             os.chmod(draft, 0o644)  # mkstemp makes files private; outputs are not
         os.replace(draft, path)
-    except BaseException as error:
+    except BaseException:
         draft.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            error.filename = error.filename or str(path)  # the system does not name the file whose disk is full
         raise
     _sync(path.parent)
+
+
+@contextlib.contextmanager
+def _full_disk_of(path: Path) -> Iterator[None]:
+    """Name `path` in an error of a full disk, which the system does not. Polars gives its number in a text alone."""
+    try:
+        yield
+    except Exception as error:
+        found = re.search(r"\(os error (\d+)\)$", str(error))
+        number = error.errno if isinstance(error, OSError) else int(found[1]) if found else None
+        if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) and not getattr(error, "filename", None):
+            raise OSError(number, os.strerror(number), str(path)) from error
+        raise
 
 
 def write_text(path: Path, content: str) -> None:
@@ -106,11 +119,11 @@ def draft_directory(path: Path) -> Iterator[Path]:
     _remove_drafts(path.parent.glob(f"{DRAFT}{path.name}-*"))
     draft = Path(tempfile.mkdtemp(prefix=f"{DRAFT}{path.name}-", dir=path.parent))
     try:
-        yield draft
-        os.chmod(draft, 0o755)
-        for file in draft.rglob("*"):
-            if file.is_file():
-                _sync(file)
+        with _full_disk_of(path):
+            yield draft
+            os.chmod(draft, 0o755)
+            for place in (draft, *draft.rglob("*")):
+                _sync(place)
         if path.exists():
             old = Path(tempfile.mkdtemp(prefix=f"{DRAFT}{path.name}-", dir=path.parent)) / _REPLACED
             os.replace(path, old)

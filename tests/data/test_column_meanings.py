@@ -89,6 +89,11 @@ def test_times_and_months_are_dates(table, text: str, expected: float) -> None:
     assert table.types()["when"] == "datetime"
 
 
+def test_months_of_an_older_model_are_still_read() -> None:
+    (day,) = seconds(pl.Series(["May 2024"]), "%b %Y")
+    assert day == datetime.datetime(2024, 5, 1, tzinfo=datetime.UTC).timestamp()
+
+
 @pytest.mark.parametrize(
     ("texts", "day"),
     [

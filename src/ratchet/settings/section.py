@@ -51,11 +51,17 @@ def _require_part_of_day(minutes: int) -> int:
     return minutes
 
 
+def _require_different(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) < len(names):
+        raise ValueError("allowed are names of which each stands once")
+    return names
+
+
 _DAY = 1440  # minutes
 Text = Annotated[str, Field(min_length=1)]
 Function = Annotated[str, Field(pattern=r"^(none|[\w.]+:\w+)$")]
 Kind = Annotated[str, Field(pattern=r"^(image|table|text|tokens|[\w.]+:\w+)$")]
-Names = Annotated[tuple[str, ...], Field(strict=False)]
+Names = Annotated[tuple[str, ...], Field(strict=False), AfterValidator(_require_different)]
 ValidationMetric = Literal[
     "validation/accuracy",
     "validation/balanced_accuracy",

@@ -308,7 +308,7 @@ def seconds(texts: pl.Series, form: str) -> pl.Series:
 
 def _partial(texts: pl.Series, form: str) -> pl.Series:
     """Return months as seconds since 1970 of their first day, or times as seconds since midnight, Float64."""
-    if "%m" in form or "%B" in form:
+    if any(month in form for month in ("%m", "%b", "%B")):  # %b: of models made before
         days = (texts + " 01").str.to_datetime(f"{form} %d", strict=False, time_unit="us")
         return days.dt.epoch("us").cast(pl.Float64) / 1e6
     days = ("2000-01-01 " + texts).str.to_datetime(f"%Y-%m-%d {form}", strict=False, time_unit="us")

@@ -54,6 +54,10 @@ class Place:
     def manifest(self) -> Manifest:
         return Manifest.read(self.workspace.packed)
 
+    def set(self, **changes: Any) -> None:
+        data = DataSettings(**{**self.params.data.model_dump(), **changes})
+        self.params = self.params.model_copy(update={"data": data})
+
     def ingest(self, **changes: Any) -> Manifest:
         settings = DataSettings(**{**self.params.data.model_dump(), **changes})
         root, quarantine = self.workspace.root, self.workspace.quarantine
@@ -104,6 +108,10 @@ class Place:
         return packed
 
 
+def data_settings(written: LabelledSet) -> dict[str, Any]:
+    return {key.removeprefix("data."): value for key, value in written.settings.items() if key.startswith("data.")}
+
+
 def datasets() -> Path:
     if not (root := os.environ.get("RATCHET_DATASETS")):
         pytest.skip("RATCHET_DATASETS is not set")
@@ -150,9 +158,9 @@ def test_old_samples_keep_their_splits_and_new_ones_join(name: str, request: pyt
     place.request(0, 100)
     place.label(place.true_labels(0, 90))
     written = place.write()
-    name = written.settings.pop("registry.model")
-    assert name == {"adult": "adult", "fashion": "images"}[request.node.callspec.id]
-    place.ingest(**{key.removeprefix("data."): value for key, value in written.settings.items()})
+    model = {"adult": "adult", "fashion": "images"}[request.node.callspec.id]
+    assert written.settings["registry.model"] == model
+    place.ingest(**data_settings(written))
     after = place.packed()
     assert {digest: after[digest] for digest in before} == before
     rows = pl.read_parquet(written.folder / "rows.parquet")
@@ -319,7 +327,7 @@ def test_the_next_version_reads_the_same_texts(written: Place) -> None:
     written.label(written.true_labels(0, 20))
     result = written.write()
     assert result.added == 20
-    written.ingest(**{key.removeprefix("data."): value for key, value in result.settings.items() if "data" in key})
+    written.ingest(**data_settings(result))
     after = written.spec.input
     assert isinstance(after, TableInput)
     row = [{name: text for name, (_, text) in FORMS.items()}]
@@ -337,3 +345,48 @@ def test_a_form_that_cannot_be_written_again_is_refused(written: Place) -> None:
     written.ingest()
     with pytest.raises(DataError, match=r"column 'comma': its values are written as .*cannot be written again. Fix"):
         written.write()
+
+
+def test_a_request_keeps_its_split_whatever_changes(adult: Place) -> None:
+    adult.request(0, 200)
+    adult.label(adult.true_labels(0, 100))
+    before = adult.write()
+    splits, spec = pl.read_parquet(before.folder / "rows.parquet").select("answer", "row", "split"), adult.spec
+    adult.set(test_fraction=0.4, drop=("fnlwgt",))  # the digest of each request is another
+    adult.ingest()
+    adult.label(adult.true_labels(100, 200))
+    after = adult.write(spec_of=lambda name: spec)
+    rows = pl.read_parquet(after.folder / "rows.parquet").join(splits, on=("answer", "row"))
+    assert len(rows) >= 90  # the others are copies now
+    assert (rows["split"] == rows["split_right"]).all()
+    assert after.requests["test"] > before.requests["test"] + 15
+    assert adult.write(spec_of=lambda name: spec).digest == after.digest
+
+
+def test_sets_of_dated_data_stay_split_by_the_hour(adult: Place) -> None:
+    source = adult.workspace.root / "adult.csv"
+    pl.read_csv(source).with_row_index("when").write_csv(source)
+    adult.set(order_by="when", test_fraction=0.4, validation_fraction=0.3)
+    adult.ingest()
+    adult.request(0, NEW)
+    adult.label(adult.true_labels(0, 60))
+    adult.set(**data_settings(adult.write()))
+    adult.ingest()
+    adult.label(adult.true_labels(60, NEW))
+    rows = pl.read_parquet(adult.write("april").folder / "rows.parquet")
+    hours = rows.group_by(pl.col("time").dt.truncate("1h")).agg(pl.col("split").n_unique(), pl.len())
+    assert (hours["split"] == 1).all()
+    assert len(hours) >= 4
+    assert rows["split"].n_unique() > 1
+
+
+def test_requests_of_another_kind_are_left_out(adult: Place, fashion: Place) -> None:
+    fashion.request(0, 20)
+    fashion.label(fashion.true_labels(0, 20))
+    fashion.write()
+    spec = fashion.spec
+    adult.ingest()  # into the same folder
+    written = adult.write(spec_of=lambda name: spec)
+    assert written.added == sum(written.requests.values()) == 0
+    (reason,) = written.left_out
+    assert reason.endswith("input: it takes 28 x 28 x 1 pixels, and these are 14 columns")

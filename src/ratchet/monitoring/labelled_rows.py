@@ -21,7 +21,7 @@ from ratchet.traffic.schema import INPUT, target_id
 if TYPE_CHECKING:
     import polars
 
-__all__ = ["LabelledRows", "SpecOf", "arrays_of", "labelled_rows", "no_rows"]
+__all__ = ["LabelledRows", "SpecOf", "arrays_of", "input_obstacle", "labelled_rows", "no_rows"]
 
 _END = 1 << 40  # seconds since 1970, after every row
 _HOUR = 3600
@@ -35,7 +35,7 @@ class LabelledRows:
     Attributes:
         arrays: packed, of the data set's input.
         labels: float64 (rows, numbers), as `NamedAnswers.label` of the data set's target returns them.
-        rows: answer, row, version and time of each.
+        rows: answer, row, version, time and split of each; null: it has no split yet.
         left_out: answer, row and reason of the labels that give no sample.
     """
 
@@ -49,12 +49,18 @@ def no_rows(input_spec: Input, width: int) -> LabelledRows:
     """Return no samples of this input, with labels of `width` numbers."""
     import polars as pl
 
-    schema = pl.Schema(
-        {"answer": pl.String(), "row": pl.Int32(), "version": pl.String(), "time": pl.Datetime("us", "UTC")}
-    )
+    time, text = pl.Datetime("us", "UTC"), pl.String()
+    schema = pl.Schema({"answer": text, "row": pl.Int32(), "time": time, "version": text, "split": text})
     kind = kind_of(input_spec)
     arrays = kind.packed(kind.zeros(input_spec, 0), input_spec)
     return LabelledRows(arrays, np.empty((0, width)), pl.DataFrame(schema=schema), _left_out([]))
+
+
+def input_obstacle(have: Input, want: Input) -> str:
+    """Return why samples of `have` are none of `want`; empty: they are."""
+    if type(have) is not type(want):
+        return f"it takes {want.description}, and these are {have.description}"
+    return kind_of(want).obstacle(have, want)
 
 
 def arrays_of(rows: "polars.DataFrame", names: Sequence[str], zeros: Arrays) -> Arrays:
@@ -135,7 +141,7 @@ class _Reader:
             reasons[good[place]] = reason
         kept = np.array([place for place in range(len(good)) if place not in unknown], np.int64)
         arrays = arrays or no_rows(self._input, self.width).arrays
-        keys = rows[good[kept]].select("answer", "row", pl.lit(version).alias("version"), "time")
+        keys = rows[good[kept]].select("answer", "row", "time", version=pl.lit(version), split=pl.lit(None, pl.String))
         named = zip(rows["answer"].to_list(), rows["row"].to_list(), reasons, strict=True)
         left_out = _left_out([each for each in named if each[2]])
         return LabelledRows(tuple(each[kept] for each in arrays), labels[good[kept]], keys, left_out)
@@ -144,11 +150,9 @@ class _Reader:
         """Return why each row cannot be read; empty: it can."""
         if spec is None:
             return ["its version is not in the registry"] * len(rows)
-        if type(spec.input) is not type(self._input):
-            return ["its version takes another kind of samples than the data set"] * len(rows)
-        kind = kind_of(self._input)
-        if obstacle := kind.obstacle(self._input, spec.input) or kind.obstacle(spec.input, self._input):
+        if obstacle := input_obstacle(self._input, spec.input) or input_obstacle(spec.input, self._input):
             return [f"its version has another input: {obstacle}"] * len(rows)
+        kind = kind_of(self._input)
         names = [INPUT + name for name in kind.array_names(spec.input)]
         if not set(names) <= set(rows.columns):
             return ["its input is not in the log (serving.log_inputs was not keep)"] * len(rows)

@@ -1,7 +1,7 @@
 """A data set of the packed samples and of labelled requests, which ingest takes as a source.
 
-The packed samples keep their splits. The split of a request follows from its digest, or from its hour if the data are
-in order of time, so it never changes. The set keeps the requests that it has, also when the log has deleted them.
+The packed samples keep their splits. A new request gets one by its digest, or by its hour if the data are in order of
+time, and keeps it. The set keeps the requests that it has, also when the log has deleted them.
 """
 
 import math
@@ -22,7 +22,7 @@ from ratchet.kinds.ingest import sample_files
 from ratchet.kinds.protocol import Arrays
 from ratchet.kinds.registry import kind_of
 from ratchet.kinds.spec_json import input_from_json
-from ratchet.monitoring.labelled_rows import LabelledRows, SpecOf, arrays_of, labelled_rows, no_rows
+from ratchet.monitoring.labelled_rows import LabelledRows, SpecOf, arrays_of, input_obstacle, labelled_rows, no_rows
 from ratchet.problems import target_from_json
 from ratchet.problems.named_answers import named_answers
 from ratchet.registry.names import registered_name
@@ -66,6 +66,8 @@ def write_labelled_set(workspace: Workspace, params: Params, spec_of: SpecOf, fo
     Raises:
         DataError: the data are not packed, their problem takes no labels, or their kind cannot be written.
     """
+    import polars
+
     manifest = Manifest.read(workspace.packed)
     writer = sample_files(manifest.input.kind)
     if not named_answers(manifest.target).takes_labels:
@@ -81,15 +83,17 @@ def write_labelled_set(workspace: Workspace, params: Params, spec_of: SpecOf, fo
     arrays = tuple(np.concatenate(parts) for parts in zip(base.arrays, joined.arrays, strict=True))
     digests = writer.digests(kind.values(arrays, manifest.input))
     reasons = _reasons(np.concatenate([base.labels, joined.labels]), digests, count)
+    by_hour = _by_hour(workspace, params.data, folder)
     kept = np.flatnonzero([not reason for reason in reasons])
-    rows, left_out = _stored(joined, kept, digests[count:], params.data), _left_out(joined, reasons)
+    kept = kept[joined.rows[kept].select(polars.arg_sort_by("time", "answer", "row")).to_series().to_numpy()]
+    rows, left_out = _stored(joined, kept, digests[count:], params.data, by_hour), _left_out(joined, reasons)
     labels = np.concatenate([base.labels, joined.labels[kept]])
     columns = named_answers(manifest.target).label_columns(labels, params.data.label_columns)
     chosen = np.concatenate([np.arange(count), count + kept])
     values = kind.values(tuple(each[chosen] for each in arrays), manifest.input)
     with files.draft_directory(folder) as draft:
         file, own = writer.write(draft, values, manifest.input, columns, [*base.splits, *rows["split"]], params.data)
-        digest = _write_records(draft, manifest, rows, left_out)
+        digest = _write_records(draft, manifest, rows, left_out, by_hour=by_hour)
     settings = {"path": str(folder / file), "problem": manifest.target.problem, "order_by": "none", "folds": 0} | own
     added = rows.join(earlier.rows, on=("answer", "row"), how="anti").height
     changes = {f"data.{name}": value for name, value in settings.items()}
@@ -97,13 +101,27 @@ def write_labelled_set(workspace: Workspace, params: Params, spec_of: SpecOf, fo
     return LabelledSet(folder, digest, _counts(rows["split"]), added, _counts(left_out["reason"]), changes)
 
 
-def _write_records(draft: Path, manifest: Manifest, rows: "polars.DataFrame", left_out: "polars.DataFrame") -> str:
+def _by_hour(workspace: Workspace, settings: DataSettings, folder: Path) -> bool:
+    """Return whether new requests of one hour share a split: of data in order of time, also after such a set of them.
+
+    Such a set, written before into `folder` or packed now, has no order any more, but says so in dataset.json.
+    """
+    source = workspace.root / settings.path
+    records = [place / "dataset.json" for place in (folder, source, source.parent)]
+    stored = [files.read_json(record).get("by_hour") for record in records if record.is_file()]
+    return settings.order_by != "none" or any(stored)
+
+
+def _write_records(
+    draft: Path, manifest: Manifest, rows: "polars.DataFrame", left_out: "polars.DataFrame", *, by_hour: bool
+) -> str:
     """Write where the samples came from, and return the digest of all that decides the set."""
     rows.write_parquet(draft / "rows.parquet")
     left_out.write_parquet(draft / "left-out.parquet")
     content = {
         "data": {"digest": manifest.digest, "source": manifest.source},
         "requests": _counts(rows["split"]),
+        "by_hour": by_hour,
         "versions": _counts(rows["version"]),
         "left_out": _counts(left_out["reason"]),
         "input": to_json(manifest.input),
@@ -153,7 +171,7 @@ def _earlier(folder: Path, manifest: Manifest, width: int) -> LabelledRows:
         arrays = arrays_of(rows, [f"{INPUT}{place}" for place in range(len(zeros))], zeros)
     except (OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError) as error:
         raise DataError(f"{folder}: damaged ({error}). Fix: delete the folder, and run the command again") from error
-    obstacle = kind.obstacle(have, want)
+    obstacle = input_obstacle(have, want)
     labels, reasons = np.zeros((len(rows), width)), [obstacle and f"its input is another: {obstacle}"] * len(rows)
     for place, label in enumerate(rows["label"].to_list()):
         try:
@@ -167,17 +185,22 @@ def _earlier(folder: Path, manifest: Manifest, width: int) -> LabelledRows:
     return LabelledRows(
         no_rows(want, width).arrays if obstacle else tuple(each[good] for each in arrays),
         labels[good],
-        rows[good].select("answer", "row", "version", "time"),
+        rows[good].select(no_rows(want, width).rows.columns),
         left_out,
     )
 
 
 def _joined(logged: LabelledRows, earlier: LabelledRows) -> LabelledRows:
-    """Return the rows of both in the order of time. The label that the log has now replaces an earlier one."""
+    """Return the rows of both: those with a split first, then in the order of time.
+
+    The label that the log has now replaces an earlier one. The split stays.
+    """
     import polars as pl
 
     rows = pl.concat([logged.rows, earlier.rows]).with_row_index("place")
-    rows = rows.unique(("answer", "row"), keep="first", maintain_order=True).sort("time", "answer", "row")
+    rows = rows.with_columns(pl.col("split").max().over("answer", "row"))
+    rows = rows.unique(("answer", "row"), keep="first", maintain_order=True)
+    rows = rows.sort(pl.col("split").is_null(), "time", "answer", "row")
     places = rows["place"].to_numpy()
     arrays = tuple(np.concatenate(parts)[places] for parts in zip(logged.arrays, earlier.arrays, strict=True))
     labels = np.concatenate([logged.labels, earlier.labels])[places]
@@ -214,7 +237,7 @@ def _left_out(joined: LabelledRows, reasons: list[str]) -> "polars.DataFrame":
 
 
 def _split(unit: str, settings: DataSettings) -> str:
-    """Return the split of a request, which never changes. New test rows are rows that no model has seen."""
+    """Return the split of a new request. New test rows are rows that no model has seen."""
     place = position(f"labelled {unit}")
     if place < settings.test_fraction:
         return "test"
@@ -222,7 +245,7 @@ def _split(unit: str, settings: DataSettings) -> str:
 
 
 def _stored(
-    joined: LabelledRows, kept: NDArray[np.int64], digests: list[str], settings: DataSettings
+    joined: LabelledRows, kept: NDArray[np.int64], digests: list[str], settings: DataSettings, by_hour: bool
 ) -> "polars.DataFrame":
     """Return the table rows.parquet: where each request came from, its split, its label and its arrays."""
     import polars as pl
@@ -232,8 +255,9 @@ def _stored(
         pl.Series("digest", [digests[place] for place in kept], dtype=pl.String),
     )
     hours = [f"hour {hour}" for hour in rows["time"].dt.epoch("s") // 3600]
-    units = rows["digest"].to_list() if settings.order_by == "none" else hours
-    rows = rows.with_columns(pl.Series("split", [_split(unit, settings) for unit in units], dtype=pl.String))
+    units = hours if by_hour else rows["digest"].to_list()
+    drawn = pl.Series([_split(unit, settings) for unit in units], dtype=pl.String)
+    rows = rows.with_columns(pl.col("split").fill_null(drawn))
     for place, each in enumerate(joined.arrays):
         flat = each[kept].reshape(len(kept), math.prod(each.shape[1:]))
         dtype = pl.List(pl.Series(flat.ravel()).dtype)

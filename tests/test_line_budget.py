@@ -8,7 +8,7 @@ LIMITS = {
     "baselines": 650,
     "code": 450,
     "commands": 3_830,
-    "data": 10_720,
+    "data": 10_740,
     "doctor": 1_220,
     "evaluation": 3_270,
     "exports": 740,

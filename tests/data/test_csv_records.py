@@ -220,6 +220,7 @@ JSON_LINES = '{"a": 1}\n\n{"a": 2}\n'
         (JSON_LINES + "{a}\n[1]\n" + JSON_LINES, "lines 4, 5 are no JSON objects"),
         (JSON_LINES + '{"a": NaN}\n', "line 4 is no JSON object"),
         ('{"images": [\n1]}', "is one JSON object, not a table"),
+        (JSON_LINES + '{"u": ' + "[" * 500 + "]" * 500 + "}", "line 4 has lists or objects in more than 16 levels"),
         ('[{"a": 1}, 2]', "element 2 of the JSON list is not an object"),
         ('[{"a": 1}', "damaged JSON .*line 1 column 10"),
     ],

@@ -8,9 +8,11 @@ import datetime
 import html
 import io
 import random
+import re
 from pathlib import Path
 
 import numpy as np
+import pandas
 import polars as pl
 import pytest
 
@@ -231,6 +233,40 @@ def test_dates_keep_their_seconds_and_large_numbers_their_digits(table) -> None:
     train = table.index().filter(split="train")["id"].str.slice(4).cast(pl.Int64).sort().to_list()
     assert listed["time"]["mean"] == pytest.approx(np.mean([moments[row - 1].timestamp() for row in train]), abs=0.01)
     assert listed["order"]["min"] == min(orders[row - 1] for row in train)
+
+
+def _first_day(row: int, months: int) -> str:
+    return f"{2019 + row * months // 12}-{row * months % 12 + 1:02d}-01"
+
+
+@pytest.mark.parametrize(
+    ("written", "first_day"),
+    [
+        (lambda row: f"{datetime.date(2000, row % 12 + 1, 1):%b}-{19 + row // 12}", lambda row: _first_day(row, 1)),
+        (lambda row: f"{2019 + row // 4}-Q{row % 4 + 1}", lambda row: _first_day(row, 3)),
+        (lambda row: f"{2019 + row // 4}Q{row % 4 + 1}", lambda row: _first_day(row, 3)),
+        (
+            lambda row: f"{datetime.date(2020, 1, 27) + datetime.timedelta(weeks=row):%G-W%V}",
+            lambda row: str(datetime.date(2020, 1, 27) + datetime.timedelta(weeks=row)),
+        ),
+    ],
+)
+def test_months_quarters_and_weeks_are_their_first_days(table, written, first_day) -> None:
+    table.write(with_column("period", [written(row % 40) for row in range(ROWS)]))
+    manifest = table.ingest(order_by="period", columns={"period": "datetime"})
+    days = [datetime.datetime.fromisoformat(f"{first_day(row % 40)}T00:00+00:00") for row in range(ROWS)]
+    assert numbers_of(table, manifest, "period") == pytest.approx([day.timestamp() for day in days], abs=130)
+    table.ingest()
+    assert table.types()["period"] == "datetime"
+
+
+@pytest.mark.parametrize("month", ["Mai 2020", "3. März 2021", "févr. 2020", "ene-20", "Q3 2021", "2020/W07"])
+def test_dates_that_are_not_read_are_noted(table, month: str) -> None:
+    table.write(with_column("period", [month if row % 2 else f"Dez. {2000 + row % 9}" for row in range(ROWS)]))
+    table.ingest()
+    assert table.profile()["notes"] == [
+        "period: texts such as 'Dez. 2000' may be dates. If so, write them as YYYY-MM-DD"
+    ]
 
 
 def test_two_forms_of_dates_in_one_column_are_read(table) -> None:
@@ -455,6 +491,18 @@ def test_problems_are_inferred_from_the_label(table) -> None:
     assert isinstance(table.ingest(label_column="grade", problem="regression").target, Numbers)
 
 
+@pytest.mark.parametrize("problem", ["auto", "multi-label"])
+@pytest.mark.parametrize("other", [("T", "F"), ("x", "")])
+def test_the_label_column_without_flags_is_named(table, problem: str, other: tuple[str, str]) -> None:
+    pairs = [("FALSE", other[0]) if row % 3 else ("TRUE", other[1]) for row in range(ROWS)]
+    rows = [{**row, "y1": first, "y2": second} for row, (first, second) in zip(cells(), pairs, strict=True)]
+    table.write(text(rows))
+    with pytest.raises(DataError, match=r"label column 'y2' has .* needs? .*0 and 1. Fix: write them in 'y2'"):
+        table.ingest(label_column=["y1", "y2"], problem=problem)
+    table.write(text([{**row, "y2": str(int(row["y2"] == other[0]))} for row in rows]))
+    assert table.ingest(label_column=["y1", "y2"], problem=problem).target == Labels(("y1", "y2"))
+
+
 def test_labels_of_one_column_are_separated_by_a_bar(table) -> None:
     tags = [["red|round", "round", "red | big", ""][row % 4] for row in range(ROWS)]
     table.write(with_column("tags", tags))
@@ -474,6 +522,18 @@ def test_whole_numbers_beyond_float64_are_different_labels(table) -> None:
     pl.read_csv(with_column("owner", ids).encode()).write_parquet(file)
     table.write(file.getvalue(), "rows.parquet")
     assert table.ingest("rows.parquet", label_column="owner").target == Classes(tuple(sorted(set(ids))))
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_whole_numbers_that_float64_merges_are_noted(table, kind: str) -> None:
+    plain, file = with_column("code", [str(10**18 + row % 5) for row in range(ROWS)]), io.BytesIO()
+    pl.read_csv(plain.encode()).write_parquet(file)
+    table.write(plain if kind == "csv" else file.getvalue(), f"rows.{kind}")
+    table.ingest(f"rows.{kind}")
+    (note,) = table.profile()["notes"]
+    assert note.startswith("code: 5 different whole numbers become 1 as float64")
+    manifest = table.ingest(f"rows.{kind}", columns={"code": "categorical"})
+    assert texts_of(table, manifest, "code")[:2] == [str(10**18), str(10**18 + 1)]
 
 
 def test_classes_of_the_settings_may_end_in_a_point(table) -> None:
@@ -756,6 +816,20 @@ def test_other_layouts_are_refused_by_name(table, case: str) -> None:
     table.write(f"{title}\n{plain}" if title else plain)
     with pytest.raises(DataError, match=message):
         table.ingest()
+
+
+@pytest.mark.parametrize("cell", [' "{}, {}"', "'{}, {}'", " '{}, {}'"])
+@pytest.mark.parametrize("share", [1, 20])
+def test_the_fix_for_other_quotation_marks_works(table, cell: str, share: int) -> None:
+    places = ["here" if row % share else cell.format("ab"[row % 2], "there") for row in range(ROWS)]
+    lines = [f"{row['size']},{place}, {row['label']}" for row, place in zip(cells(), places, strict=True)]
+    file = table.write("size,place,label\n" + "\n".join(lines) + "\n")
+    with pytest.raises(DataError, match="has 4 cells, the header has 3: a cell with ','") as refusal:
+        table.ingest()
+    (options,) = re.findall(r"read_csv\(FILE, (.*)\)\.to_csv", str(refusal.value))
+    pandas.read_csv(file, **eval(f"dict({options})")).to_csv(file, index=False)
+    manifest = table.ingest()
+    assert texts_of(table, manifest, "place")[0] == "a, there"
 
 
 def test_joined_files_with_byte_order_marks_are_read(table) -> None:

@@ -2,7 +2,9 @@
 
 import io
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import polars as pl
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["damaged_parquet", "json_object", "read_json", "read_json_lines", "read_parquet"]
 
 _SHOWN = 5  # numbers of damaged lines
+_DEEPEST = 16  # levels of lists and objects of a line of JSON; the time of polars grows with their cube
 _PLAIN = "save the table as CSV, or convert the column to text, number or date"
 
 
@@ -133,6 +136,12 @@ def read_json_lines(lines: Sequence[str], numbers: NDArray[Any], where: str) -> 
     Raises:
         DataError: a line is no object.
     """
+    for number, line in zip(numbers, lines, strict=True):
+        if line.count("[") + line.count("{") > _DEEPEST and _depth(line) > _DEEPEST:
+            raise DataError(
+                f"{where}: line {number} has lists or objects in more than {_DEEPEST} levels ({line[:60]!r}). Fix: "
+                "save one text or number in each cell, or leave this column out"
+            )
     try:
         table = pl.read_ndjson("\n".join(lines).encode(), infer_schema_length=None)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, ValueError) as error:
@@ -140,6 +149,12 @@ def read_json_lines(lines: Sequence[str], numbers: NDArray[Any], where: str) -> 
         raise DataError(f"{where}: the JSON Lines are no table ({first_line(error)}). Fix: {_PLAIN}") from None
     assert table.height == len(lines), f"polars found {table.height} rows in {len(lines)} lines"
     return table
+
+
+def _depth(line: str) -> int:
+    """Return the number of levels of lists and objects in a line of JSON."""
+    steps = [1 if mark in "[{" else -1 for mark in re.findall(r"[][{}]", re.sub(r'"(?:[^"\\]|\\.)*"', "", line))]
+    return max(accumulate(steps), default=0)
 
 
 def _check_lines(lines: Sequence[str], numbers: NDArray[Any], where: str) -> None:

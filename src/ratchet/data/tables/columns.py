@@ -13,7 +13,7 @@ from ratchet.data.reading import pool
 from ratchet.data.sources.table_file import EXACT
 from ratchet.data.tables.digests import by_text, coded
 from ratchet.data.tables.encode import cleaned, known_texts, plain_values, texts_of, without
-from ratchet.data.tables.notes import far_notes, mixed_notes
+from ratchet.data.tables.notes import far_notes, merged_notes, mixed_notes
 from ratchet.data.tables.number_formats import (
     PLAIN,
     Ambiguous,
@@ -47,8 +47,13 @@ GROUP_NAME = re.compile(
 ID_NAME = re.compile(r"(?i:(^|[\W_])(id|ids|uuid|guid|key|index|idx|nr|no|number|unnamed.*|column_1)$)|[a-z](Id|ID)$")
 _DATED = (
     r"^\d{1,4}[-/. ]\S+[-/. ]\d|^[A-Za-z]{3,9} \d{1,2}, \d{4}|^\d{1,2}:\d\d|^\d{4}[-/]\d\d?$|^\d\d?[-/]\d{4}$"
-    r"|^[A-Za-z]{3,9}[- ]\d{4}$"
+    r"|^[A-Za-z]{3,9}(?:-\d\d|[- ]\d{4})$|^\d{4}-?[QW]\d\d?$"
 )
+_OTHER_DATED = (
+    r"(?i)^(?:\d\d?\.? )?(?:jan|ene|f[eé][bv]|m[aä]r|mrz|a[bpv]r|ma[iy]|jui?[nl]|ao[uû]|a[gu]o|aug|sep|o[ck]t|nov|"
+    r"d[eéi][cz])\p{L}*\.?[-/ ]?\d{2,4}$|^\d{4}[-/ ]?[qw]\d\d?$|^[qw]\d\d?[-/ ]?\d{4}$"
+)
+"""Months in other languages, quarters and weeks that no form reads."""
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -114,11 +119,15 @@ def typed_column(
     except DataError as error:
         raise DataError(f"{where}: {error}, or list it in data.drop") from None
     if column.values.dtype == pl.Float64 and column.is_feature:
-        column = replace(column, notes=far_notes(name, values, column.values, missing))
+        notes = far_notes(name, values, column.values, missing) + merged_notes(name, values, column.values)
+        column = replace(column, notes=notes)
     is_mixed = wanted is None and column.type in ("categorical", "text") and column.values.dtype == pl.String
     if values.dtype == pl.String and (column.faults or is_mixed):
         texts = cleaned(values, missing) if missing or column.values.dtype != pl.String else column.values
         column = replace(column, notes=column.notes + _mixed_notes(column, texts, missing))
+    if wanted is None and column.values.dtype == pl.String and _looks_dated(column.values.drop_nulls(), _OTHER_DATED):
+        note = f"{name}: texts such as {column.values.drop_nulls()[0]!r} may be dates. If so, write them as YYYY-MM-DD"
+        column = replace(column, notes=(*column.notes, note))
     if wanted is not None:
         column = replace(column, type=wanted, why="data.columns")
     return replace(column, values=coded(column.values)) if column.type == "categorical" else column
@@ -205,8 +214,8 @@ def _written(values: pl.Series, texts: pl.Series, known: int, wanted: Type | Non
     return _categorical(values, texts, wanted)
 
 
-def _looks_dated(texts: pl.Series) -> bool:
-    return bool(texts.head(1000).str.contains(_DATED).mean() >= 0.5)  # type: ignore[operator]
+def _looks_dated(texts: pl.Series, pattern: str = _DATED) -> bool:
+    return bool((texts.head(1000).str.contains(pattern).mean() or 0.0) >= 0.5)  # type: ignore[operator]
 
 
 def _has_codes(texts: pl.Series, plain: pl.Series) -> bool:

@@ -6,9 +6,10 @@ import numpy as np
 import polars as pl
 
 from ratchet.data.checks.far_values import inner, is_compact
+from ratchet.data.sources.table_file import EXACT
 from ratchet.data.tables.encode import texts_of
 
-__all__ = ["far_notes", "missing_fix", "mixed_notes", "yaml_list"]
+__all__ = ["far_notes", "merged_notes", "missing_fix", "mixed_notes", "yaml_list"]
 
 _LISTED = 8  # different texts that a setting can name
 
@@ -43,6 +44,19 @@ def far_notes(
         f"{name}: {int(is_far.sum()):,} of {len(known):,} values are far from the others ({low} to {high}): {shown}."
         f"{effect} {missing_fix(far, missing, 'values')}",
     )
+
+
+def merged_notes(name: str, cells: pl.Series, numbers: pl.Series) -> tuple[str, ...]:
+    """Return a note about different whole numbers of a column that are one Float64 in `numbers`."""
+    if not (numbers.abs() > EXACT).any():
+        return ()
+    whole = cells.cast(pl.Int128, strict=False)
+    count, kept = whole.drop_nulls().n_unique(), numbers.filter(whole.is_not_null()).n_unique()
+    text = (
+        f"{name}: {count:,} different whole numbers become {kept:,} as float64, which keeps 15 digits. If they are "
+        f"codes, set data.columns to {{{name}: categorical}}; if they are amounts, subtract one number from all"
+    )
+    return (text,) if kept < count else ()
 
 
 def mixed_notes(name: str, kind: str, others: pl.Series, total: int, missing: tuple[str, ...]) -> tuple[str, ...]:

@@ -48,9 +48,10 @@ _DATES = {
     "9/9/Y": ("%m/%d/%Y", "%d/%m/%Y"), "9/9/9": ("%m/%d/%y", "%d/%m/%y", "%y/%m/%d"),
     "9-9-Y": ("%m-%d-%Y", "%d-%m-%Y"), "9-9-9": ("%m-%d-%y", "%d-%m-%y", "%y-%m-%d"),
     "Y-9": ("%Y-%m",), "Y/9": ("%Y/%m",), "9/Y": ("%m/%Y",), "9-Y": ("%m-%Y",), "a Y": ("%B %Y",), "a-Y": ("%B-%Y",),
+    "a-9": ("%B-%y",), "Y-Q9": ("%Y-Q%q",), "YQ9": ("%YQ%q",), "Y-W9": ("%G-W%V",),
     "9-a-Y": ("%d-%B-%Y",), "9-a-9": ("%d-%B-%y",), "9 a Y": ("%d %B %Y",), "a 9, Y": ("%B %d, %Y",),
 }  # fmt: skip
-"""Formats by shape: Y is a year of four digits, 9 another number, a the name of a month."""
+"""Formats by shape: Y is a year of four digits, 9 another number, a the name of a month. %q is a quarter."""
 
 _SHAPE = (
     (r"(:\d{1,2})\.\d+", "${1}.f"),
@@ -307,9 +308,13 @@ def seconds(texts: pl.Series, form: str) -> pl.Series:
 
 
 def _partial(texts: pl.Series, form: str) -> pl.Series:
-    """Return months as seconds since 1970 of their first day, or times as seconds since midnight, Float64."""
-    if any(month in form for month in ("%m", "%b", "%B")):  # %b: of models made before
-        days = (texts + " 01").str.to_datetime(f"{form} %d", strict=False, time_unit="us")
+    """Return months, quarters and weeks as seconds since 1970 of their first day, times as since midnight, Float64."""
+    if "%q" in form:
+        texts = texts.str.replace_many({f"Q{quarter}": f"{3 * quarter - 2:02d}" for quarter in range(1, 5)})
+        form = form.replace("Q%q", "%m")
+    if re.search("%[mbBV]", form):  # %b: of models made before
+        first, unit = ("1", "%u") if "%V" in form else ("01", "%d")
+        days = (texts + f" {first}").str.to_datetime(f"{form} {unit}", strict=False, time_unit="us")
         return days.dt.epoch("us").cast(pl.Float64) / 1e6
     days = ("2000-01-01 " + texts).str.to_datetime(f"%Y-%m-%d {form}", strict=False, time_unit="us")
     return days.dt.epoch("us").cast(pl.Float64) / 1e6 - _MILLENNIUM

@@ -3,7 +3,7 @@
 import difflib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -182,6 +182,7 @@ def _check_layout(lines: list[str], where: str) -> None:
             f"with commas, such as with pandas: read_csv(FILE, sep={_PANDAS[other]!r}, engine='python')"
             ".to_csv('table.csv', index=False); without a header add header=None"
         )
+    _check_quotes(lines, columns[separator], separator, where)
     fits = any(1 < counts[0] == usual[mark] for mark, counts in columns.items() if counts)
     if first and first[0] < usual[separator] and not fits and rest.count(usual[separator]) >= _MOST * len(rest):
         raise DataError(
@@ -194,6 +195,20 @@ def _check_layout(lines: list[str], where: str) -> None:
             f"{where}: the first line has one name ({names[0]!r}) for {usual[separator]} columns. Fix: delete a title "
             "above the header, or write one name for each column"
         )
+
+
+def _check_quotes(lines: Sequence[str], counts: Sequence[int], separator: str, where: str) -> None:
+    """Check that a quotation mark of a cell with a separator follows a separator at once, and is a double one."""
+    end = f"[{separator}]"
+    quoted = rf"""(?:^|{end}) *(?: "[^"]*{end}[^"]*"|'[^']*{end}[^']*') *(?:$|{end})"""
+    for count, line in zip(counts, lines, strict=True):
+        if count > counts[0] and (cell := re.search(quoted, line)):
+            mark = '"' if '"' in cell[0] else "'"
+            raise DataError(
+                f"{where}: {line[:40]!r} has {count} cells, the header has {counts[0]}: a cell with {separator!r} must "
+                f"be in double quotation marks, without a space before them. Fix: save it with pandas: read_csv(FILE, "
+                f"sep={separator!r}, quotechar={mark!r}, skipinitialspace=True).to_csv('table.csv', index=False)"
+            )
 
 
 def _divides(mark: str, lines: list[str]) -> bool:

@@ -168,10 +168,10 @@ def _problem(columns: Sequence[_Label], settings: DataSettings, where: str) -> t
             return Labels, f"{len(columns)} label columns with 0 and 1"
         if all(column.numeric_share > 0.5 for column in columns):
             return Numbers, f"{len(columns)} label columns with numbers"
-        odd = next(column for column in columns if column.numeric_share <= 0.5)
+        odd = min((column for column in columns if column.numeric_share <= 0.5), key=lambda column: column.is_binary)
         raise DataError(
             f"{where}: label column {odd.name!r} has texts such as {odd.present[0]!r}, and several label columns need "
-            "numbers, or 0 and 1. Fix: set data.label_column to one column"
+            f"numbers, or 0 and 1. Fix: write them in {odd.name!r}, or set data.label_column to other columns"
         )
     (column,) = columns
     if column.is_boolean or column.numeric_share < 0.9:
@@ -342,7 +342,7 @@ def _labels(columns: Sequence[_Label], settings: DataSettings, where: str, why: 
         if flags.null_count() > 0.5 * len(flags):
             raise DataError(
                 f"{where}: label column {column.name!r} has values such as {column.present[0]!r}, and multi-label "
-                "needs 0 and 1. Fix: set data.label_column to other columns"
+                f"needs 0 and 1. Fix: write them in {column.name!r}, or set data.label_column to other columns"
             )
     missing, odd = (pl.Series([False]).new_from_index(0, len(columns[0].texts)) for _ in range(2))
     for column, flags in zip(columns, binary, strict=True):

@@ -15,7 +15,7 @@ LIMITS = {
     "flows": 3_620,
     "gate": 1_470,
     "kinds": 2_460,
-    "monitoring": 2_300,
+    "monitoring": 2_400,
     "problems": 1_010,
     "provenance": 1_060,
     "ratchet": 1_760,

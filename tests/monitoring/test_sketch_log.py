@@ -13,6 +13,7 @@ from ratchet.kinds.inputs import ImageInput
 from ratchet.monitoring.sketch import REFERENCE, Reference, WindowSketch, layout_of
 from ratchet.monitoring.sketch_log import SketchLog, read_reference, read_sketches, sketch_folder
 from ratchet.problems import Classes
+from ratchet.traffic.request_log import RequestLog
 from ratchet.traffic.schema import SHADOW, Logged
 from ratchet.typed_json import to_plain
 
@@ -34,8 +35,9 @@ def write(tmp_path: Path) -> Callable[..., list[WindowSketch]]:
 
     def write(*requests: Logged, window: int = 3600) -> list[WindowSketch]:
         log = SketchLog(tmp_path / "requests", window=window // 60)
+        log.take([logged(-7200.0, rows=200)])  # makes the bins
         log.take(requests)
-        log.write(is_last=True)
+        log.write()
         return list(read_sketches(sketch_folder(tmp_path / "requests"), BEGIN, BEGIN + 86_400, window=window))
 
     return write
@@ -85,13 +87,89 @@ def test_bins_come_with_the_version_else_from_its_first_rows(
     folder, stored = sketch_folder(tmp_path / "requests"), tmp_path / REFERENCE
     reference = Reference([layout_of("confidence", np.linspace(0.5, 1, 9))], {"confidence": [0] * 11})
     stored.write_text(json.dumps(to_plain(reference)))
-    write(logged(reference=stored), logged(version="4"))
-    assert read_reference(folder, "digits/3") == reference
-    bins = read_reference(folder, "digits/4")
+    own, first = write(logged(version="5", reference=stored), logged(version="4", rows=200))[::-1]
+    assert read_reference(folder, "digits/5", own.bins) == reference
+    bins = read_reference(folder, "digits/4", first.bins)
     assert bins is not None
     assert (len(bins.layouts), bins.counts) == (5, {})
-    write(logged(version="4"))
-    assert read_reference(folder, "digits/4") == bins
+    assert [each.rows for each in write(logged(version="4"))] == [210, 10]
+
+
+def test_few_rows_make_no_bins(write: Callable[..., list[WindowSketch]], tmp_path: Path) -> None:
+    """A server that stops early leaves them to the next one."""
+    [few] = write(logged(version="4", rows=199))
+    assert (few.rows, few.bins, few.requests) == (0, "", {"logged": 1})
+    [window] = write(logged(version="4", rows=200))
+    bins = read_reference(sketch_folder(tmp_path / "requests"), "digits/4", window.bins)
+    assert bins is not None
+    assert window.rows == 200
+
+
+def test_counts_in_other_bins_are_not_added(write: Callable[..., list[WindowSketch]], tmp_path: Path) -> None:
+    """Of a registry that was replaced: the version has other bins under the same name, or other features."""
+    stored = tmp_path / REFERENCE
+    [before] = write(logged(version="4", rows=200))
+    layouts = [layout_of("confidence", np.linspace(0, 1, 9)), layout_of("answer.cat", np.array(["a", "b"], object))]
+    stored.write_text(json.dumps(to_plain(Reference(layouts, {each.name: [1] * each.bins for each in layouts}))))
+    [both] = write(logged(version="4", rows=30, reference=stored))
+    assert (both.rows, both.counts) == (200, before.counts)
+    assert both.requests == {"logged": 2, "rows in other bins": 30}
+    [_, new] = write(logged(3600.0, version="4", rows=30, reference=stored))
+    assert (new.rows, new.counts.keys()) == (30, {"confidence"})
+
+
+def test_clock_that_was_ahead_makes_few_files(tmp_path: Path) -> None:
+    log = SketchLog(tmp_path / "requests", window=60)
+    log.take([logged(86_400.0 * 9, rows=200)])
+    for part in range(12):
+        log.take([logged(5.0 * part)])
+        log.write()
+    assert len([*log.folder.glob("2*.json")]) == 2
+
+
+def test_features_that_fail_hold_up_no_other_version(
+    write: Callable[..., list[WindowSketch]], caplog: pytest.LogCaptureFixture
+) -> None:
+    good, failed = write(logged(), *[logged(60.0 * n, version="4", predictions=np.zeros((3, 1))) for n in range(12)])
+    assert (good.rows, good.requests) == (10, {"logged": 1})
+    assert failed.requests == {"logged": 12, "not counted": 12}
+    assert len([each for each in caplog.records if "digits/4" in each.getMessage()]) == 1
+
+
+def test_sketches_are_written_where_the_request_log_is_not(tmp_path: Path) -> None:
+    """And the other way round: each has a message of its own."""
+    for name, other, message in (
+        ("requests", "sketches", "the request log cannot be written: "),
+        ("sketches", "requests", "requests cannot be counted to find drift: "),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / name).write_text("a file in place of the folder")
+        sketches = SketchLog(folder / "requests", window=60)
+        log = RequestLog(
+            folder / "requests", share=1.0, inputs="none", days=1e6, mib=64.0, sketches=sketches, clock=lambda: BEGIN
+        )
+        log.add("0" * 32, lambda: logged(rows=200))
+        log.close()
+        assert log.problem.startswith(message)
+        assert [*(folder / other).rglob("*.parquet"), *(folder / other).glob("2*.json")]
+
+
+def test_lost_rows_of_shadow_are_of_no_version(tmp_path: Path) -> None:
+    large = np.broadcast_to(np.uint8(0), (1, 65 << 20))
+    sketches = SketchLog(tmp_path / "requests", window=60)
+    log = RequestLog(tmp_path / "requests", share=1.0, inputs="none", days=1e6, mib=64.0, sketches=sketches)
+    for envelope in ("own", SHADOW):
+        log.add("0" * 32, lambda envelope=envelope: logged(pixels=large, envelope=envelope))
+    log.close()
+    [window] = read_sketches(sketches.folder, BEGIN, BEGIN + 3600, window=3600)
+    assert (window.version, window.requests) == ("digits/3", {"lost": 1})
+
+
+def test_frozen_camera_counts_once_a_minute(write: Callable[..., list[WindowSketch]]) -> None:
+    pixels = np.ones((1, 8, 8, 1), np.uint8)
+    [window] = write(*[logged(10.0 * n, rows=1, pixels=pixels) for n in range(60)])
+    assert (window.rows, window.requests) == (10, {"logged": 60, "repeated": 50})
 
 
 def test_hours_are_files_of_limited_size(write: Callable[..., list[WindowSketch]], tmp_path: Path) -> None:

@@ -237,7 +237,7 @@ def test_drift_of_logged_requests_alerts_and_starts_one_run(alerted: Alerted) ->
     sketches = SketchLog(folder, window=60)
     log = RequestLog(folder, share=1.0, inputs="none", days=30.0, mib=64.0, sketches=sketches)
     for hour in range(70):
-        answers = np.random.default_rng(hour).random((60, 1)).astype(np.float32) ** (3 if hour > 50 else 1)
+        answers = np.random.default_rng(hour).random((200, 1)).astype(np.float32) ** (3 if hour > 50 else 1)
         request = Logged(f"{hour:032x}", begin + 3600 * hour, 0.01, "own", "watched", "1", "record", "ann", {}, answers)
         log.add(request.answer, lambda request=request: request)
     log.close()

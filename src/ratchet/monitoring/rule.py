@@ -42,6 +42,7 @@ SEASONS = {"none": 0, "day": 86_400, "week": 604_800}
 _EXPONENTS = np.array([[0.15], [0.4], [0.7]])  # k of the bets k p^(k-1)
 _JUMP = 0.03  # share of the wealth that moves between the bets, and no bet, before each window
 _FLOOR_SD, _FLOOR_TV = 0.1, 0.05  # a smaller change is no alarm
+_EVEN_SD = math.sqrt(1 / 12)  # of evenly spread ranks: where all normal rows are in one bin
 _LEAST_P = 1e-12
 _NO_SCORE = 65_535  # level of a window without rows of a feature
 _AT_ONCE = 256  # windows that are ranked together
@@ -380,9 +381,8 @@ def effect(after: Counts, normal: Counts, direction: str) -> float:
     if direction == "different":
         return float(np.abs(shares - expected).sum() / 2)
     ranks = np.cumsum(expected) - expected / 2
-    deviation = math.sqrt(float((expected * (ranks - 0.5) ** 2).sum()))
-    moved = abs(float((shares * ranks).sum()) - 0.5)
-    return moved / deviation if deviation else math.inf if moved else 0.0
+    deviation = math.sqrt(float((expected * (ranks - 0.5) ** 2).sum())) or _EVEN_SD
+    return abs(float((shares * ranks).sum()) - 0.5) / deviation
 
 
 def _uniform(version: str, start: int, number: int) -> Floats:

@@ -1,6 +1,7 @@
 """Bins of a feature, and counts of the rows of a window in them. Counts of two parts of a window can be added."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -66,10 +67,11 @@ class FeatureBins:
         return [missing, unknown, frequency.total() - sum(named), *named]
 
 
-def layout_of(name: str, values: NDArray[Any]) -> FeatureBins:
+def layout_of(name: str, values: NDArray[Any], *, has_ends: bool = True) -> FeatureBins:
     """Return the bins for the values of a reference: numbers (NaN: missing), or an object array (None: missing).
 
     Numbers get bins between their quantiles, one below and one above all. Frequent values get bins of their own.
+    `has_ends`: with the smallest and the largest number.
     """
     if values.dtype == object:
         frequency = Counter(value for value in values.tolist() if value is not None and value != UNKNOWN)
@@ -79,7 +81,8 @@ def layout_of(name: str, values: NDArray[Any]) -> FeatureBins:
     numbers = numbers[np.isfinite(numbers)]
     if not len(numbers):
         return FeatureBins(name)
-    quantiles = np.quantile(numbers, np.linspace(0, 1, _BINS + 1), method="inverted_cdf")
+    shares = np.linspace(0, 1, _BINS + 1)
+    quantiles = np.quantile(numbers, shares if has_ends else shares[1:-1], method="inverted_cdf")
     edges, repeats = np.unique(quantiles, return_counts=True)
     own = edges[(repeats > 1) | (edges == edges[0])]  # the bin below such a value ends just before it
     return FeatureBins(name, tuple(np.unique(np.concatenate([edges, np.nextafter(own, -np.inf)])).tolist()))
@@ -112,6 +115,11 @@ class Reference:
 
     __pydantic_config__ = STRICT
 
+    def fitting(self, features: Mapping[str, NDArray[Any]]) -> list[FeatureBins]:
+        """Return the bins for the features that are there and of the same type."""
+        types = {name: values.dtype != object for name, values in features.items()}
+        return [each for each in self.layouts if types.get(each.name) == each.is_number]
+
 
 @dataclass(frozen=True)
 class WindowSketch:
@@ -123,6 +131,7 @@ class WindowSketch:
         rows: that are counted: those that the model itself answered, without repeated requests.
         counts: rows in each bin, by feature.
         requests: by result, with those that were logged, repeated, or answered in another way.
+        bins: digest of the bins; empty: no row is counted.
     """
 
     version: str
@@ -130,15 +139,21 @@ class WindowSketch:
     rows: int = 0
     counts: dict[str, list[int]] = field(default_factory=dict)
     requests: dict[str, int] = field(default_factory=dict)
+    bins: str = ""
 
     __pydantic_config__ = STRICT
 
     def __add__(self, other: "WindowSketch") -> "WindowSketch":
-        counts = dict(self.counts)
-        for name, added in other.counts.items():
-            counts[name] = [a + b for a, b in zip(counts[name], added, strict=True)] if name in counts else added
-        requests = dict(Counter(self.requests) + Counter(other.requests))
-        return WindowSketch(self.version, self.start, self.rows + other.rows, counts, requests)
+        """Return both together. Counts in other bins cannot be added: only the number of their rows is."""
+        requests = Counter(self.requests) + Counter(other.requests)
+        counts, rows = dict(self.counts), self.rows + other.rows
+        if self.bins and other.bins and self.bins != other.bins:
+            requests += Counter({"rows in other bins": other.rows})
+            rows = self.rows
+        else:
+            for name, added in other.counts.items():
+                counts[name] = [a + b for a, b in zip(counts[name], added, strict=True)] if name in counts else added
+        return WindowSketch(self.version, self.start, rows, counts, dict(requests), self.bins or other.bins)
 
     def counts_of(self, layout: FeatureBins) -> list[int]:
         """Return the counts of a feature; zeros if the window has none."""

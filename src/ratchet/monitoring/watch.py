@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +41,19 @@ class WatchedVersion:
     """A version with its windows in the order in which they closed.
 
     Attributes:
+        bins: digest of the bins in which its windows are counted; empty: none had rows.
         reference: bins, and counts from which scores are distances; None: it is not complete.
         first: number of its first windows that are the reference; 0: its test rows are.
+        later: number of windows after them, up to an alarm.
         normal: sum of its first windows, from which the size of a change is measured.
         latest: the latest windows up to an alarm; without a reference, all.
         stored: arrays of the martingales, and `closed`: start, rows and late rows of the latest windows.
     """
 
+    bins: str = ""
     reference: Reference | None = None
     first: int = 0
+    later: int = 0
     normal: WindowSketch | None = None
     latest: list[WindowSketch] = field(default_factory=list)
     stored: dict[str, str] = field(default_factory=dict)
@@ -186,7 +191,8 @@ class Monitor:
             if new or len(closed):
                 closed = np.concatenate([closed, added])
                 version = replace(version, stored=version.stored | {"closed": _packed(closed)})
-                version = self._judged(rule, name, version, new)
+                for bins, windows_of_bins in _by_bins(version.bins, new):
+                    version = self._judged(rule, name, _with_bins(version, bins), windows_of_bins)
                 versions[name] = replace(version, stored=version.stored | {"closed": _packed(closed[-rule.ranked :])})
         return replace(state, position=end, versions=versions)
 
@@ -203,7 +209,7 @@ class Monitor:
 
     def _with_reference(self, rule: DriftRule, name: str, version: WatchedVersion) -> WatchedVersion:
         """Return a version with its reference, if it has test rows, or its first windows are enough for one."""
-        reference = read_reference(self._folder, name)
+        reference = read_reference(self._folder, name, version.bins)
         if reference is None:
             return version
         first = 0 if reference.counts else _reference_length(version.latest, rule)
@@ -229,13 +235,27 @@ def monitor_of(workspace: Workspace) -> Monitor:
     return Monitor(workspace, log_folder(workspace), settings.load(workspace.params).monitoring)
 
 
+def _by_bins(bins: str, windows: list[WindowSketch]) -> Iterator[tuple[str, list[WindowSketch]]]:
+    """Yield the windows in a row that have the same bins. One without rows has those of the window before."""
+    names = [*accumulate((window.bins for window in windows), lambda before, own: own or before, initial=bins)][1:]
+    for name, group in groupby(zip(names, windows, strict=True), key=lambda pair: pair[0]):
+        yield name, [window for _, window in group]
+
+
+def _with_bins(version: WatchedVersion, bins: str) -> WatchedVersion:
+    """Return a version for windows in these bins. With other bins than before it begins again: it is another model."""
+    if version.bins not in ("", bins):
+        version = WatchedVersion(stored={"closed": version.stored["closed"]})
+    return replace(version, bins=bins)
+
+
 def _advanced(
     rule: DriftRule, name: str, version: WatchedVersion, reference: Reference, new: list[WindowSketch]
 ) -> WatchedVersion:
     """Return a version with a reference after new windows."""
     normal, season = version.normal, SEASONS[rule.season]
     assert normal is not None, "it comes with the reference"
-    for number, sketch in enumerate(new, len(version.closed) - len(new) - version.first):
+    for number, sketch in enumerate(new, version.later):
         if sketch.start < normal.start + season if season else number < rule.good_windows:
             normal += sketch
     counts = reference.counts
@@ -246,9 +266,11 @@ def _advanced(
     martingales = Martingales(rule.classes, len(watch.columns), stored)
     verdict = watch.judge(martingales, new, version.latest)
     last = verdict.alarm.window if verdict.alarm else new[-1].start
-    latest = [*version.latest, *(sketch for sketch in new if sketch.start <= last)][-rule.remembered :]
+    judged = [sketch for sketch in new if sketch.start <= last]
+    latest = [*version.latest, *judged][-rule.remembered :]
     packed = {key: _packed(array) for key, array in martingales.arrays.items()}
-    return replace(version, normal=normal, latest=latest, stored=version.stored | packed, verdict=verdict)
+    later, stored_now = version.later + len(judged), version.stored | packed
+    return replace(version, later=later, normal=normal, latest=latest, stored=stored_now, verdict=verdict)
 
 
 def _packed(array: NDArray[Any]) -> str:

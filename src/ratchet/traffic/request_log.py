@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from filelock import FileLock, Timeout
 from ratchet import files
 from ratchet.traffic.log_reader import KEY, read_file, stored_files
 from ratchet.traffic.retention import delete_excess, delete_old
-from ratchet.traffic.schema import REPEATED, SLICE, Logged, is_sampled, row_schema, size_of, table_of
+from ratchet.traffic.schema import REPEATED, SHADOW, SLICE, Logged, is_sampled, row_schema, size_of, table_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -37,6 +38,7 @@ _CLOSE = 60.0  # seconds for which the end waits for the last file, unless its c
 _PAUSE, _REST = 0.05, 0.002  # seconds until the next ones, when few and when many wait
 _MOST_BYTES = 64 << 20  # of requests and rows that wait to be written
 _MIB = 1 << 20
+_NOT_COUNTED = "requests cannot be counted to find drift"
 _PARTS_OF_LIMIT = 8  # a file of the log takes at most one eighth of log_mib, so that deletion of a file leaves the rest
 
 
@@ -92,8 +94,8 @@ class RequestLog:
         with self._changed:
             if self._bytes + size > _MOST_BYTES:
                 self.lost += 1
-                if self.sketches:
-                    self.sketches.count(request.served, "lost", request.time)
+                if self.sketches and request.envelope != SHADOW:
+                    self.sketches.count(request.watched, "lost", request.time)
                 return
             self._bytes += size
             self._waiting.append(request)
@@ -116,21 +118,30 @@ class RequestLog:
                     self._changed.wait(_PAUSE if len(self._waiting) < _AT_ONCE else _REST)
                 requests = [self._waiting.popleft() for _ in range(min(_AT_ONCE, len(self._waiting)))]
                 is_last = self._closed and not self._waiting
-            work = "written"
-            try:
-                self._take(requests)
-                if is_last or time.monotonic() >= due:
-                    due = time.monotonic() + _EVERY
-                    self._write()
-                    if self.sketches:
-                        self.sketches.write(is_last=is_last)
-                    work = "merged, and nothing of it deleted"
-                    self._tidy(self._clock())
-                    self.problem = ""
-            except Exception as error:  # of the disk or of pyarrow: answers go on, and the next part may succeed
-                if not self.problem:
-                    _LOG.error("the request log in %s cannot be %s: %s", self.folder, work, error)
-                self.problem = f"the request log cannot be {work}: {error}"
+            steps: list[tuple[str, Callable[[], None]]] = [
+                ("the request log cannot be written", partial(self._take, requests))
+            ]
+            if self.sketches:
+                steps.append((_NOT_COUNTED, partial(self.sketches.take, requests)))
+            if is_due := is_last or time.monotonic() >= due:
+                due = time.monotonic() + _EVERY
+                steps.append(("the request log cannot be written", self._write))
+                if self.sketches:
+                    steps.append((_NOT_COUNTED, self.sketches.write))
+                steps.append(("the request log cannot be merged, and nothing of it deleted", self._tidy))
+            failures = [failure for name, step in steps if (failure := self._failure(name, step))]
+            if failures or is_due:
+                self.problem = "; ".join(failures)
+
+    def _failure(self, name: str, step: Callable[[], None]) -> str:
+        """Do one step; the others do not depend on it. Return why it failed; empty: it did not."""
+        try:
+            step()
+        except Exception as error:  # of the disk or of pyarrow: answers go on, and the next part may succeed
+            if name not in self.problem:
+                _LOG.error("%s: %s: %s", self.folder, name, error)
+            return f"{name}: {error}"
+        return ""
 
     def _take(self, requests: list[Logged]) -> None:
         """Make rows of requests: one table for each hour and version."""
@@ -145,8 +156,6 @@ class RequestLog:
             part.requests += len(group)
             with self._changed:
                 self._bytes += table.nbytes
-        if self.sketches:
-            self.sketches.take(requests)
 
     def _write(self) -> None:
         """Write the rows, one file for each hour and version."""
@@ -181,18 +190,19 @@ class RequestLog:
         with FileLock(self.folder / "lock"), files.draft_file(path, private=True) as draft:
             pq.write_table(whole, draft, compression="zstd", use_dictionary=repeated)
 
-    def _tidy(self, now: float) -> None:
+    def _tidy(self) -> None:
         """Merge the parts of past hours, and delete what is too old or too much. One process at a time."""
+        now = self._clock()
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             with FileLock(self.folder / "lock", timeout=0):
+                if self.sketches:
+                    self.sketches.tidy(days=self._days, mib=self._mib, now=now)
                 for hour in sorted(path for path in self.folder.iterdir() if path.is_dir() and path.name < _hour(now)):
                     self._merge(hour)
                 names = ("*.parquet*", "*/*.parquet*")  # with those that were set aside
                 delete_old(self.folder, stored_files(self.folder, *names), days=self._days, now=now)
                 delete_excess(stored_files(self.folder, *names), mib=self._mib)
-                if self.sketches:
-                    self.sketches.tidy(days=self._days, mib=self._mib, now=now)
         except Timeout:  # another server of this folder does it
             pass
 

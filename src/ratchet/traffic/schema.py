@@ -77,6 +77,11 @@ class Logged(NamedTuple):
     spec: ModelSpec | None = None
     reference: Path | None = None
 
+    @property
+    def watched(self) -> str:
+        """NAME/VERSION for which the request counts."""
+        return self.served or f"{self.model}/{self.version}"
+
 
 @lru_cache
 def target_id(target: Target) -> str:

@@ -26,7 +26,7 @@ def print_labelled_set(workspace: Workspace, name: str, *, to_label: bool) -> No
         raise DataError(f"NAME: found {name!r}; allowed: letters, digits, '.', '_' and '-'. Fix: take another name")
     folder, params = Path("data", "labelled", name), settings.load(workspace.params)
     if to_label:
-        _print_rows_to_label(workspace, params, folder / "label-these.parquet")
+        _print_rows_to_label(workspace, params, folder.with_name(f"{name}.label-these.parquet"))
         return
     with workspace.hold("ratchet data from-requests"):
         written = write_labelled_set(workspace, params, StoredSpecs(workspace, params), folder)

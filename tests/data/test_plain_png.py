@@ -2,6 +2,8 @@
 
 import io
 import random
+import struct
+import zlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -21,6 +23,17 @@ def _saved(mode: str, *, side: int = 12, **named) -> bytes:
     image = Image.fromarray(drawn)
     (image if mode == "RGBA" else image.convert("RGB").convert(mode)).save(file, "PNG", **named)
     return file.getvalue()
+
+
+def _filtered(width: int, height: int, *, first: int, seed: int) -> bytes:
+    """Return an RGB image of random bytes, whose first line has the filter `first`."""
+    lines = np.random.default_rng(seed).integers(0, 256, (height, 1 + 3 * width), dtype=np.uint8)
+    lines[:, 0] %= 5
+    lines[0, 0] = first
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = [b"IHDR" + header, b"IDAT" + zlib.compress(lines.tobytes()), b"IEND"]
+    parts = [struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part)) for part in chunks]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
 def _damaged(content: bytes) -> Iterator[bytes]:
@@ -50,6 +63,20 @@ def test_short_reading_gives_what_pillow_gives(mode: str, channels: int, side: i
     expected, whole = decoder.read_all(files.__getitem__, range(len(files)))
     assert facts == expected
     assert facts[0].readable
+    np.testing.assert_array_equal(pixels, whole)
+
+
+@pytest.mark.parametrize("width", [7, 12])
+@pytest.mark.parametrize("first", range(5))
+def test_first_line_of_an_image_sees_none_above_it(width: int, first: int, monkeypatch) -> None:
+    """Images of 12 x 12 are decoded together, those of 7 x 12 alone."""
+    files = [_filtered(width, 12, first=first, seed=seed) for seed in range(3)]
+    decoder = ImageDecoder((12, 3), 1 << 20)
+    facts, pixels = decoder.read_all(files.__getitem__, range(len(files)))
+    monkeypatch.setattr(images, "plain_png", lambda content: None)
+    expected, whole = decoder.read_all(files.__getitem__, range(len(files)))
+    assert facts == expected
+    assert len({fact.pixels for fact in facts}) == 3
     np.testing.assert_array_equal(pixels, whole)
 
 

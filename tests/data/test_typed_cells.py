@@ -127,3 +127,8 @@ def test_plain_numbers_are_typed_by_the_reader(monkeypatch: pytest.MonkeyPatch) 
         content = ("\n".join(body) + "\n").encode()
         file = table_file.read_table(content, where="FILE", needed=(), may_be_numbers=lambda name: name != "label")
         assert "".join("F" if kind == pl.Float64 else "S" for kind in file.table.dtypes) == kinds
+
+
+def test_a_space_in_the_header_hides_no_number() -> None:
+    assert table_file.Cells(b"age, income\n1,2\n", ",", 2).typed([0, 1]).dtypes == [pl.Float64, pl.Float64]
+    assert table_file.Cells(b"age,income\n1, 2\n", ",", 2).typed([0, 1]).dtypes == [pl.String, pl.String]

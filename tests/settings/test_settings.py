@@ -270,6 +270,12 @@ def test_a_seed_beyond_64_bits_is_refused(file: Path, seed: int) -> None:
             "ppm)",
         ),
         (
+            "classes: auto",
+            "classes: [a, a, b]",
+            "data.classes: found [a, a, b]. Allowed: auto or a list with different values: text, not empty (class "
+            "names in order; auto: the labels found in the data)",
+        ),
+        (
             "allowed_hosts: []",
             "allowed_hosts: [a b]",
             "platform.allowed_hosts: found 'a b'. Allowed: a list with values: text (other host names that requests to "

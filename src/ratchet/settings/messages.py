@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel
 from pydantic.fields import FieldInfo
 
 from ratchet import urls
@@ -176,7 +176,8 @@ def _allowed(annotation: Any, metadata: Iterable[Any] = ()) -> str:
         if Ellipsis not in arguments:
             return f"a list of {len(arguments)} values, each {_allowed(arguments[0])}"
         filled = any(getattr(mark, "min_length", 0) for mark in metadata)
-        return f"a list{', not empty,' if filled else ''} with values: {_allowed(arguments[0])}"
+        different = "different " if any(isinstance(mark, AfterValidator) for mark in metadata) else ""
+        return f"a list{', not empty,' if filled else ''} with {different}values: {_allowed(arguments[0])}"
     text = "text" if any(getattr(mark, "pattern", None) for mark in metadata) else "text, not empty"
     names = {Any: "a value", bool: "true or false", int: "a whole number", float: "a finite number", str: text}
     return names[annotation] + bounds

@@ -96,7 +96,8 @@ class Cells:
 
     def _hides_texts(self) -> bool:
         """Return whether a cell begins with a space or a further zero, which a number does not keep."""
-        data, mark = np.frombuffer(self.content, np.uint8), ord(self.separator)
+        header_end = max(0, self.content.find(b"\n"))  # of the first line, if a name has several
+        data, mark = np.frombuffer(self.content, np.uint8)[header_end:], ord(self.separator)
         before_cells = [ord(end) for end in ("\n", '"') if end.encode() in self.content]
         spaces = [ord(space) for space in " \t" if space != self.separator and space.encode() in self.content]
         for start in range(0, len(data) - 2, _BLOCK):

@@ -23,6 +23,7 @@ from typing import Any
 
 from commands.tensor_difference import tensor_difference
 from ratchet import files, settings
+from ratchet.checkpoint_names import INDEX, checkpoint_paths, checkpoint_step
 from ratchet.data.manifest import Manifest
 from ratchet.errors import RatchetError, TrackingUnavailable, TrainingError
 from ratchet.provenance.record import new_record, read_record_file
@@ -32,7 +33,6 @@ from ratchet.workspace import ROOT_VARIABLE, Workspace
 from tasks.progress import Terminal
 from tasks.scratch_project import ScratchProject
 from tasks.training_job import TrainingJob
-from tasks.unfinished import checkpoint_steps
 
 __all__ = ["differences", "verify_and_certify"]
 
@@ -167,7 +167,9 @@ def _train_both(
         processes, delay = next(size), chance.uniform(0.0, _MAX_DELAY)
         if not _run(killed, planned, terminal, processes=processes, until=step, delay=delay):
             break
-        newest = max((step for run in killed.running.glob("[!.]*") for step in checkpoint_steps(run)), default=0)
+        newest = max(
+            (checkpoint_step(path) for run in killed.running.glob("[!.]*") for path in checkpoint_paths(run)), default=0
+        )
         records.append({"step": _steps(killed), "checkpoint": newest, "processes": processes})
         terminal.say(f"killed after step {records[-1]['step']}, continues from the checkpoint of step {newest}")
     if not records:
@@ -235,7 +237,7 @@ def _file_difference(a: Path, b: Path) -> str:
 
 def _digests(workspace: ScratchProject) -> dict[str, str]:
     """Return the SHA-256 of each output of the training, by path; of sharded checkpoints that of their content."""
-    from ratchet.training.checkpoint_shards import INDEX, digest_content
+    from ratchet.training.checkpoint_shards import digest_content
 
     paths = sorted(path for folder in (workspace.model, workspace.checkpoints) for path in folder.rglob("*"))
     sharded = {path.parent: digest_content(path.parent) for path in paths if path.name == INDEX}

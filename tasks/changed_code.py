@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from ratchet import files, git
+from ratchet.checkpoint_names import checkpoint_paths, checkpoint_step
 from ratchet.errors import TrainingError
 from ratchet.registry.provenance_record import ContinuedCode
 from ratchet.workspace import Workspace
 from tasks.training_job import TrainingJob
-from tasks.unfinished import NOTE, checkpoint_steps
+from tasks.unfinished import NOTE
 
 __all__ = ["ALLOWED_VARIABLE", "resumed"]
 
@@ -32,7 +33,7 @@ class _Interrupted:
 
     @property
     def step(self) -> int:
-        return max(checkpoint_steps(self.folder))
+        return checkpoint_step(checkpoint_paths(self.folder)[-1])
 
     def continued(self, job: TrainingJob, *changes: ContinuedCode) -> TrainingJob:
         """Return the job with this training's identity and the code changes so far, and further `changes`."""
@@ -63,7 +64,7 @@ def resumed(workspace: Workspace, job: TrainingJob) -> TrainingJob:
     if os.environ.get(ALLOWED_VARIABLE):
         commit = git.line(workspace.root, "rev-parse", "HEAD")
         return other.continued(job, ContinuedCode(other.step, tuple(changed), commit))
-    if workspace.is_checkout and not checkpoint_steps(workspace.running / job.key):
+    if workspace.is_checkout and not checkpoint_paths(workspace.running / job.key):
         return job
     raise TrainingError(
         f"{', '.join(changed)} changed since the interrupted training in {other.folder} (step {other.step:,} of "
@@ -74,7 +75,7 @@ def resumed(workspace: Workspace, job: TrainingJob) -> TrainingJob:
 
 def _interrupted(workspace: Workspace, job: TrainingJob) -> Iterator[_Interrupted]:
     """Yield the interrupted trainings with the same data, settings and initial weights, the latest first."""
-    folders = [folder for folder in workspace.running.glob("[!.]*/") if checkpoint_steps(folder)]
+    folders = [folder for folder in workspace.running.glob("[!.]*/") if checkpoint_paths(folder)]
     wanted = {**job.identity, "code": ""}
     for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime, reverse=True):
         note = _note(folder)

@@ -4,6 +4,7 @@ import os
 import sys
 import textwrap
 
+from ratchet.checkpoint_names import checkpoint_paths
 from ratchet.errors import RegistryError
 from ratchet.gate.verdict_text import verdict_table
 from ratchet.registry.alias_state import replay
@@ -122,7 +123,7 @@ def card_place(workspace: Workspace, run_id: str) -> str:
 
 def newest_checkpoint(workspace: Workspace) -> str:
     """Return the path of the finished training's newest checkpoint, or a note that there is none."""
-    newest = max(workspace.checkpoints.glob("step-*"), default=None)
+    newest = max(checkpoint_paths(workspace.checkpoints), default=None)
     path = os.path.relpath(newest or workspace.checkpoints, workspace.project.root)
     return path if newest else f"none in {path}: none could be written, or `dvc pull` fetches it"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ratchet import files
+from ratchet.checkpoint_names import checkpoint_paths
 from ratchet.cost import CostMeter
 from ratchet.data.manifest import Manifest, split_ids
 from ratchet.errors import NotFinite, TrainingError
@@ -292,7 +293,7 @@ def _write_outputs(
         lines = [columns, *([str(row[name]) for name in columns] for row in finished.history)]
         files.write_text(draft / "history.csv", "".join(",".join(line) + "\n" for line in lines))
     with files.draft_directory(workspace.checkpoints) as draft:
-        for path in training.checkpoint_paths(running):
+        for path in checkpoint_paths(running):
             if path.is_dir():
                 shutil.copytree(path, draft / path.name, copy_function=os.link)
             else:

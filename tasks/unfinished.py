@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from ratchet import files
+from ratchet.checkpoint_names import checkpoint_paths, checkpoint_step
 from ratchet.settings.messages import spell
 from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
 from tasks.training_job import TrainingJob
 
-__all__ = ["NOTE", "checkpoint_steps", "note", "unfinished"]
+__all__ = ["NOTE", "note", "unfinished"]
 
 NO_RESULT = "it finds interrupted trainings"
 
@@ -30,10 +31,10 @@ def note(folder: Path, job: TrainingJob, *, total: int) -> None:
 
 def unfinished(workspace: Workspace, job: TrainingJob) -> list[str]:
     """Return one sentence for each interrupted training, the latest first; [] if `job` has a checkpoint itself."""
-    if checkpoint_steps(workspace.running / job.key):
+    if checkpoint_paths(workspace.running / job.key):
         return []
     folders = [folder for folder in workspace.running.glob("[!.]*/") if folder.name != job.key]
-    others = [folder for folder in folders if checkpoint_steps(folder)]
+    others = [folder for folder in folders if checkpoint_paths(folder)]
     others.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
     hidden = len(others) - _TRAININGS_SHOWN
     more = [f"{workspace.running} has {hidden} older unfinished runs"] if hidden > 0 else []
@@ -47,7 +48,7 @@ def _message(folder: Path, job: TrainingJob, workspace: Workspace) -> str:
         total, differences = f" of {int(recorded['total']):,}", list(_differences(recorded, job.parts))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # missing or damaged
         total, differences = "", []
-    hidden = len(differences) - _DIFFERENCES_SHOWN
+    hidden, step = len(differences) - _DIFFERENCES_SHOWN, checkpoint_step(checkpoint_paths(folder)[-1])
     more = f" and {hidden} more" if hidden > 0 else ""
     shown = "; ".join(sentence for sentence, _ in differences[:_DIFFERENCES_SHOWN])
     why = f"{shown}{more}" if differences else "its settings were not recorded"
@@ -57,7 +58,7 @@ def _message(folder: Path, job: TrainingJob, workspace: Workspace) -> str:
         how = "choose its revision"
     fix = f" To continue that one: {how}, and run again." if differences else ""
     return (
-        f"this run starts at step 0. Another run is unfinished, at step {max(checkpoint_steps(folder)):,}{total}, in "
+        f"this run starts at step 0. Another run is unfinished, at step {step:,}{total}, in "
         f"{folder}. Differences: {why}.{fix} To delete it: `rm -r {shlex.quote(str(folder))}`"
     )
 
@@ -76,10 +77,3 @@ def _differences(recorded: dict[str, Any], parts: dict[str, dict[str, Any]]) -> 
                     yield f"{name} was {spell(value)}, is now {spell(current[name])}", f"{name}={spell(value)}"
                 else:  # of an earlier release
                     yield f"{name} was {spell(value)}, is removed", ""
-
-
-def checkpoint_steps(folder: Path) -> list[int]:
-    """Return the steps of the checkpoints in a folder: files, or folders of a sharded model."""
-    whole = [path.stem for path in folder.glob("step-*.safetensors")]
-    sharded = [path.parent.name for path in folder.glob("step-*/index.json")]
-    return [int(name.removeprefix("step-")) for name in (*whole, *sharded)]

@@ -18,7 +18,7 @@ LIMITS = {
     "monitoring": 2_400,
     "problems": 1_010,
     "provenance": 1_060,
-    "ratchet": 1_760,
+    "ratchet": 1_790,
     "registry": 4_480,
     "reports": 2_065,
     "scale": 730,
@@ -29,7 +29,7 @@ LIMITS = {
     "tasks": 4_790,
     "tokens": 400,
     "traffic": 960,
-    "training": 9_070,
+    "training": 9_090,
 }
 
 

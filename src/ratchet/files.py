@@ -23,6 +23,7 @@ __all__ = [
     "parse_yaml",
     "read_json",
     "read_yaml",
+    "replace_directory",
     "write_bytes",
     "write_json",
     "write_text",
@@ -121,24 +122,29 @@ def draft_directory(path: Path) -> Iterator[Path]:
     try:
         with _full_disk_of(path):
             yield draft
-            os.chmod(draft, 0o755)
-            for place in (draft, *draft.rglob("*")):
-                _sync(place)
-        if path.exists():
-            old = Path(tempfile.mkdtemp(prefix=f"{DRAFT}{path.name}-", dir=path.parent)) / _REPLACED
-            os.replace(path, old)
-            try:
-                os.replace(draft, path)
-            except BaseException:
-                os.replace(old, path)
-                raise
-            finally:
-                shutil.rmtree(old.parent)
-        else:
-            os.replace(draft, path)
+            replace_directory(path, draft)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
+
+
+def replace_directory(path: Path, draft: Path) -> None:
+    """Make a complete draft beside it the folder `path`. After an error nothing is changed."""
+    os.chmod(draft, 0o755)
+    for place in (draft, *draft.rglob("*")):
+        _sync(place)
+    if path.exists():
+        old = Path(tempfile.mkdtemp(prefix=f"{DRAFT}{path.name}-", dir=path.parent)) / _REPLACED
+        os.replace(path, old)
+        try:
+            os.replace(draft, path)
+        except BaseException:
+            os.replace(old, path)
+            raise
+        finally:
+            shutil.rmtree(old.parent)
+    else:
+        os.replace(draft, path)
     _sync(path.parent)
 
 

@@ -1,5 +1,9 @@
 """A sharded model: its checkpoints load in any number of processes, and what cannot be exact is refused."""
 
+import os
+import resource
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,10 +11,12 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
+from ratchet.checkpoint_names import checkpoint_paths
 from ratchet.errors import TrainingError
-from ratchet.training.checkpoint import CheckpointStore, Snapshot
-from ratchet.training.checkpoint_shards import StoredWeights, write_tensors
+from ratchet.training.checkpoint import CheckpointStore, OthersCheckpoints, Snapshot
+from ratchet.training.checkpoint_shards import TYPES, StoredWeights, write_tensors
 from ratchet.training.model_shards import refuse_shards
+from ratchet.training.models import build, load_model, save_model
 from ratchet.training.optim import without_compile_wrappers
 from ratchet.training.ranks import Ranks
 
@@ -38,14 +44,107 @@ def test_any_number_of_ranks_reads_its_rows(count: int, tmp_path: Path) -> None:
     assert dict(StoredWeights(path, "optimizer/a/")).keys() == {"exp_avg", "step"}
 
 
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
 def test_a_damaged_shard_falls_back_to_the_checkpoint_before(tmp_path: Path) -> None:
-    store = stored(tmp_path, 5, 6)
-    shard = store.paths()[-1] / "shard-0-of-1.safetensors"
-    shard.write_bytes(shard.read_bytes()[:-1] + b"\1")
-    newest = store.newest()
-    assert newest is not None
-    assert (newest[1].step, newest[1].state) == (5, {"epoch": 5})
-    assert "shard-0-of-1.safetensors" in store.problems[0]
+    """The damaged folder is no checkpoint: not listed, not kept instead of a good one, and replaced by the next."""
+    stored(tmp_path, 5)
+    for _ in range(2):
+        with stored(tmp_path, 6) as store:
+            shard = store.paths()[-1] / "shard-0-of-1.safetensors"
+            shard.write_bytes(shard.read_bytes()[:-1] + b"\1")
+            newest = store.newest()
+            assert newest is not None
+            assert (newest[1].step, newest[1].state) == (5, {"epoch": 5})
+            assert "shard-0-of-1.safetensors" in store.problems[0]
+            assert store.newest_step() == 5
+            assert store.paths() == checkpoint_paths(tmp_path) == [newest[0]]
+            assert store.at(5)[0] == newest[0]
+    assert names(tmp_path) == ["step-000000000005", "step-000000000006.damaged"]
+    store.keep_last = 1
+    store.put_shards(newest[1], Ranks(), CPU)
+    assert store.paths() == [newest[0]]
+
+
+def end_at_rename(point: int) -> None:
+    """End this process, as by SIGKILL, instead of the rename after so many."""
+    rename, left = os.replace, iter(range(point))
+    os.replace = lambda *paths: rename(*paths) if next(left, None) is not None else os._exit(9)
+
+
+def test_a_kill_at_any_rename_keeps_the_checkpoint(tmp_path: Path) -> None:
+    stored(tmp_path, 5)
+    for point in range(20):
+        if not (process := os.fork()):
+            end_at_rename(point)
+            stored(tmp_path, 5)
+            os._exit(0)
+        was_killed = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        with CheckpointStore(tmp_path) as store:
+            newest = store.newest()
+        assert newest is not None
+        assert (newest[1].step, store.problems, names(tmp_path)) == (5, [], ["step-000000000005"])
+        if not was_killed:
+            return
+    raise AssertionError("the checkpoint was never written to its end")
+
+
+def test_a_full_disk_keeps_the_checkpoint_and_training(tmp_path: Path) -> None:
+    """A limit on file size makes the system refuse the index, which is larger than the shard here."""
+    store = stored(tmp_path, 5)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for step in (5, 6):
+        large = Snapshot(step, ROWS | EQUAL, {"history": "." * 5000}, None, shapes=SHAPES)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+        try:
+            store.put_shards(large, Ranks(), CPU)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert f"checkpoint of step {step} was not written ([Errno 27]" in store.problems.pop()
+        assert names(tmp_path) == ["step-000000000005"]
+    assert store.at(5)[1].state == {"epoch": 5}
+
+
+def test_no_checkpoint_is_written_without_what_precedes_it(tmp_path: Path) -> None:
+    store = stored(tmp_path, 5)
+    store.before_write = (tmp_path / "journal" / "events.jsonl").touch
+    store.put_shards(Snapshot(6, ROWS | EQUAL, {}, None, shapes=SHAPES), Ranks(), CPU)
+    assert "checkpoint of step 6 was not written ([Errno 2]" in store.problems.pop()
+    assert names(tmp_path) == ["step-000000000005"]
+
+
+class Second(Ranks):
+    """The second of two processes with GPUs: the host goes on while they exchange tensors, and waits for numbers."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(1, 2)
+        self.folder, self.seen = folder, list[list[str]]()
+
+    def in_turn(self, items: torch.Tensor) -> torch.Tensor:
+        self.seen.append(names(self.folder))
+        return items.repeat(2, 1)
+
+    def from_first(self, values: Sequence[float], device: torch.device) -> list[float]:
+        self.seen.append(names(self.folder))
+        (self.folder / ".draft-step-000000000005-shards").mkdir()
+        return list(values)
+
+
+def test_no_process_writes_before_the_first_has_made_the_folder(tmp_path: Path) -> None:
+    ranks = Second(tmp_path)
+    OthersCheckpoints(tmp_path).put_shards(Snapshot(5, ROWS, {}, None, shapes=SHAPES), ranks, CPU)
+    assert ranks.seen == [[], [".draft-step-000000000005-shards"]]
+    assert names(tmp_path / ".draft-step-000000000005-shards") == ["shard-1-of-2.safetensors"]
+
+
+def test_a_start_removes_what_a_kill_has_left(tmp_path: Path) -> None:
+    stored(tmp_path, 5, 6)
+    (tmp_path / "step-000000000006" / "index.json").unlink()
+    (tmp_path / ".draft-step-000000000007-shards").mkdir()
+    with CheckpointStore(tmp_path):
+        assert names(tmp_path) == ["step-000000000005"]
 
 
 def test_a_checkpoint_without_index_is_none(tmp_path: Path) -> None:
@@ -55,12 +154,42 @@ def test_a_checkpoint_without_index_is_none(tmp_path: Path) -> None:
 
 
 def test_tensors_are_written_one_by_one_with_the_usual_bytes(tmp_path: Path) -> None:
-    types = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32)
-    tensors = {f"{dtype}".replace("torch", "é"): torch.ones(3, 2).to(dtype).T for dtype in types} | ROWS | EQUAL
-    tensors["double"], tensors["empty"] = torch.zeros(1, dtype=torch.float64), torch.zeros(0, 3)
+    tensors = {f"{dtype}".replace("torch", "é"): torch.ones(3, 2).to(dtype).T for dtype in TYPES} | ROWS | EQUAL
+    tensors["empty"] = torch.zeros(0, 3)
     write_tensors(tmp_path / "a.safetensors", tensors)
     expected = save({name: tensor.contiguous() for name, tensor in tensors.items()})
     assert (tmp_path / "a.safetensors").read_bytes() == expected
+
+
+NET = """from torch import nn, zeros, {kind}
+
+
+class Net(nn.Module):
+    def __init__(self, *, classes, channels, height, width):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(channels * height * width, classes))
+        self.register_buffer("phase", zeros(2, dtype={kind}))
+
+    def forward(self, images):
+        return self.layers(images)
+"""
+
+
+def test_a_model_keeps_any_type_that_a_file_can_hold(lab, tmp_path: Path) -> None:
+    """Any other is refused before the first step."""
+    for kind in ("complex64", "float8_e4m3fn", "uint16", "complex128"):
+        folder = tmp_path / kind
+        folder.mkdir()
+        (folder / "kept.py").write_text(NET.format(kind=kind))
+        spec = replace(lab.make_spec(), factory="kept:Net", code="kept.py", root=str(folder))
+        if kind == "complex128":
+            with pytest.raises(
+                TrainingError, match=r"keeps phase as torch\.complex128\. Allowed: bool, uint8, .*Fix: "
+            ):
+                build(spec)
+        else:
+            save_model(folder / "model", build(spec).state_dict(), spec, about={})
+            assert load_model(folder / "model")[0].network.phase.dtype == getattr(torch, kind)
 
 
 @pytest.mark.parametrize("width", [7, 1001, 62_503])

@@ -4,7 +4,7 @@
 """
 
 from ratchet.training.batches import ImageSplit, ShardedArray, Split, TableSplit, run_steps
-from ratchet.training.checkpoint import CheckpointStore, checkpoint_paths
+from ratchet.training.checkpoint import CheckpointStore
 from ratchet.training.events import Checkpointed, Epoch, Event, Finished, Notice, Points, Started, Stopped, Trouble
 from ratchet.training.inputs import TrainingInputs, initial_model, model_input, model_target, open_split
 from ratchet.training.loop import fit
@@ -48,7 +48,6 @@ __all__ = [
     "Trouble",
     "answers",
     "build",
-    "checkpoint_paths",
     "code_digests",
     "default_name",
     "find_pretrained",

@@ -11,7 +11,7 @@ import os
 import queue
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 
 from ratchet import files
+from ratchet.checkpoint_names import INDEX, checkpoint_paths, checkpoint_step, unfinished_folders
 from ratchet.errors import CheckpointError
 from ratchet.training.checkpoint_shards import (
-    INDEX,
     StoredWeights,
     check_shards,
     read_index,
@@ -36,7 +36,6 @@ __all__ = [
     "CheckpointStore",
     "OthersCheckpoints",
     "Snapshot",
-    "checkpoint_paths",
     "checkpoint_step",
     "delete_checkpoint",
     "read_checkpoint",
@@ -77,6 +76,8 @@ class CheckpointStore:
     def __enter__(self) -> "CheckpointStore":
         self.folder.mkdir(parents=True, exist_ok=True)
         files.clear_drafts(self.folder)
+        for path in unfinished_folders(self.folder):
+            shutil.rmtree(path)
         self._thread.start()
         return self
 
@@ -92,38 +93,38 @@ class CheckpointStore:
         self._queue.join()
 
     def put_shards(self, snapshot: Snapshot, ranks: Ranks, device: torch.device) -> None:
-        """Write this rank's rows, and on rank 0 the index when all ranks have written theirs. Every rank calls it."""
-        folder, digest = self._path(snapshot.step).with_suffix(""), ""
-        rows_only = {name: tensor for name, tensor in snapshot.tensors.items() if name in snapshot.shapes}
-        problem = "another process could not write its shard"
-        try:
+        """Write this rank's rows into a draft, which is the checkpoint when all ranks have. Every rank calls it."""
+        folder, problems, digest = self._path(snapshot.step).with_suffix(""), list[str](), bytes(32)
+        draft = self.folder / f"{files.DRAFT}{folder.name}-shards"
+        with _noted(problems):
             if ranks.is_first:
-                shutil.rmtree(folder, ignore_errors=True)
+                shutil.rmtree(draft, ignore_errors=True)
                 self.before_write()
-                folder.mkdir(parents=True)
-        except OSError as error:
-            problem = str(error)  # each rank then fails, too
-        ranks.in_turn(torch.zeros(1, device=device))  # the folder exists
-        try:
-            tensors = snapshot.tensors if ranks.is_first else rows_only
-            digest = write_tensors(folder / shard_name(ranks.rank, ranks.count), tensors)
-        except (OSError, CheckpointError) as error:
-            problem = str(error)
-        own = torch.tensor(list(bytes.fromhex(digest) or bytes(32)), dtype=torch.int32, device=device)
-        digests = [bytes(each).hex() for each in ranks.in_turn(own[None]).tolist()]
+                draft.mkdir(parents=True)
+        [failed] = ranks.from_first([len(problems)], device)  # waits for it, on a GPU too
+        with _noted(problems):
+            if not failed:
+                rows = {name: snapshot.tensors[name] for name in snapshot.shapes}
+                tensors = snapshot.tensors if ranks.is_first else rows
+                digest = bytes.fromhex(write_tensors(draft / shard_name(ranks.rank, ranks.count), tensors))
+        digests = ranks.in_turn(torch.tensor([list(digest)], dtype=torch.int32, device=device)).tolist()
         if not ranks.is_first:
             return
-        if bytes(32).hex() in digests:
-            self._report(snapshot.step, problem)
-            return
-        names = (shard_name(rank, ranks.count) for rank in range(ranks.count))
-        content = {
-            "step": snapshot.step, "score": snapshot.score, "state": snapshot.state, "shapes": snapshot.shapes,
-            "tensors": list(snapshot.tensors), "shards": dict(zip(names, digests, strict=True)),
-        }  # fmt: skip
-        content = json.loads(json.dumps(content))
-        files.write_json(folder / INDEX, {**content, "sha256": files.digest_json(content)})
-        self._prune()
+        with _noted(problems):
+            if list(bytes(32)) in digests:
+                raise CheckpointError("another process could not write its shard")
+            shards = {shard_name(rank, ranks.count): bytes(each).hex() for rank, each in enumerate(digests)}
+            content = {
+                "step": snapshot.step, "score": snapshot.score, "state": snapshot.state, "shapes": snapshot.shapes,
+                "tensors": list(snapshot.tensors), "shards": shards,
+            }  # fmt: skip
+            content = json.loads(json.dumps(content))
+            files.write_json(draft / INDEX, {**content, "sha256": files.digest_json(content)})
+            files.replace_directory(folder, draft)
+            self._prune()
+        if problems:
+            shutil.rmtree(draft, ignore_errors=True)
+            self._report(snapshot.step, problems[0])
 
     def paths(self) -> list[Path]:
         return checkpoint_paths(self.folder)
@@ -141,6 +142,7 @@ class CheckpointStore:
                 return path, read_checkpoint(path, ranks)
             except CheckpointError as error:
                 renamed = path.with_suffix(".damaged")
+                delete_checkpoint(renamed)
                 os.replace(path, renamed)
                 self.problems.append(f"{error}; renamed to {renamed.name}, using the one before it")
         return None
@@ -198,23 +200,22 @@ class OthersCheckpoints(CheckpointStore):
         """Leave the folder as it is."""
 
 
-def checkpoint_paths(folder: Path) -> list[Path]:
-    """Return the checkpoints in a folder, files or folders, by step."""
-    return sorted([*folder.glob("step-*.safetensors"), *(index.parent for index in folder.glob(f"step-*/{INDEX}"))])
-
-
-def checkpoint_step(path: Path) -> int:
-    """Return the step of a checkpoint by its name."""
-    return int(path.stem.removeprefix("step-"))
-
-
 def delete_checkpoint(path: Path) -> None:
-    """Delete a checkpoint, a file or a folder."""
+    """Delete a checkpoint, a file or a folder, if there is one."""
     if path.is_dir():
-        (path / INDEX).unlink()  # what is left is no checkpoint
+        (path / INDEX).unlink(missing_ok=True)  # what is left is no checkpoint
         shutil.rmtree(path)
     else:
-        path.unlink()
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _noted(problems: list[str]) -> Iterator[None]:
+    """Add the error of what is done inside to `problems`: no disk ends a training."""
+    try:
+        yield
+    except Exception as error:
+        problems.append(str(error))
 
 
 def encode(snapshot: Snapshot) -> bytes:

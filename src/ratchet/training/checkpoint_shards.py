@@ -16,10 +16,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ratchet import files
+from ratchet.checkpoint_names import INDEX
 from ratchet.errors import CheckpointError
 
 __all__ = [
-    "INDEX",
+    "TYPES",
     "StoredWeights",
     "check_shards",
     "digest_content",
@@ -29,18 +30,25 @@ __all__ = [
     "write_tensors",
 ]
 
-INDEX = "index.json"
-_TYPES = {  # in the order of safetensors, which writes the last first
+TYPES = {  # in the order of safetensors, which writes the last first
     torch.bool: "BOOL",
     torch.uint8: "U8",
     torch.int8: "I8",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
     torch.int16: "I16",
+    torch.uint16: "U16",
     torch.float16: "F16",
     torch.bfloat16: "BF16",
     torch.int32: "I32",
+    torch.uint32: "U32",
     torch.float32: "F32",
+    torch.complex64: "C64",
     torch.float64: "F64",
     torch.int64: "I64",
+    torch.uint64: "U64",
 }
 
 
@@ -62,10 +70,10 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
     """
     header, end = {}, 0
     about = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
-    about.sort(key=lambda each: (-list(_TYPES).index(each[1]), each[0]))
+    about.sort(key=lambda each: (-list(TYPES).index(each[1]), each[0]))
     for name, dtype, shape in about:
         start, end = end, end + dtype.itemsize * torch.Size(shape).numel()
-        header[name] = {"dtype": _TYPES[dtype], "shape": shape, "data_offsets": (start, end)}
+        header[name] = {"dtype": TYPES[dtype], "shape": shape, "data_offsets": (start, end)}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     digest = hashlib.sha256()

@@ -16,7 +16,7 @@ from ratchet.checksums import verify
 from ratchet.errors import TrainingError
 from ratchet.kinds import ModelSpec
 from ratchet.kinds.registry import kind_named, kind_of
-from ratchet.training.checkpoint_shards import write_tensors
+from ratchet.training.checkpoint_shards import TYPES, write_tensors
 from ratchet.training.custom_code import CustomCode
 from ratchet.training.models.arrays import ArraysMLP
 from ratchet.training.models.baseline_nets import BASELINES, blended
@@ -66,6 +66,7 @@ def build(spec: ModelSpec) -> Model:
     narrow(network, spec.widths)
     model = _MODELS[kind_of(spec.input).model](network, spec)
     _check_forward(model, spec)
+    _check_types(model, spec)
     return model
 
 
@@ -183,6 +184,17 @@ def _check_forward(model: Model, spec: ModelSpec) -> None:
             f"{spec.target.meaning}"
         )
     model.order = tuple(order)
+
+
+def _check_types(model: Model, spec: ModelSpec) -> None:
+    """Refuse a user's model that its file cannot hold, before it is trained."""
+    for name, tensor in model.network.state_dict().items():
+        if (kind := getattr(tensor, "dtype", type(tensor))) not in TYPES:
+            allowed = ", ".join(str(each).removeprefix("torch.") for each in TYPES)
+            raise TrainingError(
+                f"model.factory: {spec.called} keeps {name} as {kind}. Allowed: {allowed}. Fix: keep it as one of "
+                "these, or out of its state_dict"
+            )
 
 
 def _output_shape(spec: ModelSpec, inputs: tuple[torch.Tensor, ...]) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ LIMITS = {
     "monitoring": 2_400,
     "problems": 1_010,
     "provenance": 1_060,
-    "ratchet": 1_790,
+    "ratchet": 1_802,
     "registry": 4_480,
     "reports": 2_065,
     "scale": 730,

@@ -26,7 +26,7 @@ STEPS = 4 * 20
 DOCTOR, OPTIMIZER, RESNET = (
     f"src/ratchet/{name}" for name in ("doctor/rules.toml", "training/optim.py", "training/models/resnet.py")
 )
-CLIPPED = "        nn.utils.clip_grads_with_norm_(parameters, plan.clip_norm, remaining)\n"
+CLIPPED = "        nn.utils.clip_grads_with_norm_(clipped, plan.clip_norm, remaining)\n"
 
 
 def edit(project: Any, path: str, before: str, after: str) -> None:
@@ -39,7 +39,7 @@ def edit(project: Any, path: str, before: str, after: str) -> None:
 def say_more(project: Any) -> None:
     """Edit a comment, a docstring, an annotation and a message of the doctor."""
     edit(project, OPTIMIZER, '    """Clip the elements, then', '    # First the elements.\n    """Clip elements, then')
-    edit(project, OPTIMIZER, "plan: Plan) -> torch.Tensor:", "plan: object) -> torch.Tensor:")
+    edit(project, OPTIMIZER, "    plan: Plan,\n    norm_of", "    plan: object,\n    norm_of")
     edit(project, DOCTOR, "The doctor skips the checks of the model", "No check of the model was made")
 
 

@@ -65,7 +65,7 @@ def test_drift_without_labels_then_labels_then_a_new_champion(served: Served, ad
     later = [{name: cell for name, cell in row.items() if name != "income"} for row in adult[OLD:]]
     ids = [post(served, "/v1/predict", {"input": [row]})["id"] for row in later]
     logged = served.root / ".ratchet" / "requests"
-    until(lambda: sum(len(pl.read_parquet(path)) for path in logged.rglob("*.parquet")) == NEW)
+    until(lambda: sum(len(pl.read_parquet(path)) for path in logged.rglob("[!.]*.parquet")) == NEW)
 
     event = ("event", "emit", "ratchet.drift.detected", "--resource-id", "ratchet.model.adult")
     served.shell(*event)

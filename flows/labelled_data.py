@@ -9,12 +9,11 @@ from prefect.client.schemas.objects import State
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Completed
 
-from flows import dvc_stage
-from flows.stages import ingest_stage
+from ratchet import settings
 from ratchet.monitoring import retraining
 from ratchet.monitoring.retraining import LabelledData, NotTrained
 from ratchet.monitoring.specs import StoredSpecs
-from ratchet.settings.run_settings import overridden
+from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 
 __all__ = ["begin_after_labels", "collect", "not_trained"]
@@ -22,15 +21,13 @@ __all__ = ["begin_after_labels", "collect", "not_trained"]
 _DEPLOYMENT = "train-flow/on-drift"
 
 
-def collect(workspace: Workspace, changes: dict[str, Any], say: Callable[[str], None]) -> LabelledData:
-    """Ingest the data of the settings, and return them with all labelled requests."""
-    with overridden(workspace.params, changes, note=workspace.overrides, say=say) as run:
-        dvc_stage.refresh_code(run.params, workspace, say=say)
-        ingest_stage(run.params, workspace)
-        specs = StoredSpecs(workspace.project, run.params)
-        collected = retraining.collect(workspace, run.params, specs, now=time.time())
-    counts = ", ".join(f"{count:,} {split}" for split, count in collected.dataset.requests.items())
-    say(f"labelled requests: {counts}; {collected.new:,} of them are new ({collected.dataset.folder})")
+def collect(workspace: Workspace, params: Params, say: Callable[[str], None]) -> LabelledData | None:
+    """Return the ingested data with all labelled requests; None: requests cannot join these data."""
+    specs = StoredSpecs(workspace.project, params)
+    collected = retraining.collect(workspace, params, specs, now=time.time(), say=say)
+    if collected:
+        counts = ", ".join(f"{count:,} {split}" for split, count in collected.dataset.requests.items())
+        say(f"labelled requests: {counts}; {collected.new:,} of them are new ({collected.dataset.folder})")
     return collected
 
 
@@ -40,8 +37,8 @@ def not_trained(reason: NotTrained) -> "State[Any]":
 
 
 def begin_after_labels(workspace: Workspace, client: SyncPrefectClient) -> None:
-    """Start train-flow/on-drift, once, when the labels for which it waits have arrived."""
-    if not (key := retraining.arrived(workspace)):
+    """Start train-flow/on-drift, once a day, when the labels for which it waits have arrived."""
+    if not (key := retraining.arrived(workspace, settings.load(workspace.params), now=time.time())):
         return
     try:
         deployment = client.read_deployment_by_name(_DEPLOYMENT)

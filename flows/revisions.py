@@ -43,14 +43,20 @@ def project_or_revision(project: str) -> dict[str, str]:
     return {"directory": str(checkout.root)}
 
 
-def find_workspace(revision: str | None) -> Workspace:
+def find_workspace(revision: str | None, *, labelled: bool = False) -> Workspace:
     """Return the folder to run in.
 
     Raises:
-        WorkspaceError: the revision could not be checked out, or no pull step has run.
+        WorkspaceError: the revision could not be checked out, or no pull step has run; or a run without a revision is
+            to be `labelled`, whose settings would stay in params.yaml.
     """
     if _ERROR in os.environ:
         raise WorkspaceError(os.environ[_ERROR])
+    if labelled and not revision:
+        raise WorkspaceError(
+            "labelled: found true. Allowed: only with a revision. Fix: for the project folder run `ratchet data "
+            "from-requests NAME`, which prints the settings for its data set"
+        )
     if revision and _COMMIT not in os.environ:
         raise WorkspaceError(
             f"revision: found {revision}. Allowed: only in a deployment's run, which has a folder of its own. Fix: "

@@ -12,7 +12,7 @@ LIMITS = {
     "doctor": 1_220,
     "evaluation": 3_270,
     "exports": 740,
-    "flows": 3_620,
+    "flows": 3_645,
     "gate": 1_470,
     "kinds": 2_460,
     "monitoring": 2_400,

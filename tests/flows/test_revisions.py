@@ -21,6 +21,13 @@ def test_revision_without_a_checkout_is_refused() -> None:
         revisions.find_workspace("v1")
 
 
+def test_labelled_run_without_a_revision_is_refused() -> None:
+    with pytest.raises(
+        WorkspaceError, match=r"^labelled: found true\. Allowed: only with a revision\. Fix: .*requests"
+    ):
+        revisions.find_workspace("", labelled=True)
+
+
 def test_flow_raises_the_error_of_the_pull_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RATCHET_ERROR", "revision: no branch v1")
     with pytest.raises(WorkspaceError, match=r"^revision: no branch v1$"):

@@ -1,5 +1,6 @@
 """Data sets of packed samples and labelled requests: real data, a real log and real labels."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -26,7 +27,7 @@ from ratchet.kinds.ingest import sample_files
 from ratchet.kinds.registry import kind_of
 from ratchet.monitoring import retraining
 from ratchet.monitoring.labelled_set import LabelledSet, write_labelled_set
-from ratchet.monitoring.retraining import NotTrained
+from ratchet.monitoring.retraining import LabelledData, NotTrained
 from ratchet.monitoring.to_label import rows_to_label
 from ratchet.problems.named_answers import named_answers
 from ratchet.settings.model import DataSettings, MonitoringSettings, Params
@@ -39,6 +40,7 @@ from ratchet.workspace import Workspace
 
 BEGIN = 1_760_000_400 // 3600 * 3600
 OLD, NEW = 600, 300
+WEEK = 604_800
 COLUMNS = (
     "age", "workclass", "fnlwgt", "education", "years", "marital", "occupation", "relationship", "race", "sex", "gain",
     "loss", "hours", "country", "income",
@@ -84,8 +86,8 @@ class Place:
             log.add(answer, partial(lambda each: each, written))
         log.close()
 
-    def label(self, labels: dict[tuple[str, int], list[float]]) -> None:
-        store = LabelStore(log_folder(self.workspace), clock=lambda: BEGIN + 9e5)
+    def label(self, labels: dict[tuple[str, int], list[float]], *, time: float = BEGIN + 9e5) -> None:
+        store = LabelStore(log_folder(self.workspace), clock=lambda: time)
         store.add(labels, problem=self.manifest.target.problem, days=1e6)
 
     def true_labels(self, first: int, last: int) -> dict[tuple[str, int], list[float]]:
@@ -241,6 +243,21 @@ def test_texts_are_refused_with_a_reason(adult: Place) -> None:
         adult.write()
 
 
+def test_data_that_take_no_requests_train_without_them(adult: Place) -> None:
+    lines = "".join(f"text {n},{n % 2},{n % 3 % 2},{n % 7}\n" for n in range(99))
+    (adult.workspace.root / "texts.csv").write_text(f"text,income,other,number\n{lines}")
+    said: list[str] = []
+    collect = partial(retraining.collect, adult.workspace, adult.params, lambda name: adult.spec, now=0.0)
+    adult.ingest(kind="text", path="texts.csv")
+    assert collect(say=said.append) is None
+    adult.ingest(path="texts.csv", problem="multi-label", label_column=("income", "other"))
+    assert collect(say=said.append) is None
+    assert [line.split(".")[0] for line in said] == [
+        "training without requests: data",
+        "training without requests: their problem is multi-label, and the server takes no such labels",
+    ]
+
+
 def test_half_of_the_rows_to_label_are_the_least_certain(adult: Place) -> None:
     adult.request(0, NEW, certain=[0.5 + row / NEW / 2 for row in range(NEW)])
     adult.label(adult.true_labels(0, 10))
@@ -255,30 +272,54 @@ def test_half_of_the_rows_to_label_are_the_least_certain(adult: Place) -> None:
 
 
 def test_a_training_waits_for_labels_that_none_before_had(adult: Place) -> None:
-    spec, workspace = adult.spec, adult.workspace
+    spec, workspace, now = adult.spec, adult.workspace, time.time()
     limits = MonitoringSettings(min_labels=30, max_retrainings_per_week=1)
     params = adult.params.model_copy(update={"monitoring": limits})
-    collect = partial(retraining.collect, workspace, params, lambda name: spec)
+    collect = partial(retraining.collect, workspace, params, lambda name: spec, say=print)
+    arrived = partial(retraining.arrived, workspace, params)
     adult.request(0, 100)
     adult.label(adult.true_labels(0, 20))
     with pytest.raises(NotTrained, match=r"not trained: \d+ new .*, monitoring.min_labels is 30.* Fix") as error:
-        collect(now=time.time())
+        collect(now=now)
     assert error.value.needs_labels
     assert len(pl.read_parquet(workspace.state / "monitoring" / "label-these.parquet")) == 80
-    assert retraining.arrived(workspace) == ""
-    adult.label(adult.true_labels(20, 60))
-    assert retraining.arrived(workspace) == "ratchet-labels-1"
-    collected = collect(now=time.time())
+    assert arrived(now=now + 10) == ""
+    adult.label(adult.true_labels(20, 60), time=now + 20)
+    assert arrived(now=now + 30).startswith("ratchet-labels-")
+    collected = collect(now=now + 30)
+    assert collected is not None
     retraining.mark_trained(workspace, collected)
-    assert (collected.new >= 30, retraining.arrived(workspace)) == (True, "")
+    assert (collected.new >= 30, arrived(now=now + 40)) == (True, "")
     adult.label(adult.true_labels(60, 100))
     with pytest.raises(NotTrained, match=r"monitoring\.max_retrainings_per_week is 1, and there were"):
-        collect(now=time.time())
-    again = collect(now=time.time() + 604_801)
+        collect(now=now + 50)
+    again = collect(now=now + WEEK + 100)
+    assert again is not None
     assert again.new + collected.new == sum(again.dataset.requests.values())
     retraining.mark_trained(workspace, again)
     with pytest.raises(NotTrained, match="not trained: 0 new labelled requests"):
-        collect(now=time.time() + 3 * 604_800)
+        collect(now=now + 3 * WEEK)
+
+
+def test_a_run_that_did_not_train_begins_again(adult: Place) -> None:
+    """Also after old labels were deleted, but not while the weekly limit would refuse it."""
+    spec, workspace, now = adult.spec, adult.workspace, time.time()
+    limits = MonitoringSettings(min_labels=30, max_retrainings_per_week=1)
+    params = adult.params.model_copy(update={"monitoring": limits})
+    arrived = partial(retraining.arrived, workspace, params)
+    adult.request(0, 100)
+    adult.label(adult.true_labels(0, 20))
+    with pytest.raises(NotTrained):
+        retraining.collect(workspace, params, lambda name: spec, now=now, say=print)
+    shutil.rmtree(LabelStore(log_folder(workspace)).folder)
+    adult.label(adult.true_labels(20, 60), time=now + 20)
+    keys = [arrived(now=now + days * 86_400) for days in (0, 0, 1, 2)]
+    assert (all(keys), len(set(keys))) == (True, 3)
+    retraining.mark_trained(workspace, LabelledData(adult.write(), 40))
+    record = workspace.state / "monitoring" / "retraining.json"
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"missing": 10}))  # a drift has asked again
+    assert arrived(now=now + 86_400) == ""
+    assert arrived(now=now + WEEK + 100) != ""
 
 
 FORMS = {

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ratchet.servers import client_environment, prefect_server
 from ratchet.workspace import Workspace
 
 pytestmark = pytest.mark.system
@@ -177,6 +178,18 @@ def test_whoever_may_not_run_is_told_before_the_work(fresh: Any) -> None:
     with nothing_written(fresh):
         message = fresh.refused("ratchet", "train")
     assert "may not run train-flow: params.yaml: access.runners allows ann" in message
+
+
+def test_a_labelled_run_checks_first_and_names_a_failed_data_load(fresh: Any) -> None:
+    script = "from flows.train import train_flow; state = train_flow(revision='HEAD', labelled=True, return_state=True)"
+    command = ("python", "-c", f"{script}; print(state.name, state.message)")
+    commit = fresh.good("git", "rev-parse", "HEAD").strip()
+    with prefect_server(fresh.workspace) as api:
+        variables = client_environment(fresh.workspace, api) | {"RATCHET_COMMIT": commit}
+        fresh.good("ratchet", "set", "access.runners=[ann]")
+        assert "may not run train-flow: params.yaml: access.runners allows ann" in fresh.good(*command, **variables)
+        fresh.good("ratchet", "set", "access.runners=[]", "data.source=image-folder", "data.path=data/nowhere")
+        assert "DataLoadFailed data.path" in fresh.good(*command, **variables)
 
 
 def test_a_workspace_that_another_run_holds_is_left_alone(fresh: Any) -> None:

@@ -1,14 +1,18 @@
 """When labelled requests are enough for a new training, and the record of these trainings."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ratchet import files
-from ratchet.errors import PlatformError, RatchetError
+from ratchet.data.manifest import Manifest
+from ratchet.errors import DataError, PlatformError, RatchetError
+from ratchet.kinds.ingest import sample_files
 from ratchet.monitoring.labelled_rows import SpecOf
 from ratchet.monitoring.labelled_set import LabelledSet, write_labelled_set
 from ratchet.monitoring.to_label import rows_to_label
+from ratchet.problems.named_answers import named_answers
 from ratchet.settings.model import Params
 from ratchet.traffic.label_store import LabelStore
 from ratchet.traffic.log_reader import log_folder
@@ -26,14 +30,12 @@ class _Record:
 
     Attributes:
         times: when they ended, in seconds since 1970.
-        attempts: how often labels were missing.
-        labels: in the store when labels were missing for the last time.
+        asked: when labels were missing for the last time, in the same unit.
         missing: labels that were missing; 0: none are waited for.
     """
 
     times: list[float] = field(default_factory=list)
-    attempts: int = 0
-    labels: int = 0
+    asked: float = 0.0
     missing: int = 0
 
     __pydantic_config__ = STRICT
@@ -55,8 +57,12 @@ class LabelledData:
     new: int
 
 
-def collect(workspace: Workspace, params: Params, spec_of: SpecOf, *, now: float) -> LabelledData:
+def collect(
+    workspace: Workspace, params: Params, spec_of: SpecOf, *, now: float, say: Callable[[str], None]
+) -> LabelledData | None:
     """Write the data set `on-drift` of the project from the packed data of a workspace and all labelled requests.
+
+    Return None, and say why, if requests cannot join these data.
 
     Raises:
         NotTrained: there were too many such trainings, or fewer new labelled requests than monitoring.min_labels; then
@@ -64,12 +70,15 @@ def collect(workspace: Workspace, params: Params, spec_of: SpecOf, *, now: float
     """
     import polars as pl
 
-    project, limit = workspace.project, params.monitoring.max_retrainings_per_week
+    if obstacle := _obstacle(workspace):
+        say(f"training without requests: {obstacle}")
+        return None
+    project = workspace.project
     record = _read(project)
-    if sum(now - each < _WEEK for each in record.times) >= limit:
+    if _is_limit_reached(record, params, now):
         raise NotTrained(
-            f"not trained: monitoring.max_retrainings_per_week is {limit}, and there were as many in seven days. "
-            "Fix: raise it, or wait"
+            f"not trained: monitoring.max_retrainings_per_week is {params.monitoring.max_retrainings_per_week}, and "
+            "there were as many in seven days. Fix: raise it, or wait"
         )
     dataset = write_labelled_set(workspace, params, spec_of, project.data / "labelled" / "on-drift")
     rows = pl.read_parquet(dataset.folder / "rows.parquet", columns=["digest"])
@@ -81,8 +90,7 @@ def collect(workspace: Workspace, params: Params, spec_of: SpecOf, *, now: float
     path = _folder(project) / "label-these.parquet"
     with files.draft_file(path, private=True) as draft:
         rows_to_label(log_folder(project), spec_of, seed=params.seed).write_parquet(draft)
-    labels = LabelStore(log_folder(project)).newest().height
-    _write(project, replace(record, attempts=record.attempts + 1, labels=labels, missing=missing))
+    _write(project, replace(record, asked=now, missing=missing))
     left_out = "".join(f"; left out: {count:,} labels: {reason}" for reason, count in dataset.left_out.items())
     raise NotTrained(
         f"not trained: {len(new):,} new labelled requests, monitoring.min_labels is {params.monitoring.min_labels:,}"
@@ -106,13 +114,33 @@ def mark_trained(workspace: Workspace, data: LabelledData) -> None:
     _write(project, replace(record, times=[*record.times, time.time()], missing=0))
 
 
-def arrived(workspace: Workspace) -> str:
-    """Return a key if the labels that a training waits for may have arrived since, one for each attempt; else ""."""
-    record = _read(workspace)
-    if not record.missing:
+def arrived(project: Workspace, params: Params, *, now: float) -> str:
+    """Return a key if the labels that a training waits for may have arrived since, a new one each day; else "".
+
+    So a run that failed, or that another one kept from starting, is tried again the next day.
+    """
+    record = _read(project)
+    if not record.missing or _is_limit_reached(record, params, now):
         return ""
-    more = LabelStore(log_folder(workspace)).newest().height - record.labels
-    return f"ratchet-labels-{record.attempts}" if more >= record.missing else ""
+    times = LabelStore(log_folder(project)).newest()["labelled"].dt.epoch("us")
+    key = f"ratchet-labels-{record.asked:.0f}-{now // 86_400:.0f}"
+    return key if (times > record.asked * 1e6).sum() >= record.missing else ""
+
+
+def _is_limit_reached(record: _Record, params: Params, now: float) -> bool:
+    return sum(now - each < _WEEK for each in record.times) >= params.monitoring.max_retrainings_per_week
+
+
+def _obstacle(workspace: Workspace) -> str:
+    """Return why requests cannot join the packed data; empty: they can."""
+    manifest = Manifest.read(workspace.packed)
+    try:
+        sample_files(manifest.input.kind)
+    except DataError as error:
+        return str(error)
+    if named_answers(manifest.target).takes_labels:
+        return ""
+    return f"their problem is {manifest.target.problem}, and the server takes no such labels"
 
 
 def _folder(project: Workspace) -> Path:

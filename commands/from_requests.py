@@ -6,11 +6,12 @@ import shlex
 from pathlib import Path
 
 from commands.app import echo
-from ratchet import files, settings
+from ratchet import settings
 from ratchet.errors import DataError
 from ratchet.monitoring.labelled_set import write_labelled_set
+from ratchet.monitoring.retraining import ON_DRIFT
 from ratchet.monitoring.specs import StoredSpecs
-from ratchet.monitoring.to_label import rows_to_label
+from ratchet.monitoring.to_label import write_rows_to_label
 from ratchet.settings.model import Params
 from ratchet.traffic.log_reader import log_folder
 from ratchet.workspace import Workspace
@@ -24,6 +25,8 @@ def print_labelled_set(workspace: Workspace, name: str, *, to_label: bool) -> No
     """Write data/labelled/NAME, and print what it has and how to use it."""
     if not _NAME.fullmatch(name):
         raise DataError(f"NAME: found {name!r}; allowed: letters, digits, '.', '_' and '-'. Fix: take another name")
+    if name == ON_DRIFT and not to_label:
+        raise DataError(f"NAME: found {name}, which only train-flow/on-drift writes. Fix: take another name")
     folder, params = Path("data", "labelled", name), settings.load(workspace.params)
     if to_label:
         _print_rows_to_label(workspace, params, folder.with_name(f"{name}.label-these.parquet"))
@@ -41,7 +44,10 @@ def print_labelled_set(workspace: Workspace, name: str, *, to_label: bool) -> No
 
 
 def _print_rows_to_label(workspace: Workspace, params: Params, path: Path) -> None:
-    rows = rows_to_label(log_folder(workspace.project), StoredSpecs(workspace, params), seed=params.seed)
-    with files.draft_file(path, private=True) as draft:
-        rows.write_parquet(draft)
+    rows = write_rows_to_label(path, log_folder(workspace.project), StoredSpecs(workspace, params), seed=params.seed)
+    if not len(rows):
+        raise DataError(
+            f"{log_folder(workspace.project)}: no request with its input and without a label. Fix: `ratchet set "
+            "serving.log_inputs=keep`, and wait for requests"
+        )
     echo(f"{path}: {len(rows)} requests without a label. next: POST their labels to /v1/labels")

@@ -139,8 +139,8 @@ were refused), then " ~ again %}
         _RUN
         + """\
 {% set subject = "Labels needed: " ~ what %}
-{% set todo = "label the requests in the file that the message names, and POST the labels to /v1/labels. The next run \
-of monitor-flow starts the training when they are there" %}
+{% set todo = "do what the message says, mostly to POST labels to /v1/labels. The next run of monitor-flow starts the \
+training when they are there" %}
 """,
     ),
     _on_event(

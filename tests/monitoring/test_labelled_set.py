@@ -28,7 +28,7 @@ from ratchet.kinds.registry import kind_of
 from ratchet.monitoring import retraining
 from ratchet.monitoring.labelled_set import LabelledSet, write_labelled_set
 from ratchet.monitoring.retraining import LabelledData, NotTrained
-from ratchet.monitoring.to_label import rows_to_label
+from ratchet.monitoring.to_label import rows_to_label, write_rows_to_label
 from ratchet.problems.named_answers import named_answers
 from ratchet.settings.model import DataSettings, MonitoringSettings, Params
 from ratchet.traffic.label_store import LabelStore
@@ -243,6 +243,11 @@ def test_texts_are_refused_with_a_reason(adult: Place) -> None:
         adult.write()
 
 
+def test_the_command_leaves_the_data_set_of_on_drift_alone(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"NAME: found on-drift, which only train-flow/on-drift writes\. Fix: "):
+        print_labelled_set(Workspace(tmp_path), "on-drift", to_label=False)
+
+
 def test_data_that_take_no_requests_train_without_them(adult: Place) -> None:
     lines = "".join(f"text {n},{n % 2},{n % 3 % 2},{n % 7}\n" for n in range(99))
     (adult.workspace.root / "texts.csv").write_text(f"text,income,other,number\n{lines}")
@@ -258,17 +263,43 @@ def test_data_that_take_no_requests_train_without_them(adult: Place) -> None:
     ]
 
 
-def test_half_of_the_rows_to_label_are_the_least_certain(adult: Place) -> None:
+def test_half_of_the_rows_to_label_are_the_least_certain_of_the_others(adult: Place) -> None:
     adult.request(0, NEW, certain=[0.5 + row / NEW / 2 for row in range(NEW)])
     adult.label(adult.true_labels(0, 10))
     spec = adult.spec
     rows = rows_to_label(log_folder(adult.workspace), lambda name: spec, seed=0)
     assert len(rows) == 200
-    least = rows.filter(pl.col("chosen") == "entropy")
-    assert sorted(int(answer, 16) + row for answer, row in least.select("answer", "row").rows()) == [*range(10, 110)]
+    parts = {each: rows.filter(pl.col("chosen") == each) for each in ("random", "entropy")}
+    places = {
+        each: {int(answer, 16) + row for answer, row in part.select("answer", "row").rows()}
+        for each, part in parts.items()
+    }
+    assert places["entropy"] == set(sorted({*range(10, NEW)} - places["random"])[:100])
+    assert len([place for place in places["random"] if place < 155]) in range(35, 66)  # half of all rows
     again = rows_to_label(log_folder(adult.workspace), lambda name: spec, seed=0)
     assert again.equals(rows)
     assert not rows_to_label(log_folder(adult.workspace), lambda name: spec, seed=1).equals(rows)
+
+
+def test_only_rows_that_can_become_samples_are_to_be_labelled(adult: Place) -> None:
+    adult.later += adult.later[:20] * 2  # the same rows are asked about again
+    adult.request(0, 20, inputs="hash")
+    adult.request(20, 60)
+    spec, requests = adult.spec, log_folder(adult.workspace)
+    path = adult.workspace.root / "label-these.parquet"
+    assert len(write_rows_to_label(path, requests, lambda name: spec, seed=0)) == 40
+    adult.request(NEW, NEW + 40)
+    assert len(write_rows_to_label(path, requests, lambda name: spec, seed=0)) == 60
+    adult.labels += adult.labels[:20]
+    adult.label(adult.true_labels(NEW, NEW + 10))
+    assert len(write_rows_to_label(path, requests, lambda name: spec, seed=0)) == 50
+
+
+def test_without_kept_inputs_the_setting_is_named(adult: Place) -> None:
+    adult.request(0, 20, inputs="hash")
+    collect = partial(retraining.collect, adult.workspace, adult.params, lambda name: adult.spec, now=0.0, say=print)
+    with pytest.raises(NotTrained, match=r"Fix: set serving\.log_inputs=keep, and wait for requests"):
+        collect()
 
 
 def test_a_training_waits_for_labels_that_none_before_had(adult: Place) -> None:
@@ -315,7 +346,7 @@ def test_a_run_that_did_not_train_begins_again(adult: Place) -> None:
     adult.label(adult.true_labels(20, 60), time=now + 20)
     keys = [arrived(now=now + days * 86_400) for days in (0, 0, 1, 2)]
     assert (all(keys), len(set(keys))) == (True, 3)
-    retraining.mark_trained(workspace, LabelledData(adult.write(), 40))
+    retraining.mark_trained(workspace, LabelledData(adult.write(), 40, pl.DataFrame({"digest": ["0"]})))
     record = workspace.state / "monitoring" / "retraining.json"
     record.write_text(json.dumps(json.loads(record.read_text()) | {"missing": 10}))  # a drift has asked again
     assert arrived(now=now + 86_400) == ""

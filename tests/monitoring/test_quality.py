@@ -11,6 +11,8 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from ratchet.evaluation.intervals import Interval
+from ratchet.kinds import ModelSpec
+from ratchet.kinds.inputs import Array, ArraysInput
 from ratchet.monitoring.quality import (
     ConfidenceSums,
     accuracy_sequence,
@@ -19,9 +21,11 @@ from ratchet.monitoring.quality import (
     qualities,
     quality_lines,
 )
+from ratchet.monitoring.to_label import write_rows_to_label
+from ratchet.problems.classes import Classes
 from ratchet.traffic.label_store import LabelStore
 from ratchet.traffic.request_log import RequestLog
-from ratchet.traffic.schema import Logged
+from ratchet.traffic.schema import Logged, target_id
 
 BEGIN = 1_760_000_400
 TIMES = [10, 20, 50, 100, 200, 500, 1000]
@@ -102,3 +106,29 @@ def test_confidence_alone_is_wrong_under_concept_drift(tmp_path: Path) -> None:
     [line] = quality_lines(tmp_path / "requests", {"elec/1"})
     assert line.startswith(f"elec/1: accuracy {quality.labelled.value:.1%} (95 % CI ")
     assert line.endswith("of the rows without a label if their confidence is right")
+
+
+def test_rows_chosen_by_entropy_do_not_bias_the_accuracy_of_all_rows(tmp_path: Path) -> None:
+    """The least certain tenth of the answers is wrong. The next 45 % are right, of the last half is."""
+    confidence = np.repeat([0.51, 0.75, 0.99], [100, 450, 450]).astype(np.float32)
+    random = np.random.default_rng(0).permutation(1000)
+    predictions = np.stack([confidence, 1 - confidence], 1)[random]
+    target = Classes(("yes", "no"))
+    log = RequestLog(tmp_path / "requests", share=1.0, inputs="keep", days=1e6, mib=64.0, clock=lambda: BEGIN)
+    values = {"numbers": np.arange(1000, dtype=np.float32)[:, None]}
+    logged = Logged("0" * 32, BEGIN, 0.0, "own", "m", "1", "p", "k", values, predictions, target_id(target))
+    log.add(logged.answer, partial(lambda each: each, logged))
+    log.close()
+    spec = ModelSpec("tabm", ArraysInput((Array("numbers", "float32", (1,)),), "own:Numbers", "own.py", "0"), target)
+    rows = write_rows_to_label(tmp_path / "label-these.parquet", tmp_path / "requests", lambda name: spec, seed=1)
+    labels = {
+        ("0" * 32, row): [float(random[row] < 100 or (random[row] >= 550 and random[row] % 2))] for row in rows["row"]
+    }
+    LabelStore(tmp_path / "requests", clock=lambda: BEGIN).add(labels, problem="classification", days=1e6)
+    quality = qualities(tmp_path / "requests")["m/1"]
+    assert (quality.labels, quality.labelled is not None and quality.labelled.high < 0.675) == (200, True)
+    assert quality.powered is not None
+    assert quality.powered.low <= 0.675 <= quality.powered.high
+    (tmp_path / "chosen-by-entropy.parquet").unlink()
+    assert (with_them := qualities(tmp_path / "requests")["m/1"].powered) is not None
+    assert with_them.high < 0.675

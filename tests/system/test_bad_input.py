@@ -188,7 +188,8 @@ def test_a_labelled_run_checks_first_and_names_a_failed_data_load(fresh: Any) ->
         variables = client_environment(fresh.workspace, api) | {"RATCHET_COMMIT": commit}
         fresh.good("ratchet", "set", "access.runners=[ann]")
         assert "may not run train-flow: params.yaml: access.runners allows ann" in fresh.good(*command, **variables)
-        fresh.good("ratchet", "set", "access.runners=[]", "data.source=image-folder", "data.path=data/nowhere")
+        fresh.good("git", "checkout", "--quiet", "params.yaml")
+        fresh.good("ratchet", "set", "data.source=image-folder", "data.path=data/nowhere")
         assert "DataLoadFailed data.path" in fresh.good(*command, **variables)
 
 

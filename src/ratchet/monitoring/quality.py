@@ -8,7 +8,7 @@ prediction_powered: Angelopoulos, Duchi and Zrnic, PPI++, arXiv 2311.01453.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ratchet.evaluation.intervals import Interval
 from ratchet.monitoring.features import matrix_of
+from ratchet.monitoring.to_label import chosen_by_entropy
 from ratchet.monitoring.windows import first_hour, pieces
 from ratchet.problems.named_answers import NAMED_ANSWERS
 from ratchet.traffic.label_store import LabelStore
@@ -48,8 +49,10 @@ class Quality:
     Attributes:
         metric: accuracy or mean absolute error; empty without labels.
         labels, rows: numbers of them.
-        labelled: of the labelled rows, with an interval that holds at all times; None: too few labels.
-        powered: accuracy of all rows, from labels and confidence; None: of numbers, or too few labels.
+        labelled: of the labelled rows in the log, with an interval that holds at all times while the log keeps them;
+            None: too few labels.
+        powered: accuracy of all rows, from confidence and the labels of rows that were not chosen by entropy; None: of
+            numbers, or too few labels.
         expected: accuracy of the rows without a label by their confidence alone; None: of numbers, or there are none.
     """
 
@@ -89,7 +92,7 @@ def prediction_powered(right: Floats, confidence: Floats, others: "ConfidenceSum
 
     Args:
         right: 0 or 1 of the labelled rows, and their `confidence`.
-        others: confidence of the rows without a label.
+        others: confidence of the other rows.
     """
     count = len(right)
     spread = float(confidence.var())
@@ -149,7 +152,7 @@ class _Version:
         right = answers.right_rows(predictions[has_label], labels)
         errors = np.abs(predictions[has_label] - labels).mean(axis=1) if right is None else right.astype(np.float64)
         sure = np.zeros(len(errors)) if confidence is None else confidence[has_label]
-        keys = rows.filter(pl.Series(has_label)).select("labelled", "answer", "row")
+        keys = rows.filter(pl.Series(has_label)).select("labelled", "answer", "row", "fair")
         self.labelled.append(keys.with_columns(score=pl.Series(errors), confidence=pl.Series(sure)))
 
     def quality(self) -> Quality:
@@ -166,7 +169,9 @@ class _Version:
         if not has_confidence:
             interval = error_sequence(scores) if len(scores) >= _FEWEST else None
             return Quality("mean absolute error", len(scores), self.rows, interval, None, None)
-        powered = prediction_powered(scores, confidence, self.others) if len(scores) >= _FEWEST else None
+        fair, others = rows["fair"].to_numpy(), replace(self.others)
+        others.add(confidence[~fair])  # their labels are no sample of all rows
+        powered = prediction_powered(scores[fair], confidence[fair], others) if fair.sum() >= _FEWEST else None
         return Quality("accuracy", len(scores), self.rows, accuracy_sequence(scores), powered, expected)
 
     @property
@@ -177,8 +182,12 @@ class _Version:
 
 def qualities(requests: Path) -> dict[str, Quality]:
     """Return the quality of each version in the log whose problem has labels, by NAME/VERSION."""
+    import polars as pl
+
     versions: dict[str, _Version] = {}
     labels = LabelStore(requests).newest().drop("problem")
+    unfair = chosen_by_entropy(requests).with_columns(fair=False)
+    labels = labels.join(unfair, on=("answer", "row"), how="left").with_columns(pl.col("fair").fill_null(True))
     begin = first_hour(requests)
     windows = pieces(requests, begin, _END, window=_HOUR, columns=("prediction", "target")) if begin is not None else ()
     for piece in windows:

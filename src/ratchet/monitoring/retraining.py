@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ratchet import files
 from ratchet.data.manifest import Manifest
@@ -11,7 +12,7 @@ from ratchet.errors import DataError, PlatformError, RatchetError
 from ratchet.kinds.ingest import sample_files
 from ratchet.monitoring.labelled_rows import SpecOf
 from ratchet.monitoring.labelled_set import LabelledSet, write_labelled_set
-from ratchet.monitoring.to_label import rows_to_label
+from ratchet.monitoring.to_label import write_rows_to_label
 from ratchet.problems.named_answers import named_answers
 from ratchet.settings.model import Params
 from ratchet.traffic.label_store import LabelStore
@@ -19,8 +20,13 @@ from ratchet.traffic.log_reader import log_folder
 from ratchet.typed_json import STRICT, parse, to_plain
 from ratchet.workspace import Workspace
 
-__all__ = ["LabelledData", "NotTrained", "arrived", "collect", "mark_trained"]
+if TYPE_CHECKING:
+    import polars
 
+__all__ = ["ON_DRIFT", "LabelledData", "NotTrained", "arrived", "collect", "mark_trained"]
+
+ON_DRIFT = "on-drift"
+"""Name of the data set. Only runs that hold .ratchet/production write it."""
 _WEEK = 604_800
 
 
@@ -51,10 +57,11 @@ class NotTrained(RatchetError):
 
 @dataclass(frozen=True)
 class LabelledData:
-    """A data set for a training, with `new` labelled requests that no such training had."""
+    """A data set for a training, with `new` labelled requests that no such training had. `digests`: of all of them."""
 
     dataset: LabelledSet
     new: int
+    digests: "polars.DataFrame"
 
 
 def collect(
@@ -80,22 +87,23 @@ def collect(
             f"not trained: monitoring.max_retrainings_per_week is {params.monitoring.max_retrainings_per_week}, and "
             "there were as many in seven days. Fix: raise it, or wait"
         )
-    dataset = write_labelled_set(workspace, params, spec_of, project.data / "labelled" / "on-drift")
+    dataset = write_labelled_set(workspace, params, spec_of, project.data / "labelled" / ON_DRIFT)
     rows = pl.read_parquet(dataset.folder / "rows.parquet", columns=["digest"])
     trained = _folder(project) / "trained.parquet"
     new = rows.join(pl.read_parquet(trained), on="digest", how="anti") if trained.exists() else rows
     missing = params.monitoring.min_labels - len(new)
     if missing <= 0:
-        return LabelledData(dataset, len(new))
+        return LabelledData(dataset, len(new), rows)
     path = _folder(project) / "label-these.parquet"
-    with files.draft_file(path, private=True) as draft:
-        rows_to_label(log_folder(project), spec_of, seed=params.seed).write_parquet(draft)
+    to_label = write_rows_to_label(path, log_folder(project), spec_of, seed=params.seed)
+    fix = f"send the labels of the requests in {path} to /v1/labels; the training begins when they are there"
+    if not len(to_label):
+        fix = "set serving.log_inputs=keep, and wait for requests: the log has none with its input and without a label"
     _write(project, replace(record, asked=now, missing=missing))
     left_out = "".join(f"; left out: {count:,} labels: {reason}" for reason, count in dataset.left_out.items())
     raise NotTrained(
         f"not trained: {len(new):,} new labelled requests, monitoring.min_labels is {params.monitoring.min_labels:,}"
-        f"{left_out}. "
-        f"Fix: send the labels of the requests in {path} to /v1/labels; the training begins when they are there",
+        f"{left_out}. Fix: {fix}",
         needs_labels=True,
     )
 
@@ -105,11 +113,10 @@ def mark_trained(workspace: Workspace, data: LabelledData) -> None:
     import polars as pl
 
     project = workspace.project
-    digests = pl.read_parquet(data.dataset.folder / "rows.parquet", columns=["digest"])
     path = _folder(project) / "trained.parquet"
     earlier = [pl.read_parquet(path)] if path.exists() else []
     with files.draft_file(path) as draft:
-        pl.concat([*earlier, digests]).unique(maintain_order=True).write_parquet(draft)
+        pl.concat([*earlier, data.digests]).unique(maintain_order=True).write_parquet(draft)
     record = _read(project)
     _write(project, replace(record, times=[*record.times, time.time()], missing=0))
 

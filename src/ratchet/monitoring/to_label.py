@@ -1,61 +1,126 @@
-"""Logged rows that should be labelled next: half of them those whose answers are least certain, half at random.
+"""Logged rows that should be labelled next: half of them at random, half those whose answers are least certain.
 
-The random half is a fair sample of the traffic, so quality can be estimated from it. The other half teaches most.
+The random half is a fair sample of the traffic, so quality can be estimated from it. The other half teaches most. Which
+rows were chosen by entropy is recorded beside the log.
 """
 
 import hashlib
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ratchet import files
+from ratchet.kinds import ModelSpec
+from ratchet.kinds.registry import kind_of
 from ratchet.monitoring.features import matrix_of
 from ratchet.monitoring.labelled_rows import SpecOf
 from ratchet.monitoring.windows import first_hour, pieces
 from ratchet.problems.named_answers import named_answers
 from ratchet.traffic.label_store import LabelStore
+from ratchet.traffic.schema import INPUT, target_id
 
 if TYPE_CHECKING:
     import polars
 
-__all__ = ["rows_to_label"]
+__all__ = ["chosen_by_entropy", "rows_to_label", "write_rows_to_label"]
 
 _ROWS = 200
 _END, _HOUR = 1 << 40, 3600
 
 
-def rows_to_label(requests: Path, spec_of: SpecOf, *, seed: int, version: str = "") -> "polars.DataFrame":
-    """Return up to 200 rows of the log without a label, of all versions or of NAME/VERSION.
+def write_rows_to_label(path: Path, requests: Path, spec_of: SpecOf, *, seed: int) -> "polars.DataFrame":
+    """Write the rows that `rows_to_label` returns to a Parquet file, and record which were chosen by entropy."""
+    import polars as pl
+
+    rows = rows_to_label(requests, spec_of, seed=seed)
+    with files.draft_file(path, private=True) as draft:
+        rows.write_parquet(draft)
+    if len(rows):
+        keys = rows.select("answer", "row", "chosen")
+        chosen = pl.concat([chosen_by_entropy(requests), keys.filter(pl.col("chosen") == "entropy").drop("chosen")])
+        chosen = chosen.unique().join(keys.filter(pl.col("chosen") == "random"), on=("answer", "row"), how="anti")
+        with files.draft_file(_record(requests)) as draft:
+            chosen.sort("answer", "row").write_parquet(draft)
+    return rows
+
+
+def chosen_by_entropy(requests: Path) -> "polars.DataFrame":
+    """Return answer and row of all rows that were chosen because their answers were uncertain, and not at random."""
+    import polars as pl
+
+    path = _record(requests)
+    return pl.read_parquet(path) if path.exists() else pl.DataFrame(schema={"answer": pl.String, "row": pl.Int32})
+
+
+def rows_to_label(requests: Path, spec_of: SpecOf, *, seed: int) -> "polars.DataFrame":
+    """Return up to 200 rows of the log which have their input and no label, neither their own nor of an equal input.
 
     Columns: answer, row, time, version, chosen (entropy or random), entropy (null for numbers), and those of the log.
     """
     import polars as pl
 
-    labelled = LabelStore(requests).newest().select("answer", "row")
-    parts: list[pl.DataFrame] = []
+    labels = LabelStore(requests).newest().select("answer", "row")
     begin = first_hour(requests)
-    for piece in pieces(requests, begin, _END, window=_HOUR) if begin is not None else ():
-        rows = piece.rows.join(labelled, on=("answer", "row"), how="anti", maintain_order="left")
+    read = partial(pieces, requests, begin, _END, window=_HOUR) if begin is not None else lambda **_: iter(())
+    inputs = [piece.rows.join(labels, on=("answer", "row"), how="semi") for piece in read(columns=["input_sha256"])]
+    labelled = pl.concat(
+        [pl.DataFrame(schema={"input_sha256": pl.String}), *(e.select("input_sha256") for e in inputs)]
+    )
+    rows = pl.DataFrame()
+    for piece in read():
         spec = spec_of(piece.version)
-        if spec is None or not len(rows) or version not in ("", piece.version):
+        if spec is None or not (answers := named_answers(spec.target)).takes_labels:
             continue
-        entropy = named_answers(spec.target).entropy(matrix_of(rows["prediction"]).astype(np.float64))
-        keys = rows.select("answer", "row").iter_rows()
+        new = _with_input(piece.rows, spec).join(labelled, on="input_sha256", how="anti", maintain_order="left")
+        if new.is_empty():
+            continue
+        entropy = answers.entropy(matrix_of(new["prediction"]).astype(np.float64))
+        keys = new.select("answer", "row").iter_rows()
         order = [hashlib.sha256(f"{seed} {answer} {row}".encode()).hexdigest() for answer, row in keys]
-        rows = rows.with_columns(
+        new = new.with_columns(
             pl.lit(piece.version).alias("version"),
             pl.Series("entropy", entropy, dtype=pl.Float64, nan_to_null=True),
             pl.Series("order", order, dtype=pl.String),
         )
-        parts = [_chosen(pl.concat([*parts, rows], how="diagonal_relaxed"))]
-    return parts[0].drop("order", "model", "key", "served", "start") if parts else pl.DataFrame()
+        rows = _candidates(pl.concat([rows, new], how="diagonal_relaxed"))
+    return _chosen(rows).drop("order", "model", "key", "served", "start") if len(rows) else pl.DataFrame()
+
+
+def _record(requests: Path) -> Path:
+    return requests.parent / "chosen-by-entropy.parquet"
+
+
+def _with_input(rows: "polars.DataFrame", spec: ModelSpec) -> "polars.DataFrame":
+    """Return the rows that can become samples: with the whole input, and an answer to the problem of the version."""
+    import polars as pl
+
+    kind = kind_of(spec.input)
+    names = [INPUT + name for name in kind.array_names(spec.input)]
+    if not set(names) <= set(rows.columns):
+        return rows.clear()
+    width = sum(value.size for value in kind.zeros(spec.input, 1))
+    lengths = pl.sum_horizontal(pl.col(name).list.len() for name in names)
+    return rows.filter((lengths == width) & (pl.col("target") == target_id(spec.target)))
+
+
+def _candidates(rows: "polars.DataFrame") -> "polars.DataFrame":
+    """Return all rows that `_chosen` can choose, also after more rows: the first in random order and by entropy."""
+    import polars as pl
+
+    rows = rows.sort("order").unique("input_sha256", keep="first", maintain_order=True)
+    least = rows.sort("entropy", descending=True, nulls_last=True, maintain_order=True).head(_ROWS)
+    return pl.concat([rows.head(_ROWS), least]).unique(("answer", "row"), maintain_order=True)
 
 
 def _chosen(rows: "polars.DataFrame") -> "polars.DataFrame":
+    """Return half of the rows in random order, then those with the largest entropy among the others."""
     import polars as pl
 
-    rows = rows.sort("entropy", "order", descending=(True, False), nulls_last=True)
-    least = rows.filter(pl.col("entropy").is_not_null()).head(_ROWS // 2)
-    rest = rows.join(least, on=("answer", "row"), how="anti").sort("order").head(_ROWS - len(least))
-    chosen = [least.with_columns(chosen=pl.lit("entropy")), rest.with_columns(chosen=pl.lit("random"))]
+    rows = rows.sort("order")
+    others = rows[_ROWS // 2 :].drop_nulls("entropy")
+    least = others.sort("entropy", descending=True, maintain_order=True).head(_ROWS // 2)
+    random = rows.join(least, on=("answer", "row"), how="anti", maintain_order="left").head(_ROWS - len(least))
+    chosen = [least.with_columns(chosen=pl.lit("entropy")), random.with_columns(chosen=pl.lit("random"))]
     return pl.concat(chosen, how="diagonal_relaxed").sort("time", "answer", "row")

@@ -5,7 +5,8 @@
     ├── WorkspaceError     the project folder is missing, not writable or full
     │   └── WorkspaceBusy  another run holds it
     ├── DataError          the source cannot be read, or too much of it is bad
-    │   └── StorageUnavailable  its storage does not answer now
+    │   ├── StorageUnavailable  its storage does not answer now
+    │   └── NoRequests          logged requests cannot join these data
     ├── TrainingError      training cannot start or cannot continue
     │   ├── CheckpointError    a checkpoint is damaged or belongs to another run
     │   ├── TrainingBusy       another process runs the same training
@@ -30,6 +31,7 @@ __all__ = [
     "CheckpointError",
     "DataError",
     "LedgerBroken",
+    "NoRequests",
     "NotAllowed",
     "NotFinite",
     "PlatformError",
@@ -76,6 +78,10 @@ class DataError(RatchetError):
 
 class StorageUnavailable(DataError):
     """A storage does not answer now; a later attempt may succeed."""
+
+
+class NoRequests(DataError):
+    """Logged requests cannot join data of this kind, problem or form."""
 
 
 class TrainingError(RatchetError):

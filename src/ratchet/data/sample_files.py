@@ -14,7 +14,7 @@ from ratchet.data.tables.columns import typed_column
 from ratchet.data.tables.digests import column_digests, hexadecimal
 from ratchet.data.tables.encode import plain_values
 from ratchet.data.tables.number_formats import written_dates, written_numbers
-from ratchet.errors import DataError
+from ratchet.errors import DataError, NoRequests
 from ratchet.kinds import Column, ImageInput, TableInput
 from ratchet.settings.model import DataSettings
 
@@ -121,7 +121,7 @@ def _in_form(values: pl.Series, column: Column, settings: DataSettings) -> pl.Se
         is_same = False
     if is_same:
         return texts
-    raise DataError(
+    raise NoRequests(
         f"column {column.name!r}: its values are written as {column.form}, and as such they cannot be written again. "
         "Fix: write numbers as 1234.5 and dates as YYYY-MM-DD in the data, ingest and train, then try again"
     )

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from ratchet.errors import DataError
+from ratchet.errors import NoRequests
 from ratchet.kinds.registry import KINDS
 
 __all__ = ["ingest_function", "sample_files"]
@@ -28,10 +28,10 @@ def sample_files(kind: str) -> Any:
     """Return the `SampleFiles` that write samples of a kind, so that ingest reads them.
 
     Raises:
-        DataError: the arrays of a kind are not its samples, such as the token ids of texts.
+        NoRequests: the arrays of a kind are not its samples, such as the token ids of texts.
     """
     if kind not in _FILES:
-        raise DataError(
+        raise NoRequests(
             f"data.kind: found {kind}. Allowed for data from requests: {', '.join(_FILES)}, because the log has the "
             "arrays of the model, and not the values that were sent. Fix: join the labels with your own copies"
         )

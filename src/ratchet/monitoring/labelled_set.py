@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ratchet import files
 from ratchet.data.manifest import Manifest
 from ratchet.data.split import SPLITS, position
-from ratchet.errors import DataError
+from ratchet.errors import DataError, NoRequests
 from ratchet.kinds import to_json
 from ratchet.kinds.ingest import sample_files
 from ratchet.kinds.protocol import Arrays
@@ -64,14 +64,15 @@ def write_labelled_set(workspace: Workspace, params: Params, spec_of: SpecOf, fo
     The same samples, log and labels give the same bytes.
 
     Raises:
-        DataError: the data are not packed, their problem takes no labels, or their kind cannot be written.
+        DataError: the data are not packed.
+        NoRequests: their problem takes no labels, or their kind cannot be written.
     """
     import polars
 
     manifest = Manifest.read(workspace.packed)
     writer = sample_files(manifest.input.kind)
     if not named_answers(manifest.target).takes_labels:
-        raise DataError(
+        raise NoRequests(
             f"the problem of the data is {manifest.target.problem}. Allowed for data from requests: classification and "
             "regression, because the server takes no other labels"
         )

@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ratchet import files
-from ratchet.data.manifest import Manifest
-from ratchet.errors import DataError, PlatformError, RatchetError
-from ratchet.kinds.ingest import sample_files
+from ratchet.errors import NoRequests, PlatformError, RatchetError
 from ratchet.monitoring.labelled_rows import SpecOf
 from ratchet.monitoring.labelled_set import LabelledSet, write_labelled_set
 from ratchet.monitoring.to_label import write_rows_to_label
-from ratchet.problems.named_answers import named_answers
 from ratchet.settings.model import Params
 from ratchet.traffic.label_store import LabelStore
 from ratchet.traffic.log_reader import log_folder
@@ -77,9 +74,6 @@ def collect(
     """
     import polars as pl
 
-    if obstacle := _obstacle(workspace):
-        say(f"training without requests: {obstacle}")
-        return None
     project = workspace.project
     record = _read(project)
     if _is_limit_reached(record, params, now):
@@ -87,7 +81,11 @@ def collect(
             f"not trained: monitoring.max_retrainings_per_week is {params.monitoring.max_retrainings_per_week}, and "
             "there were as many in seven days. Fix: raise it, or wait"
         )
-    dataset = write_labelled_set(workspace, params, spec_of, project.data / "labelled" / ON_DRIFT)
+    try:
+        dataset = write_labelled_set(workspace, params, spec_of, project.data / "labelled" / ON_DRIFT)
+    except NoRequests as reason:
+        say(f"training without requests: {reason}")
+        return None
     rows = pl.read_parquet(dataset.folder / "rows.parquet", columns=["digest"])
     trained = _folder(project) / "trained.parquet"
     new = rows.join(pl.read_parquet(trained), on="digest", how="anti") if trained.exists() else rows
@@ -136,18 +134,6 @@ def arrived(project: Workspace, params: Params, *, now: float) -> str:
 
 def _is_limit_reached(record: _Record, params: Params, now: float) -> bool:
     return sum(now - each < _WEEK for each in record.times) >= params.monitoring.max_retrainings_per_week
-
-
-def _obstacle(workspace: Workspace) -> str:
-    """Return why requests cannot join the packed data; empty: they can."""
-    manifest = Manifest.read(workspace.packed)
-    try:
-        sample_files(manifest.input.kind)
-    except DataError as error:
-        return str(error)
-    if named_answers(manifest.target).takes_labels:
-        return ""
-    return f"their problem is {manifest.target.problem}, and the server takes no such labels"
 
 
 def _folder(project: Workspace) -> Path:

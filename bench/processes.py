@@ -16,6 +16,7 @@ less what it had before the model; the largest of all processes. Claims: at most
 """
 
 import contextlib
+import importlib
 import json
 import os
 import pickle
@@ -172,15 +173,18 @@ def _ddp(packed: Path, steps: int, rank: int, meeting: str) -> tuple[float, floa
 def _memory_rows() -> list[Row]:
     peaks = {count: _peak(count) for count in (1, *_MEMORY)}
     condition = "decoder of 12 blocks, width 512, AdamW, peak of a process"
-    rows = [Row(f"MiB: {count} processes", condition, f"{peak:.0f}") for count, peak in peaks.items()]
+    rows = [
+        Row(f"MiB: {count} processes", condition, f"{peak:.0f}, {needed:.0f} of them for the training")
+        for count, (peak, needed) in peaks.items()
+    ]
     for count, claim in _MEMORY.items():
-        share = peaks[count] / peaks[1]
+        share = peaks[count][1] / peaks[1][1]
         rows.append(Row(f"memory, {count} / 1 processes", condition, f"{share:.2f}", f"<= {claim}", share <= claim))
     return rows
 
 
-def _peak(count: int) -> float:
-    """Return the largest peak of the processes of a sharded training, MiB."""
+def _peak(count: int) -> tuple[float, float]:
+    """Return the largest peak of the processes of a sharded training, and without what was there before, MiB."""
     with tempfile.TemporaryDirectory() as folder:
         commands = (
             [sys.executable, "-m", "bench.processes", "peak", str(rank), str(count), folder] for rank in range(count)
@@ -189,11 +193,12 @@ def _peak(count: int) -> float:
             subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=_environment()) for command in commands
         ]
         outputs = [rank.communicate()[0] for rank in ranks]
-    return max(float(output.splitlines()[-1]) for output in outputs)
+    peaks, needed = zip(*(map(float, output.splitlines()[-1].split()) for output in outputs), strict=True)
+    return max(peaks), max(needed)
 
 
-def _peak_of_rank(rank: int, count: int, folder: Path) -> float:
-    """Train a sharded decoder as one of the ranks; return the memory that it needed at most, MiB."""
+def _peak_of_rank(rank: int, count: int, folder: Path) -> tuple[float, float]:
+    """Train a sharded decoder as one of the ranks; return its peak, and that less what it had before the model, MiB."""
     Decoder.__init__.__kwdefaults__.update(_DECODER)
     described = fit_tokenizer(string.printable * 30, "characters", context=64)
     ids, target = encode(string.printable * 30, described), NextToken(tokens(described))
@@ -203,13 +208,17 @@ def _peak_of_rank(rank: int, count: int, folder: Path) -> float:
         plan, shard="fsdp", pieces=4, batch_size=4, max_steps=3, precision="fp32", device="cpu", checkpoint_steps=0
     )
     torch.set_num_threads(1)
-    ranks, before = Ranks(rank, count), psutil.Process().memory_info().rss
+    ranks = Ranks(rank, count)
     if count > 1:
         ranks.join(str(folder / "meeting"), torch.device("cpu"))
+    for name in ("torch.distributed.fsdp", "torch._dynamo"):  # code that only several processes load
+        importlib.import_module(name)
+    before = psutil.Process().memory_info().rss
     inputs = TrainingInputs(*splits, ModelSpec("decoder", described, target), plan)
     *_, end = fit(inputs, store=(OthersCheckpoints if rank else CheckpointStore)(folder / "checkpoints"), ranks=ranks)
     assert isinstance(end, Finished)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10 - before / 2**20
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    return peak, peak - before / 2**20
 
 
 def _differs(folder: Path, number: int) -> bool:
@@ -280,7 +289,7 @@ def main() -> None:
     if sys.argv[1:2] == ["ddp-1"]:
         _ddp(Path(sys.argv[2]), int(sys.argv[3]), 1, sys.argv[4])
     elif sys.argv[1:2] == ["peak"]:
-        print(_peak_of_rank(int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])))
+        print(*_peak_of_rank(int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])))
     elif sys.argv[1:2] in (["loop"], ["ddp"]):
         wall, cpu = _contend(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
         print(json.dumps({"wall": round(wall, 3), "cpu": round(cpu, 3)}))

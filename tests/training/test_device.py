@@ -38,6 +38,32 @@ def test_freed_memory_is_not_cleared_by_the_kernel() -> None:
     assert reported[False] > 100 * max(reported[True], 1)  # else there was nothing to gain
 
 
+_HOLES = """
+import torch
+from ratchet.training.device import keep_freed_memory
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4 // 1024
+
+keep_freed_memory(torch.device("cpu"))
+keep_freed_memory(torch.device("cpu"), keep={kept})
+before = resident()
+blocks, shares = zip(*((torch.zeros(1 << 20), torch.zeros(1 << 18)) for _ in range(32)))  # 128 and 32 MiB
+del blocks
+print(resident() - before)
+"""
+
+
+@pytest.mark.system
+@pytest.mark.skipif(
+    sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is not glibc"
+)
+@pytest.mark.parametrize(("kept", "mebibytes"), [(True, 160), (False, 32)])
+def test_blocks_between_shares_go_back_to_the_kernel(kept: bool, mebibytes: int) -> None:
+    command = [sys.executable, "-c", _HOLES.format(kept=kept)]
+    assert abs(int(subprocess.run(command, capture_output=True, check=True).stdout) - mebibytes) < 16
+
+
 _TEAMS = """
 import os, tempfile
 from pathlib import Path

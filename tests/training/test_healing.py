@@ -55,7 +55,7 @@ from ratchet.training import loop
 from tasks.training_job import make_plan
 
 if sys.argv[4] == "given back":  # pieces kept of freed memory lie by chance, and so do the refusals then
-    loop.keep_freed_memory = lambda device: None
+    loop.keep_freed_memory = lambda device, keep: None
 torch.set_num_threads(1)
 root, accumulation, mebibytes = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 drawn = np.random.default_rng(0)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -187,6 +188,18 @@ def test_pieces_are_added_in_a_tree_of_ranks() -> None:
             half.add(values[piece].clone())
         halves.append(half.total[0])
     assert halves[0] + halves[1] == whole.total[0]
+
+
+def test_an_operation_may_end_just_after_a_look_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter((RuntimeError("Operation timed out!"), None))
+
+    def wait(*_: object) -> None:
+        if (error := next(answers)) is not None:
+            raise error
+
+    monkeypatch.setattr("ratchet.training.ranks.distributed.get_backend", lambda: "gloo")
+    Ranks(0, 2).wait(lambda: SimpleNamespace(wait=wait, is_completed=lambda: True))
+    assert list(answers) == []
 
 
 def test_few_rows_leave_the_last_pieces_empty() -> None:

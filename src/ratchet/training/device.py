@@ -28,7 +28,8 @@ __all__ = [
 ]
 
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "std::bad_alloc", "out of memory", "create a memory object")
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # mallopt's names, from glibc's malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # mallopt's names, from glibc's malloc.h
+_LARGE_BLOCK, _MOST_BLOCKS = 1 << 18, 1 << 16  # bytes from which a block has pages of its own; glibc's limit of them
 
 
 def choose_device(wanted: str, *, rank: int = 0, ranks: int = 1) -> torch.device:
@@ -78,19 +79,23 @@ def moved(array: NDArray[Any], device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)  # from other memory it waits for all queued steps
 
 
-def keep_freed_memory(device: torch.device) -> None:
-    """Let a process that computes on the CPU keep the memory it frees, for its next allocation.
+def keep_freed_memory(device: torch.device, *, keep: bool = True) -> None:
+    """Let a process that computes on the CPU keep the memory it frees, for its next allocation, or return large blocks.
 
     It does nothing for another device, or without glibc. A step on the CPU frees hundreds of MiB that the next step
     allocates again. By default glibc returns large blocks to the kernel, which clears every page again: 17,000 page
     faults and a quarter of the time of a step of the reference ConvNet (batch 256, bf16, two cores).
+
+    Several processes with a sharded model gather and free whole blocks beside shares that stay. In a heap that never
+    shrinks the holes were larger than all that was in use, so they return large blocks at once (`keep` is False).
     """
     if device.type != "cpu" or sys.platform != "linux":
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_MMAP_MAX, 0)  # large blocks come from the heap too,
-        mallopt(_M_TRIM_THRESHOLD, -1)  # and the heap never shrinks
+        mallopt(_M_MMAP_MAX, 0 if keep else _MOST_BLOCKS)  # 0: large blocks come from the heap too,
+        mallopt(_M_TRIM_THRESHOLD, -1 if keep else _LARGE_BLOCK)  # and the heap never shrinks
+        mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK)  # otherwise it rises to the size of the largest freed block
 
 
 def ran_out_of_memory(error: BaseException) -> bool:

@@ -133,7 +133,7 @@ class _Training:
 
         # Where and how it runs
         self.device = choose_device(self.plan.device, rank=self.ranks.rank, ranks=self.ranks.count)
-        keep_freed_memory(self.device)
+        keep_freed_memory(self.device, keep=self.plan.shard == "none" or self.ranks.count == 1)
         self.precision = choose_precision(self.plan.precision, self.device, channels_last=self.plan.channels_last)
         target = inputs.spec.target
         weights = class_weights(self.plan, self.train.targets, target)
@@ -167,6 +167,7 @@ class _Training:
             self.notices.append(warning)
         averaged = duplicate(model) if plan.ema_decay else None
         self.held = held = choose_shards(plan, model, self.ranks, self.device)
+        keep_freed_memory(self.device, keep=not (held.is_sharded and held.together))
         parameters = held.place(model, channels_last=self.precision.channels_last)
         if averaged is not None:
             held.place(averaged, channels_last=self.precision.channels_last)

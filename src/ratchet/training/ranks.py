@@ -215,9 +215,9 @@ def _is_done(work: Any) -> bool:
     try:
         work.wait(_TICK)
     except RuntimeError:
-        if work.is_completed():
-            raise
-        return False
+        if not work.is_completed():
+            return False
+        work.wait()  # it may have ended just after the moment; this raises what it failed by
     return True
 
 

@@ -86,8 +86,7 @@ def keep_freed_memory(device: torch.device, *, keep: bool = True) -> None:
     allocates again. By default glibc returns large blocks to the kernel, which clears every page again: 17,000 page
     faults and a quarter of the time of a step of the reference ConvNet (batch 256, bf16, two cores).
 
-    Several processes with a sharded model gather and free whole blocks beside shares that stay. In a heap that never
-    shrinks the holes were larger than all that was in use, so they return large blocks at once (`keep` is False).
+    Processes with a sharded model free gathered blocks between shares: these holes would be more than all in use.
     """
     if device.type != "cpu" or sys.platform != "linux":
         return

@@ -46,6 +46,7 @@ def train(
     Raises:
         TrainingStopped: SIGTERM or Ctrl-C came; the same command continues.
         BudgetSpent: the budget is used up; with a larger one the same command continues.
+        DataError: a packed file is damaged.
         TrainingError: training cannot continue, its code changed, or another process runs the same training.
     """
     meter = CostMeter()
@@ -53,7 +54,9 @@ def train(
     from ratchet.registry.runs import Run, total_cost
 
     bring_back(workspace)
-    job = resumed(workspace, TrainingJob.of(params, workspace, Manifest.read(workspace.packed)))
+    manifest = Manifest.read(workspace.packed)
+    manifest.check_files(workspace.packed, "train", "validation")
+    job = resumed(workspace, TrainingJob.of(params, workspace, manifest))
     inputs, plan = job.inputs(workspace.packed), job.plan
     store = training.CheckpointStore(workspace.running / job.key, keep_last=plan.keep_last, keep_best=plan.keep_best)
     saved_spec = training.keep_code(job.spec, store.folder)  # a copy: the user may edit the code during training

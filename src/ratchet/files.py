@@ -71,8 +71,8 @@ def _full_disk_of(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        found = re.search(r"\(os error (\d+)\)$", str(error))
-        number = error.errno if isinstance(error, OSError) else int(found[1]) if found else None
+        match = re.search(r"\(os error (\d+)\)$", str(error))
+        number = error.errno if isinstance(error, OSError) else int(match[1]) if match else None
         if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) and not getattr(error, "filename", None):
             raise OSError(number, os.strerror(number), str(path)) from error
         raise

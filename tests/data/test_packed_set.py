@@ -1,5 +1,6 @@
 """One form of packed sets, whatever the kind of data."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -41,3 +42,21 @@ def test_a_damaged_target_is_a_damaged_manifest(table, target: Any) -> None:
     files.write_json(path, files.read_json(path) | {"target": target})
     with pytest.raises(DataError, match=r"manifest\.json: damaged .* Fix: ingest the data again"):
         Manifest.read(table.packed)
+
+
+@pytest.mark.parametrize("kind", ["table", "text", "tokens"])
+def test_a_damaged_packed_file_is_named(table, kind: str) -> None:
+    table.write(ROWS)
+    table.write(ROWS, "lines.txt")
+    table.ingest("lines.txt" if kind == "tokens" else "rows.csv", kind=kind)
+    manifest = Manifest.read(table.packed)
+    manifest.check_files(table.packed, "train", "validation")
+    path = table.packed / next(iter(manifest.splits["validation"].arrays.values()))[0].file
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=re.escape(f"{path}: has other bytes than were packed. Fix: ")):
+        manifest.check_files(table.packed, "train", "validation")
+    path.unlink()
+    with pytest.raises(DataError, match=re.escape(f"{table.packed}: a packed file cannot be read")):
+        manifest.check_files(table.packed, "train", "validation")

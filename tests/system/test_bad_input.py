@@ -132,6 +132,18 @@ def test_an_unreachable_source_is_one_sentence_in_the_flow(fresh: Any) -> None:
     assert len(message.splitlines()) < 8
 
 
+def test_training_refuses_a_damaged_packed_file(shared_project: Any, tmp_path: Path) -> None:
+    project = shared_project.clone(tmp_path / "project")
+    project.good(*project.stage("ingest"))
+    path = project.workspace.packed / "train" / "targets.npy"
+    content = bytearray(path.read_bytes())
+    content[-8] ^= 1
+    path.write_bytes(content)
+    message = project.refused(*project.stage("train"))
+    assert f"{path}: has other bytes than were packed. Fix: " in message
+    assert not (project.root / "data" / "model").exists()
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 24 MiB of its own."""

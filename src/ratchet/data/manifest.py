@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ from pydantic import PlainValidator
 
 from ratchet import files, typed_json
 from ratchet.errors import DataError
+from ratchet.hardware import cores
 from ratchet.kinds import Input, to_json, without_facts
 from ratchet.problems import Target, target_from_json
 
@@ -17,6 +19,7 @@ __all__ = ["FORMAT", "Manifest", "PackedFile", "Shard", "SplitFiles", "UnpackedR
 
 FORMAT = 2
 _LOCATION = "manifest.json"
+_REPACK = "Fix: `dvc repro --force ingest` packs the data again; if it happens again, check the disk"
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,27 @@ class Manifest:
             raise DataError(f"{path}: not found. Fix: ingest the data first (`python -m tasks.ingest`)") from None
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise DataError(f"{path}: damaged ({type(error).__name__}: {error}). Fix: ingest the data again") from error
+
+    def check_files(self, packed: Path, *names: str) -> None:
+        """Read the arrays of splits `names` once, and compare their digests: a disk may return other bytes later.
+
+        Raises:
+            DataError: a file is missing, or has other bytes than were packed.
+        """
+        splits = [self.splits[name] for name in names]
+        stored: list[PackedFile | Shard] = [
+            shard for split in splits for part in split.arrays.values() for shard in part
+        ]
+        for split in splits:
+            stored += [split.targets, split.keys, *((split.own.places, split.own.contents) if split.own else ())]
+        with ThreadPoolExecutor(len(cores())) as pool:
+            try:
+                digests = list(pool.map(files.digest_file, [packed / part.file for part in stored]))
+            except OSError as error:
+                raise DataError(f"{packed}: a packed file cannot be read ({error}). {_REPACK}") from error
+        for part, digest in zip(stored, digests, strict=True):
+            if digest != part.sha256:
+                raise DataError(f"{packed / part.file}: has other bytes than were packed. {_REPACK}")
 
     def write(self, packed: Path) -> None:
         """Write manifest.json into folder `packed`."""

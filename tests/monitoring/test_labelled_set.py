@@ -486,3 +486,42 @@ def test_git_ignores_requests_and_takes_their_hashes(adult: Place, monkeypatch: 
     status = ["git", "status", "--short", "--untracked-files=all", "data/labelled"]
     names = subprocess.run(status, cwd=root, check=True, capture_output=True, text=True).stdout.split()
     assert names == ["??", "data/labelled/march.dvc"]
+
+
+def test_columns_that_are_no_features_are_still_there(adult: Place) -> None:
+    source, count = adult.workspace.root / "adult.csv", OLD
+    table = pl.read_csv(source).with_columns(
+        income=pl.col("income").replace({"<=50K": "NA"}),
+        split=pl.col("sex"),  # a feature
+        person=pl.Series([f"p{row // 2}" for row in range(count)]),
+        ticket=pl.Series([f"t{row}" for row in range(count)]),
+    )
+    table.write_csv(source)
+    adult.set(classes=("NA", ">50K"), group_column="person")
+    adult.ingest()
+    adult.later = [row | {"split": row["sex"]} for row in adult.later]
+    adult.labels = [label.replace("<=50K", "NA") for label in adult.labels]
+    adult.request(0, 40)
+    adult.label(adult.true_labels(0, 40))
+    adult.set(classes="auto")
+    before, index = adult.packed(), adult.workspace.packed / "index.parquet"
+    adult.ingest(**data_settings(adult.write()))
+    after = adult.packed()
+    assert {digest: after[digest] for digest in before} == before
+    assert len(after) > len(before) + 30
+    assert [column.name for column in adult.spec.input.columns][-1] == "split"  # type: ignore[union-attr]
+    columns = pl.read_parquet(index, columns=["group", "ticket"]).drop_nulls()
+    assert set(columns.rows()) <= set(table.select("person", "ticket").rows())
+    assert len(columns) >= len(before)
+
+
+def test_settings_of_image_files_fit_the_written_ones(fashion: Place) -> None:
+    for path in (fashion.workspace.root / "images").rglob("*.png"):
+        pixels = np.asarray(Image.open(path)).astype(np.uint16)
+        Image.fromarray(np.kron(pixels, np.ones((3, 3), np.uint16))).save(path.with_suffix(".tiff"))
+        path.unlink()
+    fashion.set(formats=("tiff",), depth=12, min_side=64, image_size=28)
+    fashion.ingest()
+    written, before = fashion.write(), fashion.packed()
+    fashion.ingest(**data_settings(written))
+    assert fashion.packed() == before

@@ -2,7 +2,6 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -35,10 +34,11 @@ class SampleFiles(ABC, Generic[Values]):
 
     @abstractmethod
     def write(
-        self, folder: Path, values: Values, input_spec: Any, labels: Mapping[str, NDArray[Any]], splits: Sequence[str],
-        settings: DataSettings,
-    ) -> tuple[str, dict[str, Any]]:  # fmt: skip
+        self, folder: Path, values: Values, input_spec: Any, columns: pl.DataFrame, settings: DataSettings
+    ) -> tuple[str, dict[str, Any]]:
         """Write the samples; return the file to read (empty: the folder), and further settings of the section data.
+
+        `columns`: label, split and group columns as `settings` name them, and those that are no features.
 
         Raises:
             DataError: no file has these samples so that ingest reads them as before.
@@ -54,16 +54,16 @@ class RowsFile(SampleFiles["pandas.DataFrame"]):
         return digests
 
     def write(
-        self, folder: Path, values: "pandas.DataFrame", input_spec: TableInput, labels: Mapping[str, NDArray[Any]],
-        splits: Sequence[str], settings: DataSettings,
+        self, folder: Path, values: "pandas.DataFrame", input_spec: TableInput, columns: pl.DataFrame,
+        settings: DataSettings,
     ) -> tuple[str, dict[str, Any]]:  # fmt: skip
-        columns = pl.from_pandas(values).get_columns()
-        columns = [column.cast(pl.String) if column.dtype == pl.Null else column for column in columns]
+        cells = [each.cast(pl.String) if each.dtype == pl.Null else each for each in pl.from_pandas(values)]
         forms = {column.name: column for column in input_spec.columns if column.form}
-        columns = [_in_form(each, forms[each.name], settings) if each.name in forms else each for each in columns]
-        columns += [pl.Series(name, label.tolist()) for name, label in labels.items()]
-        pl.DataFrame([*columns, pl.Series(settings.split_column, splits)]).write_parquet(folder / "table.parquet")
-        return "table.parquet", {"columns": {name: _type(values[name]) for name in values}, "drop": [], "hash": []}
+        cells = [_in_form(each, forms[each.name], settings) if each.name in forms else each for each in cells]
+        pl.DataFrame([*cells, *columns]).write_parquet(folder / "table.parquet")
+        roles = {*settings.label_columns, settings.split_column, settings.group_column}
+        types = {name: "id" for name in columns.columns if name not in roles}
+        return "table.parquet", {"columns": types | {name: _type(values[name]) for name in values}}
 
 
 class ImageFiles(SampleFiles[NDArray[Any]]):
@@ -73,20 +73,19 @@ class ImageFiles(SampleFiles[NDArray[Any]]):
         return [hashlib.sha256(np.ascontiguousarray(pixels).tobytes()).hexdigest() for pixels in values]
 
     def write(
-        self, folder: Path, values: NDArray[Any], input_spec: ImageInput, labels: Mapping[str, NDArray[Any]],
-        splits: Sequence[str], settings: DataSettings,
-    ) -> tuple[str, dict[str, Any]]:  # fmt: skip
+        self, folder: Path, values: NDArray[Any], input_spec: ImageInput, columns: pl.DataFrame, settings: DataSettings
+    ) -> tuple[str, dict[str, Any]]:
         from PIL import Image
 
         paths = [f"images/{place:08}.png" for place in range(len(values))]
         (folder / "images").mkdir()
         for path, pixels in zip(paths, values, strict=True):
             Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(folder / path)
-        listed = {name: label.tolist() for name, label in labels.items()}
-        table = {settings.path_column: paths, **listed, settings.split_column: splits}
-        pl.DataFrame(table).write_parquet(folder / "images.parquet")
-        size = {"image_size": values.shape[1], "channels": values.shape[-1], "depth": "auto"}
-        return "", {"source": "image-manifest", "manifest": "images.parquet", **size}
+        columns.insert_column(0, pl.Series(settings.path_column, paths)).write_parquet(folder / "images.parquet")
+        side, depth = values.shape[1], input_spec.depth or "auto"
+        size = {"image_size": side, "channels": values.shape[-1], "depth": depth, "formats": ["png"]}
+        limits = {"min_side": min(side, settings.min_side), "max_pixels": max(side * side, settings.max_pixels)}
+        return "", {"source": "image-manifest", "manifest": "images.parquet", **size, **limits}
 
 
 def _plain(column: pl.Series) -> pl.Series:

@@ -25,6 +25,7 @@ __all__ = ["LabelledRows", "SpecOf", "arrays_of", "input_obstacle", "labelled_ro
 
 _END = 1 << 40  # seconds since 1970, after every row
 _HOUR = 3600
+_NO_INPUT = "its input is not in the log (serving.log_inputs was not keep)"
 SpecOf = Callable[[str], ModelSpec | None]
 
 
@@ -148,6 +149,8 @@ class _Reader:
 
     def _reasons(self, spec: ModelSpec | None, rows: "polars.DataFrame") -> list[str]:
         """Return why each row cannot be read; empty: it can."""
+        import polars as pl
+
         if spec is None:
             return ["its version is not in the registry"] * len(rows)
         if obstacle := input_obstacle(self._input, spec.input) or input_obstacle(spec.input, self._input):
@@ -155,14 +158,13 @@ class _Reader:
         kind = kind_of(self._input)
         names = [INPUT + name for name in kind.array_names(spec.input)]
         if not set(names) <= set(rows.columns):
-            return ["its input is not in the log (serving.log_inputs was not keep)"] * len(rows)
+            return [_NO_INPUT] * len(rows)
         target, width = target_id(spec.target), sum(value.size for value in kind.zeros(spec.input, 1))
-        reasons = []
-        for row in rows.select("target", "problem", *names).iter_rows():
-            has_input = None not in row[2:] and sum(map(len, row[2:])) == width
-            is_same = row[0] == target and row[1] == spec.target.problem
-            reason = "" if is_same else "its label is of another problem than the version in the registry"
-            reasons.append(reason if has_input else "its input is not in the log (serving.log_inputs was not keep)")
+        size = pl.sum_horizontal(pl.col(names).list.len(), ignore_nulls=False)
+        is_same = (pl.col("target") == target) & (pl.col("problem") == spec.target.problem)
+        other = pl.when(~is_same).then(pl.lit("its label is of another problem than the version in the registry"))
+        lost = pl.when((size == width).fill_null(False).not_()).then(pl.lit(_NO_INPUT))
+        reasons: list[str] = rows.select(pl.coalesce(lost, other, pl.lit(""))).to_series().to_list()
         return reasons
 
     def _label(self, target: Target, label: list[float]) -> tuple[str, list[float]]:

@@ -67,7 +67,7 @@ def write_labelled_set(workspace: Workspace, params: Params, spec_of: SpecOf, fo
         DataError: the data are not packed.
         NoRequests: their problem takes no labels, or their kind cannot be written.
     """
-    import polars
+    import polars as pl
 
     manifest = Manifest.read(workspace.packed)
     writer = sample_files(manifest.input.kind)
@@ -86,20 +86,47 @@ def write_labelled_set(workspace: Workspace, params: Params, spec_of: SpecOf, fo
     reasons = _reasons(np.concatenate([base.labels, joined.labels]), digests, count)
     by_hour = _by_hour(workspace, params.data, folder)
     kept = np.flatnonzero([not reason for reason in reasons])
-    kept = kept[joined.rows[kept].select(polars.arg_sort_by("time", "answer", "row")).to_series().to_numpy()]
+    kept = kept[joined.rows[kept].select(pl.arg_sort_by("time", "answer", "row")).to_series().to_numpy()]
     rows, left_out = _stored(joined, kept, digests[count:], params.data, by_hour), _left_out(joined, reasons)
-    labels = np.concatenate([base.labels, joined.labels[kept]])
-    columns = named_answers(manifest.target).label_columns(labels, params.data.label_columns)
+    labels, splits = np.concatenate([base.labels, joined.labels[kept]]), [*base.splits, *rows["split"]]
+    columns, changes = _columns(manifest, base.extra, labels, splits, params.data)
     chosen = np.concatenate([np.arange(count), count + kept])
     values = kind.values(tuple(each[chosen] for each in arrays), manifest.input)
     with files.draft_directory(folder) as draft:
-        file, own = writer.write(draft, values, manifest.input, columns, [*base.splits, *rows["split"]], params.data)
+        file, own = writer.write(draft, values, manifest.input, columns, params.data.model_copy(update=changes))
         digest = _write_records(draft, manifest, rows, left_out, by_hour=by_hour)
-    settings = {"path": str(folder / file), "problem": manifest.target.problem, "order_by": "none", "folds": 0} | own
     added = rows.join(earlier.rows, on=("answer", "row"), how="anti").height
-    changes = {f"data.{name}": value for name, value in settings.items()}
-    changes["registry.model"] = registered_name(params, workspace)  # auto would be the name of the new file
-    return LabelledSet(folder, digest, _counts(rows["split"]), added, _counts(left_out["reason"]), changes)
+    settings = {f"data.{name}": value for name, value in (changes | own | {"path": str(folder / file)}).items()}
+    settings["registry.model"] = registered_name(params, workspace)  # auto would be the name of the new file
+    return LabelledSet(folder, digest, _counts(rows["split"]), added, _counts(left_out["reason"]), settings)
+
+
+def _columns(
+    manifest: Manifest, extra: "polars.DataFrame", labels: NDArray[np.float64], splits: list[str],
+    settings: DataSettings,
+) -> tuple["polars.DataFrame", dict[str, Any]]:  # fmt: skip
+    """Return the columns of the set that are no features, and the settings of the section data that name them.
+
+    Requests have no group, and nothing in the other columns of the index, `extra`.
+    """
+    import polars as pl
+
+    features = {column.name for column in getattr(manifest.input, "columns", ())}
+    named = named_answers(manifest.target).label_columns(labels, settings.label_columns)
+    listed = pl.DataFrame({name: values.tolist() for name, values in named.items()})
+    extra = extra.rename(lambda name: settings.group_column if name == "group" else name.removesuffix(" (column)"))
+    others = [name for name in extra.columns if name not in features]
+    split = settings.split_column
+    while split in {*features, *listed.columns, *others}:
+        split += "_"
+    padded = pl.concat([extra.select(others), extra.select(others).clear(len(labels) - len(extra))])
+    columns = listed.with_columns(*padded, pl.Series(split, splits))
+    changes: dict[str, Any] = {"problem": manifest.target.problem, "order_by": "none", "folds": 0}
+    changes |= {"split_column": split, "drop": [], "hash": []}
+    changes["classes"] = list(manifest.target.classes) or "auto"
+    if settings.group_column not in others:
+        changes["group_column"] = type(settings).model_fields["group_column"].default
+    return columns, changes
 
 
 def _by_hour(workspace: Workspace, settings: DataSettings, folder: Path) -> bool:
@@ -140,21 +167,35 @@ def _counts(values: "polars.Series") -> dict[str, int]:
 
 @dataclass(frozen=True)
 class _Base:
-    """The packed samples, with their labels as `NamedAnswers.label` returns them, and their splits."""
+    """The packed samples.
+
+    Attributes:
+        arrays: of all splits.
+        labels: as `NamedAnswers.label` returns them.
+        splits: of each.
+        extra: columns of the index that come from the source.
+    """
 
     arrays: Arrays
     labels: NDArray[np.float64]
     splits: list[str]
+    extra: "polars.DataFrame"
 
     @classmethod
     def read(cls, packed: Path, manifest: Manifest) -> "_Base":
+        import polars as pl
+
+        from ratchet.data.pack import extra_columns
         from ratchet.training import open_split
 
         splits = {name: open_split(packed, name) for name in SPLITS}
         parts = [split.gather(np.arange(len(split))) for split in splits.values()]
         labels = [np.asarray(split.targets, np.float64).reshape(len(split), -1) for split in splits.values()]
         names: list[str] = [name for name, split in splits.items() for _ in range(len(split))]
-        return cls(tuple(map(np.concatenate, zip(*parts, strict=True))), np.concatenate(labels), names)
+        index = pl.read_parquet(packed / "index.parquet")
+        index = index.sort(pl.col("split").cast(pl.String).cast(pl.Enum(SPLITS)), "row")
+        extra = index.select([name for name in extra_columns(index) if name != "packed"])
+        return cls(tuple(map(np.concatenate, zip(*parts, strict=True))), np.concatenate(labels), names, extra)
 
 
 def _earlier(folder: Path, manifest: Manifest, width: int) -> LabelledRows:
@@ -250,6 +291,7 @@ def _stored(
 ) -> "polars.DataFrame":
     """Return the table rows.parquet: where each request came from, its split, its label and its arrays."""
     import polars as pl
+    import pyarrow as pa
 
     rows = joined.rows[kept].with_columns(
         pl.Series("label", joined.labels[kept].tolist(), dtype=pl.List(pl.Float64)),
@@ -260,7 +302,7 @@ def _stored(
     drawn = pl.Series([_split(unit, settings) for unit in units], dtype=pl.String)
     rows = rows.with_columns(pl.col("split").fill_null(drawn))
     for place, each in enumerate(joined.arrays):
-        flat = each[kept].reshape(len(kept), math.prod(each.shape[1:]))
-        dtype = pl.List(pl.Series(flat.ravel()).dtype)
-        rows = rows.with_columns(pl.Series(f"{INPUT}{place}", flat.tolist(), dtype=dtype))
+        starts = np.arange(len(kept) + 1) * math.prod(each.shape[1:])
+        lists = pa.LargeListArray.from_arrays(starts, each[kept].ravel())  # a Python number takes 30 bytes
+        rows = rows.with_columns(pl.Series(f"{INPUT}{place}", lists))
     return rows

@@ -4,6 +4,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +276,20 @@ def test_damaged_state_is_an_error_with_a_fix(workspace: Workspace) -> None:
     assert read_state(workspace) is not None
 
 
+def test_state_of_another_release_begins_again(workspace: Workspace, caplog: pytest.LogCaptureFixture) -> None:
+    """The events that were sent are not sent twice."""
+    write(workspace, hours(0, 20))
+    expected = update(workspace, 21)
+    monitor(workspace).mark_sent("key")
+    path = workspace.state / "monitoring" / "state.json"
+    stored = json.loads(path.read_text())
+    del stored["format"]
+    path.write_text(json.dumps(stored | {"versions": {"digits/3": {"gone": 1}}}))
+    assert update(workspace, 21) == replace(expected, sent=["key"]) == read_state(workspace)
+    assert len(caplog.records) == 1
+    assert "is of another release of Ratchet" in caplog.text
+
+
 def test_version_with_test_rows_is_watched_from_its_first_window(workspace: Workspace, tmp_path: Path) -> None:
     """Also if the traffic differs from them: only a change is drift."""
     path, columns = tmp_path / "reference.json", answers(0, rows=900, shift=-1.0)
@@ -384,3 +399,44 @@ def test_state_has_a_limit(workspace: Workspace, monkeypatch: pytest.MonkeyPatch
     assert replayed.update(now=BEGIN + hour * HOUR) == live
     assert max(sizes[8:]) < 1.2 * max(sizes[:8])
     assert len(live.versions["digits/3"].evidence) <= 50
+
+
+def test_ranks_that_begin_again_are_no_judgement(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DriftRule, "ranked", 20)
+    write(workspace, hours(0, 40))
+    assert lines(update(workspace, 25.5)) == ["digits/3: no drift in 10 windows"]
+    text = "digits/3: no drift in 10 windows; ranks began again, 4 of 10 windows are learned"
+    assert lines(update(workspace, 29.5)) == [text]
+    assert lines(update(workspace, 37.5)) == ["digits/3: no drift in 12 windows"]
+
+
+def test_windows_without_a_reference_have_a_limit(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DriftRule, "remembered", 20)
+    sketches = SketchLog(log_folder(workspace), window=60)
+    for hour in range(70):
+        sketches.count("digits/3", "answered", BEGIN + hour * HOUR)
+        sketches.take([request(hour, BEGIN + hour * HOUR, answers(hour, rows=200 if hour > 50 else 0))])
+    sketches.write()
+    for hour in range(1, 52, 5):
+        live = update(workspace, hour)
+    assert len(live.versions["digits/3"].latest) == 21
+    live = update(workspace, 71)
+    assert lines(live) == ["digits/3: no drift in 8 windows"]
+    replayed = Monitor(Workspace(workspace.root / "replay"), log_folder(workspace), SETTINGS)
+    assert replayed.update(now=BEGIN + 71 * HOUR) == live
+
+
+def test_versions_without_sketches_are_forgotten_unless_served(workspace: Workspace) -> None:
+    write(workspace, [*hours(0, 2), *hours(2, 4, version="4"), *hours(4, 6, version="5")])
+    assert len(update(workspace, 7).versions) == 3
+    for path in sorted(sketch_folder(log_folder(workspace)).glob("2*.json"))[:3]:
+        path.unlink()
+    assert update(workspace, 8).versions.keys() == {"digits/4", "digits/5"}
+
+
+def test_feature_without_rows_is_named(workspace: Workspace, tmp_path: Path) -> None:
+    layouts = [layout_of(name, np.arange(9.0)) for name in ("answer.cat", "input.age")]
+    path = tmp_path / "reference.json"
+    path.write_text(json.dumps(to_plain(Reference(layouts, {each.name: [1] * each.bins for each in layouts}))))
+    write(workspace, hours(0, 12, make=lambda *a, **k: request(*a, **k)._replace(reference=path)))
+    assert lines(update(workspace, 13)) == ["digits/3: no drift in 2 windows; not watched, without rows: input.age"]

@@ -1,6 +1,8 @@
 """Sketches of a server's log, as RequestLog has them made."""
 
 import json
+import os
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -164,6 +166,39 @@ def test_lost_rows_of_shadow_are_of_no_version(tmp_path: Path) -> None:
     log.close()
     [window] = read_sketches(sketches.folder, BEGIN, BEGIN + 3600, window=3600)
     assert (window.version, window.requests) == ("digits/3", {"lost": 1})
+
+
+@pytest.mark.parametrize(("requests", "rows"), [(64, 1), (2, 32)])
+def test_features_of_images_need_little_memory(tmp_path: Path, requests: int, rows: int) -> None:
+    spec = ModelSpec("convnet", ImageInput(512, 512, 3, (0.0,) * 3, (1.0,) * 3), Classes(("cat", "dog")))
+    log = SketchLog(tmp_path / "requests", window=60)
+    tracemalloc.start()
+    for number in range(requests):
+        log.take([logged(number, rows=rows, pixels=np.full((rows, 512, 512, 3), number, np.uint8), spec=spec)])
+    peak = tracemalloc.get_traced_memory()[1] / (1 << 20)
+    tracemalloc.stop()
+    assert peak < 100
+
+
+def test_leftovers_and_unused_bins_are_deleted(write: Callable[..., list[WindowSketch]], tmp_path: Path) -> None:
+    write(logged())
+    folder, now = sketch_folder(tmp_path / "requests"), BEGIN + 86_400.0 * 9
+    for name in (".draft-1.json", "2020-01-01T00.1-1.json.damaged", "bins/digits-2.0.json.damaged"):
+        (folder / name).write_text("[")
+    for path in [*folder.glob(".draft*"), *folder.glob("bins/*.json*")]:
+        os.utime(path, (BEGIN, BEGIN))
+    for later in (0.0, 86_400.0):  # a second reading of the clock says so too
+        SketchLog(tmp_path / "requests", window=60).tidy(days=7.0, mib=64.0, now=now + later)
+    assert {path.name for path in folder.rglob("*") if path.is_file()} == {"expired.json", "lock"}
+
+
+def test_bins_of_first_rows_have_no_extremes(write: Callable[..., list[WindowSketch]], tmp_path: Path) -> None:
+    request = logged(version="4", rows=200)
+    [window] = write(request)
+    bins = read_reference(sketch_folder(tmp_path / "requests"), "digits/4", window.bins)
+    assert bins is not None
+    cat = next(each for each in bins.layouts if each.name == "answer.cat")
+    assert min(request.predictions[:, 0]) < cat.edges[0] < cat.edges[-1] < max(request.predictions[:, 0])
 
 
 def test_frozen_camera_counts_once_a_minute(write: Callable[..., list[WindowSketch]]) -> None:

@@ -23,12 +23,15 @@ def summary(version: WatchedVersion, state: State) -> str:
     verdict, good = version.verdict, state.rule.good_windows
     late = int(version.closed[:, 2].sum())
     note = f"; {late:,} late rows are not judged" if late else ""
+    note += f"; not watched, without rows: {', '.join(version.silent)}" if version.silent else ""
     if verdict.alarm:
         return alarm_text(verdict.alarm) + note
     if not verdict.judged:
         reference = "" if version.normal else f" ({len(version.latest)} windows for the reference so far)"
         return f"learning, {verdict.learned} of {good} windows{reference}{note}"
     learning = f" ({verdict.learning_classes} of {state.rule.classes} times of the {state.rule.season} still learn)"
+    if state.rule.season == "none":
+        learning = f"; ranks began again, {verdict.learned} of {good} windows are learned"
     return f"no drift in {verdict.judged} windows{learning if verdict.learning_classes else ''}{note}"
 
 

@@ -118,7 +118,7 @@ class DriftVerdict:
 
     Attributes:
         judged: windows in which at least one martingale bet.
-        learned: good windows of the season class that has most of them.
+        learned: good windows of the season class that has most of them, since the ranks began.
         learning_classes: season classes without enough good windows.
         limit: logarithm of d/alpha.
         alarm: None: no drift.
@@ -160,7 +160,8 @@ class Martingales:
         shares: of the wealth on each bet, (classes, 4, d).
         lowest: least wealth after any window, (classes, d).
         since: start of the first window after that, (classes, d).
-        seen: windows with scores, (classes,).
+        seen: windows with scores since the ranks began, (classes,).
+        judged: windows of which at least one martingale could bet, (classes,).
     """
 
     starts: NDArray[np.int64]
@@ -171,6 +172,7 @@ class Martingales:
     lowest: Floats
     since: NDArray[np.int64]
     seen: NDArray[np.int64]
+    judged: NDArray[np.int64]
 
     def __init__(self, classes: int, number: int, stored: Mapping[str, bytes] | None = None) -> None:
         """Begin `number` martingales for each class, or go on from the bytes of `arrays`."""
@@ -184,6 +186,7 @@ class Martingales:
             "lowest": np.zeros((classes, number)),
             "since": np.zeros((classes, number), np.int64),
             "seen": np.zeros(classes, np.int64),
+            "judged": np.zeros(classes, np.int64),
         }
         for name, array in begin.items():
             if stored and name in stored:
@@ -196,7 +199,8 @@ class Martingales:
         return dict(vars(self))
 
     def forget(self) -> None:
-        """Forget the scores, among which the next ones are ranked; the wealth stays."""
+        """Forget the scores, among which the next ones are ranked; the wealth stays. The next are learned again."""
+        self.seen[:] = 0
         self.starts, self.levels, self.evidence = self.starts[:0], self.levels[:0], self.evidence[:0]
 
     def add(
@@ -227,7 +231,9 @@ class Martingales:
             self._bet(season_class, ranks[window], starts[window])
             wealth = self.wealth[season_class]
             evidence.append(float(wealth.max()))
-            self.seen[season_class] += bool((levels[window] != _NO_SCORE).any())
+            has_score = bool((levels[window] != _NO_SCORE).any())
+            self.judged[season_class] += has_score and self.seen[season_class] >= rule.good_windows
+            self.seen[season_class] += has_score
             if ends(window + 1, wealth):
                 break
         self.starts = np.concatenate([self.starts, np.array(starts[: len(evidence)], np.int64)])
@@ -330,7 +336,7 @@ class Watch:
             martingales.add(starts, self._scores(part), random, self.rule, ends)
             latest = [*latest, *part]
         seen, good = martingales.seen, self.rule.good_windows
-        judged, learning = int(np.maximum(0, seen - good).sum()), int((seen < good).sum())
+        judged, learning = int(martingales.judged.sum()), int((seen < good).sum())
         alarm = max(alarms, key=lambda alarm: alarm.evidence, default=None)
         return DriftVerdict(judged, int(min(good, seen.max())), learning, self.limit, alarm)
 

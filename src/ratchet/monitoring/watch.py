@@ -6,6 +6,7 @@ All follows from the sketches in their order: judged at once or one by one, they
 import base64
 import hashlib
 import json
+import logging
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ from ratchet.workspace import Workspace
 
 __all__ = ["Monitor", "State", "WatchedVersion", "current_versions", "event_key", "monitor_of", "read_state"]
 
+_LOG = logging.getLogger(__name__)
+_FORMAT = 2  # of the state; 1 had no bins of versions
 _GRACE = 600  # seconds after its end at which a window closes
 _RECENT = 86_400  # seconds before the open window in which late rows are counted
 _WINDOWS, _ROWS = 5, 200  # of a reference, at least
@@ -46,7 +49,7 @@ class WatchedVersion:
         first: number of its first windows that are the reference; 0: its test rows are.
         later: number of windows after them, up to an alarm.
         normal: sum of its first windows, from which the size of a change is measured.
-        latest: the latest windows up to an alarm; without a reference, all.
+        latest: the latest windows up to an alarm, or those that a reference may need.
         stored: arrays of the martingales, and `closed`: start, rows and late rows of the latest windows.
     """
 
@@ -65,6 +68,12 @@ class WatchedVersion:
     def layouts(self) -> list[FeatureBins]:
         """Bins of the features."""
         return [*(self.reference.layouts if self.reference else []), REQUESTS]
+
+    @property
+    def silent(self) -> list[str]:
+        """Features of which the latest windows have no row, though they have rows. They get no bets."""
+        windows = [window for window in self.latest if window.rows]
+        return [each.name for each in self.layouts[:-1] if windows and not counts_of(each, windows).any()]
 
     @property
     def closed(self) -> NDArray[np.int64]:
@@ -87,25 +96,43 @@ class State:
         position: start of the first window that is not closed; None: the log was empty.
         versions: by NAME/VERSION.
         sent: keys of the events that were sent.
+        format: of the file.
     """
 
     rule: DriftRule
     position: int | None = None
     versions: dict[str, WatchedVersion] = field(default_factory=dict)
     sent: list[str] = field(default_factory=list)
+    format: int = _FORMAT
 
     __pydantic_config__ = STRICT
 
 
+@dataclass(frozen=True)
+class _StateBefore:
+    """Fields that the states of all releases have."""
+
+    rule: DriftRule
+    format: int = 1
+    sent: list[str] = field(default_factory=list)
+
+
 def read_state(workspace: Workspace) -> State | None:
-    """Return the stored state; None: there is none.
+    """Return the stored state; None: there is none. That of another release counts as empty.
 
     Raises:
         PlatformError: the file is damaged.
     """
     path = _path(workspace)
     try:
-        return parse(State, path.read_bytes())
+        content = path.read_bytes()
+        before = parse(_StateBefore, content)
+        if before.format == _FORMAT:
+            return parse(State, content)
+        _LOG.warning(
+            "%s is of another release of Ratchet: `ratchet monitor` begins again, from the stored sketches", path
+        )
+        return State(before.rule, sent=before.sent)
     except FileNotFoundError:
         return None
     except ValueError as error:
@@ -194,7 +221,7 @@ class Monitor:
                 for bins, windows_of_bins in _by_bins(version.bins, new):
                     version = self._judged(rule, name, _with_bins(version, bins), windows_of_bins)
                 versions[name] = replace(version, stored=version.stored | {"closed": _packed(closed[-rule.ranked :])})
-        return replace(state, position=end, versions=versions)
+        return _without_old(replace(state, position=end, versions=versions), first_hour(self._folder))
 
     def _judged(self, rule: DriftRule, name: str, version: WatchedVersion, new: list[WindowSketch]) -> WatchedVersion:
         """Return a version after new windows. A finished alarm stays."""
@@ -204,7 +231,7 @@ class Monitor:
             version = self._with_reference(rule, name, replace(version, latest=[*version.latest, *new]))
             new, version = version.latest[version.first :], replace(version, latest=version.latest[: version.first])
         if version.reference is None:
-            return replace(version, latest=new)
+            return replace(version, latest=new[-_most(rule) :])
         return _advanced(rule, name, version, version.reference, new) if new else version
 
     def _with_reference(self, rule: DriftRule, name: str, version: WatchedVersion) -> WatchedVersion:
@@ -212,12 +239,14 @@ class Monitor:
         reference = read_reference(self._folder, name, version.bins)
         if reference is None:
             return version
-        first = 0 if reference.counts else _reference_length(version.latest, rule)
-        if not first and not reference.counts:
+        begin, end = (0, 0) if reference.counts else _reference_range(version.latest, rule)
+        if not end and not reference.counts:
             return version
-        normal = sum(version.latest[:first], start=WindowSketch(name, version.latest[0].start))
+        latest = version.latest[begin:]
+        normal = sum(latest[: end - begin], start=WindowSketch(name, latest[0].start))
         counts = (reference.counts or normal.counts) | {REQUESTS.name: list(map(int, _ANSWERED))}
-        return replace(version, reference=replace(reference, counts=counts), first=first, normal=normal)
+        reference = replace(reference, counts=counts)
+        return replace(version, reference=reference, first=end - begin, normal=normal, latest=latest)
 
     @contextmanager
     def _held(self) -> Iterator[None]:
@@ -233,6 +262,17 @@ class Monitor:
 def monitor_of(workspace: Workspace) -> Monitor:
     """Return the monitor of a project, with its settings."""
     return Monitor(workspace, log_folder(workspace), settings.load(workspace.params).monitoring)
+
+
+def _without_old(state: State, first: int | None) -> State:
+    """Return the state without versions of which no sketch is left, unless they are served."""
+    served = current_versions(state)
+    versions = {
+        name: version
+        for name, version in state.versions.items()
+        if name in served or first is None or version.closed[:, 0].max(initial=0) >= first
+    }
+    return replace(state, versions=versions)
 
 
 def _by_bins(bins: str, windows: list[WindowSketch]) -> Iterator[tuple[str, list[WindowSketch]]]:
@@ -281,15 +321,21 @@ def _unpacked(text: str) -> bytes:
     return zlib.decompress(base64.b64decode(text))
 
 
-def _reference_length(windows: list[WindowSketch], rule: DriftRule) -> int:
-    """Return how many first windows are enough for a reference: in number, rows, and a whole season; 0: not enough."""
+def _reference_range(windows: list[WindowSketch], rule: DriftRule) -> tuple[int, int]:
+    """Return the range of windows that are enough for a reference: in number, rows and a whole season. (0, 0): none."""
     rows = 0
-    for number, window in enumerate(windows, start=1):
-        rows += window.rows
-        season = window.start + rule.window - windows[0].start
-        if number >= _WINDOWS and rows >= _ROWS and season >= SEASONS[rule.season]:
-            return number
-    return 0
+    for end, window in enumerate(windows, start=1):
+        begin = max(0, end - _most(rule))
+        rows += window.rows - (windows[begin - 1].rows if begin else 0)
+        season = window.start + rule.window - windows[begin].start
+        if end - begin >= _WINDOWS and rows >= _ROWS and season >= SEASONS[rule.season]:
+            return begin, end
+    return 0, 0
+
+
+def _most(rule: DriftRule) -> int:
+    """Return how many windows a reference may have."""
+    return rule.remembered + rule.classes
 
 
 def _path(workspace: Workspace) -> Path:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Images"]
 
+_AT_ONCE = 1 << 20  # pixels whose features are computed together, as float64
 _LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R 601, as in Pillow's conversion to greyscale
 
 
@@ -106,7 +107,12 @@ class Images(Kind[ImageInput]):
 
     def features(self, arrays: Arrays, spec: ImageInput) -> dict[str, NDArray[Any]]:
         (pixels,) = arrays
-        return {"brightness": pixels.mean(1, np.float64), "contrast": pixels.std(1, np.float64)}
+        rows = max(1, _AT_ONCE // max(1, pixels.shape[1]))
+        pieces = [pixels[begin : begin + rows] for begin in range(0, len(pixels), rows)] or [pixels]
+        return {
+            "brightness": np.concatenate([piece.mean(1, np.float64) for piece in pieces]),
+            "contrast": np.concatenate([piece.std(1, np.float64) for piece in pieces]),
+        }
 
     def unusual(self, arrays: Arrays, spec: ImageInput, raw_value: RawValue) -> Iterator[Unusual]:
         return far_values(arrays[0], "pixels", spec.range)

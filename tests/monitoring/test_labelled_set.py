@@ -252,19 +252,19 @@ def test_the_command_leaves_the_data_set_of_on_drift_alone(tmp_path: Path) -> No
 def test_data_that_take_no_requests_train_without_them(adult: Place) -> None:
     lines = "".join(f"text {n},{n % 2},{n % 3 % 2},{n % 7}\n" for n in range(99))
     (adult.workspace.root / "texts.csv").write_text(f"text,income,other,number\n{lines}")
-    said: list[str] = []
+    messages: list[str] = []
     collect = partial(retraining.collect, adult.workspace, adult.params, lambda name: adult.spec, now=0.0)
     adult.ingest(kind="text", path="texts.csv")
-    assert collect(say=said.append) is None
+    assert collect(say=messages.append) is None
     adult.ingest(path="texts.csv", problem="multi-label", label_column=("income", "other"))
-    assert collect(say=said.append) is None
-    assert [re.sub(r"\..*", "", line) for line in said] == [
+    assert collect(say=messages.append) is None
+    assert [re.sub(r"\..*", "", line) for line in messages] == [
         "training without requests: data",
         "training without requests: the problem of the data is multi-label",
     ]
 
 
-def test_half_of_the_rows_to_label_are_the_least_certain_of_the_others(adult: Place) -> None:
+def test_half_of_the_rows_to_label_are_least_certain(adult: Place) -> None:
     adult.request(0, NEW, certain=[0.5 + row / NEW / 2 for row in range(NEW)])
     adult.label(adult.true_labels(0, 10))
     spec = adult.spec
@@ -480,9 +480,9 @@ def test_git_ignores_requests_and_takes_their_hashes(adult: Place, monkeypatch: 
     monkeypatch.chdir(root)
     print_labelled_set(adult.workspace, "march", to_label=True)
     folder.with_name("march.dvc").write_text("outs: []")
-    asked = folder.with_name("march.label-these.parquet")
-    assert len(pl.read_parquet(asked)) == 20
-    assert asked.parent == folder.parent  # `dvc add` of the set does not take it, and a new set does not delete it
+    to_label = folder.with_name("march.label-these.parquet")
+    assert len(pl.read_parquet(to_label)) == 20
+    assert to_label.parent == folder.parent  # `dvc add` of the set does not take it, and a new set does not delete it
     status = ["git", "status", "--short", "--untracked-files=all", "data/labelled"]
     names = subprocess.run(status, cwd=root, check=True, capture_output=True, text=True).stdout.split()
     assert names == ["??", "data/labelled/march.dvc"]

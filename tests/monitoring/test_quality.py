@@ -108,7 +108,7 @@ def test_confidence_alone_is_wrong_under_concept_drift(tmp_path: Path) -> None:
     assert line.endswith("of the rows without a label if their confidence is right")
 
 
-def test_rows_chosen_by_entropy_do_not_bias_the_accuracy_of_all_rows(tmp_path: Path) -> None:
+def test_rows_chosen_by_entropy_do_not_bias_the_accuracy(tmp_path: Path) -> None:
     """The least certain tenth of the answers is wrong. The next 45 % are right, of the last half is."""
     confidence = np.repeat([0.51, 0.75, 0.99], [100, 450, 450]).astype(np.float32)
     random = np.random.default_rng(0).permutation(1000)

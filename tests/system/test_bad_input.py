@@ -192,7 +192,7 @@ def test_whoever_may_not_run_is_told_before_the_work(fresh: Any) -> None:
     assert "may not run train-flow: params.yaml: access.runners allows ann" in message
 
 
-def test_a_labelled_run_checks_first_and_names_a_failed_data_load(fresh: Any) -> None:
+def test_a_labelled_run_checks_first_and_names_failed_loads(fresh: Any) -> None:
     script = "from flows.train import train_flow; state = train_flow(revision='HEAD', labelled=True, return_state=True)"
     command = ("python", "-c", f"{script}; print(state.name, state.message)")
     commit = fresh.good("git", "rev-parse", "HEAD").strip()

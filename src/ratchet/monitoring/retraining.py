@@ -33,12 +33,12 @@ class _Record:
 
     Attributes:
         times: when they ended, in seconds since 1970.
-        asked: when labels were missing for the last time, in the same unit.
+        attempt: when labels were missing for the last time, in the same unit.
         missing: labels that were missing; 0: none are waited for.
     """
 
     times: list[float] = field(default_factory=list)
-    asked: float = 0.0
+    attempt: float = 0.0
     missing: int = 0
 
     __pydantic_config__ = STRICT
@@ -97,7 +97,7 @@ def collect(
     fix = f"send the labels of the requests in {path} to /v1/labels; the training begins when they are there"
     if not len(to_label):
         fix = "set serving.log_inputs=keep, and wait for requests: the log has none with its input and without a label"
-    _write(project, replace(record, asked=now, missing=missing))
+    _write(project, replace(record, attempt=now, missing=missing))
     left_out = "".join(f"; left out: {count:,} labels: {reason}" for reason, count in dataset.left_out.items())
     raise NotTrained(
         f"not trained: {len(new):,} new labelled requests, monitoring.min_labels is {params.monitoring.min_labels:,}"
@@ -128,8 +128,8 @@ def arrived(project: Workspace, params: Params, *, now: float) -> str:
     if not record.missing or _is_limit_reached(record, params, now):
         return ""
     times = LabelStore(log_folder(project)).newest()["labelled"].dt.epoch("us")
-    key = f"ratchet-labels-{record.asked:.0f}-{now // 86_400:.0f}"
-    return key if (times > record.asked * 1e6).sum() >= record.missing else ""
+    key = f"ratchet-labels-{record.attempt:.0f}-{now // 86_400:.0f}"
+    return key if (times > record.attempt * 1e6).sum() >= record.missing else ""
 
 
 def _is_limit_reached(record: _Record, params: Params, now: float) -> bool:

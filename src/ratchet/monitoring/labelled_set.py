@@ -67,8 +67,6 @@ def write_labelled_set(workspace: Workspace, params: Params, spec_of: SpecOf, fo
         DataError: the data are not packed.
         NoRequests: their problem takes no labels, or their kind cannot be written.
     """
-    import polars as pl
-
     manifest = Manifest.read(workspace.packed)
     writer = sample_files(manifest.input.kind)
     if not named_answers(manifest.target).takes_labels:
@@ -86,7 +84,7 @@ def write_labelled_set(workspace: Workspace, params: Params, spec_of: SpecOf, fo
     reasons = _reasons(np.concatenate([base.labels, joined.labels]), digests, count)
     by_hour = _by_hour(workspace, params.data, folder)
     kept = np.flatnonzero([not reason for reason in reasons])
-    kept = kept[joined.rows[kept].select(pl.arg_sort_by("time", "answer", "row")).to_series().to_numpy()]
+    kept = kept[joined.rows[kept].with_row_index("place").sort("time", "answer", "row")["place"].to_numpy()]
     rows, left_out = _stored(joined, kept, digests[count:], params.data, by_hour), _left_out(joined, reasons)
     labels, splits = np.concatenate([base.labels, joined.labels[kept]]), [*base.splits, *rows["split"]]
     columns, changes = _columns(manifest, base.extra, labels, splits, params.data)

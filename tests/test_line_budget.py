@@ -15,7 +15,7 @@ LIMITS = {
     "flows": 3_645,
     "gate": 1_470,
     "kinds": 2_460,
-    "monitoring": 2_480,
+    "monitoring": 2_530,
     "problems": 1_010,
     "provenance": 1_060,
     "ratchet": 1_810,

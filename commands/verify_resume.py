@@ -111,7 +111,13 @@ def _sizes(processes: str, params: Params) -> list[int | str]:
 
     if not all(part.isdecimal() and int(part) for part in processes.split(",")):
         raise TrainingError(f"--processes: found {processes}. Allowed: numbers, as in 1,2,4")
-    pieces, device = params.training.pieces, params.training.device
+    training = params.training
+    if training.reduction == "fast" and set(processes.split(",")) != {str(training.processes)}:
+        raise TrainingError(
+            f"--processes: found {processes}, and with training.reduction fast the number decides the weights. "
+            f"Allowed: {training.processes}, as training.processes is. Fix: `ratchet set training.reduction=exact`"
+        )
+    pieces, device = training.pieces, training.device
     return [count_processes(int(part), pieces=pieces, device=device) for part in processes.split(",")]
 
 

@@ -13,7 +13,7 @@ from ratchet.code.closure import Choice, closure, digest_sources, module_path
 from ratchet.errors import SettingsError, WorkspaceError
 from ratchet.kinds.registry import kind_chosen
 from ratchet.settings.messages import spell
-from ratchet.settings.model import NEUTRAL, RUNTIME_SECTIONS, Params
+from ratchet.settings.model import RUNTIME_SECTIONS, Params, neutral
 from ratchet.workspace import Workspace
 from tasks.progress import StageProgress
 
@@ -56,7 +56,8 @@ def code(params: Params, workspace: Workspace, *, progress: StageProgress | None
 def completed_settings(params: Params) -> dict[str, Any]:
     """Return all settings that decide a result, by section."""
     content = params.model_dump(mode="json", exclude=set(RUNTIME_SECTIONS))
-    return {**content, "training": {name: value for name, value in content["training"].items() if name not in NEUTRAL}}
+    unused = neutral(params.training.reduction)
+    return {**content, "training": {name: value for name, value in content["training"].items() if name not in unused}}
 
 
 def require_current(name: str, params: Params, workspace: Workspace) -> None:

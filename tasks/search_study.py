@@ -13,7 +13,7 @@ from ratchet.registry.runs import Run
 from ratchet.search.records import Study
 from ratchet.search.store import StudyStore
 from ratchet.settings.messages import spell
-from ratchet.settings.model import NEUTRAL, Params
+from ratchet.settings.model import Params, neutral
 from ratchet.settings.search_settings import SearchSettings
 from ratchet.workspace import Workspace
 from tasks.training_job import TrainingJob, make_plan
@@ -117,7 +117,8 @@ def study_of(params: Params, workspace: Workspace, name: str) -> Study:
             "`ratchet set model.name=auto`"
         )
     parts, content = job.parts, params.model_dump(mode="json")
-    decide = {name: value for name, value in content["training"].items() if name not in NEUTRAL}
+    unused = neutral(params.training.reduction)
+    decide = {name: value for name, value in content["training"].items() if name not in unused}
     settings = settings_file.dotted({"seed": params.seed, "training": decide, "model": content["model"]})
     search = params.search.model_dump(mode="json", exclude=set(_MAY_CHANGE))
     decisive = {

@@ -85,6 +85,18 @@ def test_random_labels_are_not_flagged(digits) -> None:
     assert any("not better than chance" in line for line in summary_lines(checked, Path("labels.csv")))
 
 
+def test_own_model_with_shards_judges_every_label(digits) -> None:
+    (digits.root / "flat.py").write_text(
+        "from torch import nn\n"
+        "def flat(*, classes, channels, height, width):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(channels * height * width, classes))\n"
+    )
+    changes = {"model.factory": "flat:flat", "model.code": "flat.py", "training.shard": "fsdp"}
+    params = settings.override(digits.params, changes | {"training.learning_rate": 0.01})
+    checked = check_labels(params, digits, folds=2, epochs=6, progress=Quiet())
+    assert checked.judgement.accuracy > 0.5
+
+
 def test_more_folds_than_samples_are_refused(digits) -> None:
     with pytest.raises(DataError, match="fewer folds"):
         check_labels(settings.load(digits.params), digits, folds=5000, epochs=1, progress=Quiet())

@@ -40,7 +40,7 @@ from ratchet.training import (
 )
 from ratchet.training.ranks import PieceSum, Ranks
 from ratchet.training.step import pieces_of
-from tasks.training_job import make_plan
+from tasks.training_job import deciding, make_plan
 
 NET = """\
 import os
@@ -63,8 +63,7 @@ class Net(nn.Module):
             nn.Conv2d(channels, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2)
         )
         self.blocks = nn.ModuleList([nn.Linear(classes, 411), nn.Linear(411, classes), nn.Linear(classes, classes)])
-        if self.fault != "fast":
-            self.unused = nn.Linear(3, 3)
+        self.unused = nn.Linear(3, 3)
         self.seldom = nn.Linear(6 * (height // 2) * (width // 2), classes)
         self.head = nn.Sequential(nn.Dropout(0.5), nn.Linear(6 * (height // 2) * (width // 2), classes))
         self.register_buffer("rows", torch.zeros((), dtype=torch.int64))
@@ -94,8 +93,7 @@ class Net(nn.Module):
         flat = self.features(images).flatten(1)
         answers = self.head(flat)
         answers = answers + self.blocks[2](self.blocks[1](torch.relu(self.blocks[0](answers))))
-        is_used = self.fault == "fast" or not self.training or images.sum() % 2 < 1
-        return answers + self.seldom(flat) if is_used else answers
+        return answers + self.seldom(flat) if not self.training or images.sum() % 2 < 1 else answers
 
     def _is_last(self):
         return not distributed.is_initialized() or distributed.get_rank() == distributed.get_world_size() - 1
@@ -175,6 +173,11 @@ def assert_same(first: Finished, other: Finished) -> None:
         assert torch.equal(tensor, other.weights[name]), name
 
 
+def assert_close(first: Finished, other: Finished) -> None:
+    for name, tensor in first.weights.items():
+        torch.testing.assert_close(other.weights[name], tensor, rtol=1e-3, atol=1e-4)
+
+
 def test_pieces_are_added_in_a_tree_of_ranks() -> None:
     values = [torch.tensor([value]) for value in (1e8, 1.0, -1e8, 1.0)]
     whole = PieceSum()
@@ -230,33 +233,61 @@ def test_any_number_of_processes_ends_with_the_same_bits(changes: dict[str, Any]
 
 
 @pytest.mark.filterwarnings("ignore:Grad strides do not match")  # by DDP, of a convolution of one channel
-@pytest.mark.parametrize("changes", [{}, {"shard": "fsdp"}, {"reduction": "fast"}])
-def test_a_lost_process_costs_no_bit(changes: dict[str, str], bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "reduction" in changes:
-        monkeypatch.setenv("FAULT", "fast")
-    undisturbed, _ = bench.run("undisturbed", processes=2, **changes)
+@pytest.mark.parametrize("changes", [{}, {"shard": "fsdp"}, {"reduction": "fast", "processes": 4}])
+def test_a_lost_process_costs_no_bit(changes: dict[str, Any], bench: Bench) -> None:
+    changes = {"processes": 2} | changes
+    undisturbed, _ = bench.run("undisturbed", **changes)
     events = []
-    for event in bench.events(bench.plan(processes=2, **changes), "lost"):
+    for event in bench.events(bench.plan(**changes), "lost"):
         events.append(event)
         if getattr(event, "step", 0) == 12 and not any(isinstance(each, Trouble) for each in events):
-            [other] = others()
-            os.kill(other, signal.SIGKILL)
+            os.kill(others()[0], signal.SIGKILL)
     [trouble] = [event for event in events if isinstance(event, Trouble)]
     assert trouble.kind == "lost process"
     assert_same(events[-1], undisturbed)
 
 
+def test_a_fast_sum_of_automatic_processes_is_refused(bench: Bench) -> None:
+    with pytest.raises(TrainingError, match=r"training.processes: found auto, .*`ratchet set training.processes=\d"):
+        next(bench.events(bench.plan(processes="auto", reduction="fast"), "refused"))
+
+
 @pytest.mark.filterwarnings("ignore:Grad strides do not match")
-def test_fast_bits_depend_on_the_number_of_processes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAULT", "fast")
-    plan = bench.plan(processes=2, reduction="fast")
-    steps = [0]
-    for event in bench.events(plan, "fast", stop=lambda: steps[-1] == 9):
-        steps.append(getattr(event, "step", 0))
-    _, events = bench.run("fast", processes=4, reduction="fast")
-    [trouble] = [event for event in events if isinstance(event, Trouble)]
-    assert trouble.kind == "other arithmetic"
-    assert "processes was 2, is now 4" in trouble.text
+def test_a_fast_sum_leaves_frozen_layers_alone(bench: Bench) -> None:
+    net = NET.replace("self.unused = nn.Linear(3, 3)", "").replace(
+        "images.sum() % 2 < 1", "True"
+    )  # the head comes last
+    (bench.root / "splitnet.py").write_text(net)
+    plan = {"processes": 2, "pieces": 2, "frozen_epochs": 1, "batch_size": 256, "max_steps": 6}
+    assert_close(*(bench.run(how, reduction=how, **plan)[0] for how in ("exact", "fast")))
+
+
+def test_processes_are_part_of_a_fast_training(bench: Bench) -> None:
+    fast, exact = ([deciding(bench.plan(processes=n, reduction=how)) for n in (2, 4)] for how in ("fast", "exact"))
+    assert fast[0] != fast[1]
+    assert exact[0] == exact[1]
+
+
+@pytest.mark.filterwarnings("ignore:Grad strides do not match")
+def test_a_fast_sum_keeps_two_samples_for_a_batch_norm(bench: Bench) -> None:
+    """The last batch of the epoch has three rows, in two processes."""
+    rows = len(open_split(bench.packed, "train", bench.spec.input))
+    batch = next(size for size in range(100, rows) if rows % size == 3)
+    net = NET.replace("nn.Dropout(0.5)", "nn.BatchNorm1d(6 * (height // 2) * (width // 2))")
+    (bench.root / "splitnet.py").write_text(net)
+    plan = {"processes": 2, "pieces": 2, "batch_size": batch, "max_steps": rows // batch + 2}
+    assert_close(*(bench.run(how, reduction=how, **plan)[0] for how in ("exact", "fast")))
+
+
+def test_a_batch_norm_that_is_no_module_ends_a_fast_sum(bench: Bench) -> None:
+    flat = "self.features(images).flatten(1)"
+    net = NET.replace(
+        flat,
+        f"{flat}\n        flat = nn.functional.batch_norm(flat, None, None, training=True) if self.training else flat",
+    )
+    (bench.root / "splitnet.py").write_text(net.replace("nn.BatchNorm2d(6)", "nn.Identity()"))
+    with pytest.raises(TrainingError, match="got one sample, from which a batch norm cannot learn"):
+        list(bench.events(bench.plan(processes=2, pieces=2, batch_size=3, reduction="fast"), "refused"))
 
 
 def test_all_processes_stop_after_the_same_step(bench: Bench) -> None:

@@ -15,7 +15,8 @@ from ratchet.checkpoint_names import checkpoint_paths
 from ratchet.errors import TrainingError
 from ratchet.training.checkpoint import CheckpointStore, OthersCheckpoints, Snapshot
 from ratchet.training.checkpoint_shards import TYPES, StoredWeights, write_tensors
-from ratchet.training.model_shards import refuse_shards
+from ratchet.training.device import precise_type
+from ratchet.training.model_shards import _row_squares, refuse_shards
 from ratchet.training.models import build, load_model, save_model
 from ratchet.training.optim import without_compile_wrappers
 from ratchet.training.ranks import Ranks
@@ -190,6 +191,11 @@ def test_a_model_keeps_any_type_that_a_file_can_hold(lab, tmp_path: Path) -> Non
         else:
             save_model(folder / "model", build(spec).state_dict(), spec, about={})
             assert load_model(folder / "model")[0].network.phase.dtype == getattr(torch, kind)
+
+
+def test_the_norm_needs_no_float64_on_apples_gpu() -> None:
+    assert precise_type(torch.device("mps")) == torch.float32
+    assert _row_squares(torch.ones(3, 2)).dtype == precise_type(CPU) == torch.float64
 
 
 @pytest.mark.parametrize("width", [7, 1001, 62_503])

@@ -60,6 +60,7 @@ __all__ = [
     "Section",
     "TrackingSettings",
     "TrainingSettings",
+    "neutral",
 ]
 
 
@@ -608,6 +609,11 @@ NEUTRAL = frozenset(name for name, field in TrainingSettings.model_fields.items(
 `accumulation` is not among them: batch norm sees one micro-batch at a time, and another order of a sum rounds
 differently.
 """
+
+
+def neutral(reduction: str) -> frozenset[str]:
+    """Return the settings of NEUTRAL as they are with a `training.reduction`: processes decide a fast sum."""
+    return NEUTRAL - {"processes"} if reduction == "fast" else NEUTRAL
 
 
 class _Partial(Section):

@@ -22,6 +22,7 @@ __all__ = [
     "describe",
     "keep_freed_memory",
     "moved",
+    "precise_type",
     "ran_out_of_memory",
     "reproducible",
     "seed_step",
@@ -46,6 +47,11 @@ def choose_device(wanted: str, *, rank: int = 0, ranks: int = 1) -> torch.device
         here = ", ".join(kind for kind, is_here in present.items() if is_here)
         raise TrainingError(f"training.device: {wanted} is not on this machine, which has {here}. Fix: set it to auto")
     return device
+
+
+def precise_type(device: torch.device) -> torch.dtype:
+    """Return the most precise type of numbers that the device has."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def describe(device: torch.device) -> str:

@@ -1,7 +1,7 @@
 """Inputs of a training: the data splits, and the model with its initial weights."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,6 +38,11 @@ class TrainingInputs:
     pretrained: Path | None = None  # initial weights: every tensor that fits is loaded
     teacher: Path | None = None  # folder of a stored model whose answers are learned, too
     identity: dict[str, str] = field(default_factory=dict)  # digests; a checkpoint with other digests is refused
+
+    def interrupt_on(self, stop: Callable[[], bool]) -> None:
+        """Let `stop` interrupt the reading of a sample, of either split."""
+        self.train.interrupt_on(stop)
+        self.validation.interrupt_on(stop)
 
     def check(self) -> None:
         """Check that both splits have samples that count in the loss.

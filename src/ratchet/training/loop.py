@@ -33,7 +33,7 @@ from ratchet.training.optim import build_optimizer
 from ratchet.training.plan import Plan
 from ratchet.training.precision import choose_precision
 from ratchet.training.profiler import StepProfiler
-from ratchet.training.ranks import AgreedMemoryError, LostRank, Ranks
+from ratchet.training.ranks import AgreedMemoryError, LostRank, Ranks, lost_ranks
 from ratchet.training.sample_timeout import Interrupted, never
 from ratchet.training.schedule import learning_rate, plateau_falls
 from ratchet.training.state import EpochSums, TrainingState
@@ -79,25 +79,29 @@ def fit(
         CheckpointError: the checkpoint in `store` belongs to another run.
         LostRank: another process of this training has ended.
     """
-    plan, splits, ranks = inputs.plan, (inputs.train, inputs.validation), ranks or Ranks()
+    plan, ranks = inputs.plan, ranks or Ranks()
     with (
-        _threads(plan), reproducible(plan.seed, deterministic=plan.deterministic), store,
-        closing(splits[0]), closing(splits[1]),
+        _threads(plan), reproducible(plan.seed, deterministic=plan.deterministic), store, lost_ranks(ranks),
+        closing(inputs.train), closing(inputs.validation), _interrupts(inputs, partial(ranks.is_asked_to_stop, stop)),
     ):  # fmt: skip
-        for split in splits:
-            split.interrupt_on(partial(ranks.is_asked_to_stop, stop))
         try:
             training = _Training(inputs, store, profile_to, stop, examine, ranks, before_step)
             if training.held.together:  # a rank that left a step would leave the others in it
-                for split in splits:
-                    split.interrupt_on(never)
+                inputs.interrupt_on(never)
             with training.precision.in_force(), closing(training.profiler):
                 yield from training.run()
         except Interrupted:  # between steps, where there is nothing new to keep
             yield Stopped(store.newest_step())
-        finally:
-            for split in splits:
-                split.interrupt_on(never)
+
+
+@contextmanager
+def _interrupts(inputs: TrainingInputs, stop: Callable[[], bool]) -> Iterator[None]:
+    """Let `stop` interrupt the reading of a sample."""
+    inputs.interrupt_on(stop)
+    try:
+        yield
+    finally:
+        inputs.interrupt_on(never)
 
 
 @contextmanager
@@ -289,7 +293,7 @@ class _Training:
                 f"continues with {threads} thread{'s' * (threads != 1)}, as it began, where this process has {now}: "
                 "another number would end with other bits"
             )
-        current = self._arithmetic()
+        current = arithmetic(self.device)
         changed = [
             f"{name} was {before}, is now {current.get(name)}"
             for name, before in self.began_with.items()
@@ -302,10 +306,6 @@ class _Training:
                 f"{'; '.join(changed)}: the weights will not be bit for bit those of an uninterrupted run. To avoid "
                 "it: stop, and continue where the training began",
             )
-
-    def _arithmetic(self) -> dict[str, Any]:
-        """Return what decides how sums are rounded, also where their order depends on the number of processes."""
-        return arithmetic(self.device) | ({"processes": self.ranks.count} if self.held.is_fast else {})
 
     def _examine(self) -> Iterator[Event]:
         """Yield the findings before the first step, if `training.doctor` wants them."""
@@ -424,6 +424,11 @@ class _Training:
         Every step with such a micro-batch fails and is made again, so the weights do not depend on the step at which a
         resumed epoch begins.
         """
+        if len(rows) > 1 and self.held.together:  # the others wait for this one in another place
+            raise TrainingError(
+                f"a process of the training got one sample, from which a batch norm cannot learn ({error}). Fix: make "
+                "it a module of torch.nn, such as BatchNorm1d, which gets two or more"
+            ) from error
         if len(rows) < 2 or self.smallest > 1:
             raise TrainingError(
                 f"a batch norm of the model cannot learn from one sample ({error}). Fix: set training.batch_size to 2 "
@@ -572,7 +577,7 @@ class _Training:
         state = self.state
         at_epochs_end = state.batch == 0 and state.history
         score = epoch_score(self.plan, state.history[-1], state.epoch) if at_epochs_end else None
-        snapshot = partial(state.snapshot, self.inputs.identity, score=score, rounding=self._arithmetic())
+        snapshot = partial(state.snapshot, self.inputs.identity, score=score, rounding=arithmetic(self.device))
         if self.held.is_sharded:
             self.store.put_shards(snapshot(), self.ranks, self.device)
         elif self.ranks.is_first:

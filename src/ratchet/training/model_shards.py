@@ -18,6 +18,7 @@ from torch import distributed, nn
 from torch.nn import functional
 
 from ratchet.errors import TrainingError
+from ratchet.training.device import precise_type
 from ratchet.training.models import Model
 from ratchet.training.optim import own_rows, total_norm
 from ratchet.training.plan import Plan
@@ -104,7 +105,9 @@ class WholeModel:
         """Return the module whose forward and backward pass make a step."""
         if not self.together:
             return network
-        self._ddp = nn.parallel.DistributedDataParallel(network, forward_sync_buffers=False)
+        self._ddp = nn.parallel.DistributedDataParallel(
+            _WithUnused(network, self.device), forward_sync_buffers=False, find_unused_parameters=True
+        )
         return self._ddp
 
     def pieces(self, count: int) -> range:
@@ -113,7 +116,8 @@ class WholeModel:
 
     def smallest(self, model: nn.Module) -> int:
         """Return the fewest samples of a micro-batch, as far as that is known before the first step."""
-        return 1
+        has_statistics = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+        return 2 if has_statistics and (self.together or self.is_sharded) else 1
 
     def begin_pass(self, *, ends_piece: bool, ends_step: bool, is_idle: bool) -> float:
         """Prepare a forward and backward pass; return the factor of its loss. Idle: only the other ranks need it."""
@@ -140,6 +144,21 @@ class WholeModel:
     def norm(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the norm of all parameters, or of their gradients."""
         return total_norm(tensors)
+
+
+class _WithUnused(nn.Module):
+    """A network as DDP takes it, to let a step use only some parameters and to keep its buckets as they began.
+
+    Other buckets after the first step would round sums otherwise than a resumed training, whose first step is another.
+    DDP warns if it looks for unused parameters and finds none, so there is one.
+    """
+
+    def __init__(self, network: nn.Module, device: torch.device) -> None:
+        super().__init__()
+        self.network, self.unused = network, nn.Parameter(torch.zeros(1, device=device))
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self.network(*inputs)
 
 
 class ModelShards(WholeModel):
@@ -193,10 +212,6 @@ class ModelShards(WholeModel):
 
     def pieces(self, count: int) -> range:
         return range(self.ranks.rank, count, self.ranks.count)
-
-    def smallest(self, model: nn.Module) -> int:
-        has_statistics = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-        return 2 if has_statistics else 1
 
     def begin_pass(self, *, ends_piece: bool, ends_step: bool, is_idle: bool) -> float:
         if self.together:
@@ -263,11 +278,11 @@ class _Gather(_Scatter):
 
 
 def _row_squares(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the squares of each row, float64 (rows,). The order depends on its length alone."""
+    """Return the sum of the squares of each row, (rows,). The order depends on its length alone."""
     rows = tensor.detach().reshape(len(tensor), -1) if len(tensor) else tensor.detach().new_zeros(0, 1)
     sums = []
     for block in torch.split(rows, max(1, _CHUNK // rows.shape[1])):
-        squares = block.double().square()
+        squares = block.to(precise_type(tensor.device)).square()
         while (width := squares.shape[1]) > 1:
             half = (width + 1) // 2
             squares[:, : width - half] += squares[:, half:]

@@ -33,6 +33,7 @@ from ratchet.training.events import Event, Notice, Stopped, Trouble
 from ratchet.training.inputs import TrainingInputs, open_split
 from ratchet.training.loop import fit
 from ratchet.training.model_shards import refuse_shards
+from ratchet.training.plan import Plan
 from ratchet.training.ranks import LostRank, Ranks
 from ratchet.training.sample_timeout import PATIENCE, Interrupted, never
 
@@ -73,6 +74,7 @@ def fit_in_processes(
     plan, losses = inputs.plan, 0
     refuse_shards(plan)
     count = count_processes(plan.processes, pieces=plan.pieces, device=plan.device)
+    _refuse_fast(plan, count)
     if count > 1:
         yield Notice(f"{count} processes share the {plan.pieces} pieces of each step")
     while count > 1:
@@ -123,6 +125,15 @@ def count_processes(processes: int | str, *, pieces: int, device: str) -> int:
             f"{places}. Fix: `ratchet set training.processes=auto`"
         )
     return count
+
+
+def _refuse_fast(plan: Plan, count: int) -> None:
+    """Check that PyTorch may add the gradients: by the settings it is known of how many processes."""
+    if plan.reduction == "fast" and plan.processes == "auto":
+        raise TrainingError(
+            "training.processes: found auto, and with training.reduction fast the number decides the weights. Fix: "
+            f"`ratchet set training.processes={count}`, or `ratchet set training.reduction=exact`"
+        )
 
 
 class _Others:

@@ -22,9 +22,10 @@ import torch
 from torch import distributed
 from torch.nn import functional
 
+from ratchet.training.device import precise_type
 from ratchet.training.sample_timeout import Interrupted, never
 
-__all__ = ["AgreedMemoryError", "LostRank", "PieceSum", "Ranks", "is_lost", "raise_agreed"]
+__all__ = ["AgreedMemoryError", "LostRank", "PieceSum", "Ranks", "lost_ranks", "raise_agreed"]
 
 _TICK = timedelta(seconds=0.25)  # between two looks at the others
 _JOIN = timedelta(seconds=60)  # for all to connect, which are ready; signals are not handled meanwhile
@@ -38,9 +39,15 @@ class AgreedMemoryError(MemoryError):
     """Memory ran out in one of the processes, and all of them know it."""
 
 
-def is_lost(error: BaseException) -> bool:
-    """Whether PyTorch reports by an error that another rank has ended."""
-    return isinstance(error, distributed.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+@contextmanager
+def lost_ranks(ranks: "Ranks") -> Iterator[None]:
+    """Raise LostRank where PyTorch reports by another error that another rank has ended."""
+    try:
+        yield
+    except (RuntimeError, distributed.DistError) as error:
+        if ranks.count > 1 and (isinstance(error, distributed.DistError) or "gloo" in str(error)):
+            raise LostRank(str(error).splitlines()[0]) from error
+        raise
 
 
 def raise_agreed(lacks_memory: float, is_interrupted: float) -> None:
@@ -179,8 +186,7 @@ class Ranks:
         """Return the values that rank 0 has; every rank has as many."""
         if self.count == 1:
             return list(values)
-        precise = torch.float32 if device.type == "mps" else torch.float64
-        sent = torch.tensor(values, dtype=precise, device=device)
+        sent = torch.tensor(values, dtype=precise_type(device), device=device)
         self.wait(lambda: distributed.broadcast(sent, 0, async_op=True))
         return [float(value) for value in sent.tolist()]
 

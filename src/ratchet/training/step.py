@@ -11,13 +11,13 @@ from torch import nn
 
 from ratchet.errors import TrainingError
 from ratchet.training.batches import Batch, Rows, Split
-from ratchet.training.device import ran_out_of_memory, seed_step
+from ratchet.training.device import precise_type, ran_out_of_memory, seed_step
 from ratchet.training.losses import Objective
 from ratchet.training.model_shards import WholeModel
 from ratchet.training.optim import clip_gradients, move_average, set_rate
 from ratchet.training.plan import Plan
 from ratchet.training.precision import Precision
-from ratchet.training.ranks import LostRank, PieceSum, is_lost, raise_agreed
+from ratchet.training.ranks import PieceSum, raise_agreed
 from ratchet.training.sample_timeout import Interrupted
 from ratchet.training.state import TrainingState
 from ratchet.training.teacher import Teacher
@@ -166,8 +166,6 @@ class Stepper:
                 sums.add(*vectors.of_piece(*facts, is_last=piece == count - 1, is_idle=is_idle))
             except (Exception, Interrupted) as error:
                 flags = ran_out_of_memory(error), isinstance(error, Interrupted), needs_two_samples(error)
-                if held.together and is_lost(error):
-                    raise LostRank(str(error).splitlines()[0]) from error
                 if self.ranks.count == 1 or held.together or not any(flags):
                     raise
                 has_fault = True
@@ -234,7 +232,7 @@ class _Vectors:
         floats = (tensor.dtype for tensor in tensors if tensor.is_floating_point())
         # float32 rounds integers above 2^24.
         has_large = any(name.rpartition(".")[2] != "num_batches_tracked" for name in _integers(before))
-        widest = torch.float64 if has_large and self.device.type != "mps" else torch.float32
+        widest = precise_type(self.device) if has_large else torch.float32
         self.dtype = functools.reduce(torch.promote_types, floats, widest)
         self.apart = self.parameters if held.is_sharded and not held.is_fast else {}  # gradients that follow the vector
         self.added = {} if held.is_sharded or held.is_fast else self.parameters  # those in it

@@ -7,7 +7,7 @@ REPOSITORY = Path(__file__).parents[1]
 LIMITS = {
     "baselines": 650,
     "code": 450,
-    "commands": 3_830,
+    "commands": 3_840,
     "data": 10_760,
     "doctor": 1_220,
     "evaluation": 3_270,
@@ -25,11 +25,11 @@ LIMITS = {
     "search": 1_170,
     "servers": 1_500,
     "serving": 6_830,
-    "settings": 2_472,
+    "settings": 2_477,
     "tasks": 4_790,
     "tokens": 400,
     "traffic": 960,
-    "training": 9_090,
+    "training": 9_136,
 }
 
 

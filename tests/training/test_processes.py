@@ -55,6 +55,8 @@ class Net(nn.Module):
         self.fault = os.environ.get("FAULT", "")
         if self.fault == "weights" and distributed.is_initialized() and distributed.get_rank():
             raise ValueError("no such weights")
+        if self.fault == "birth" and distributed.is_initialized() and distributed.get_rank():
+            os.abort()
         self.register_buffer("mask", torch.tril(torch.ones(3, 3)).bool())
         self.register_buffer("turns", torch.linspace(0.1, 0.9, 7), persistent=False)
         self.register_buffer("least", torch.tensor(torch.finfo(torch.float32).min))
@@ -288,6 +290,18 @@ def test_a_batch_norm_that_is_no_module_ends_a_fast_sum(bench: Bench) -> None:
     (bench.root / "splitnet.py").write_text(net.replace("nn.BatchNorm2d(6)", "nn.Identity()"))
     with pytest.raises(TrainingError, match="got one sample, from which a batch norm cannot learn"):
         list(bench.events(bench.plan(processes=2, pieces=2, batch_size=3, reduction="fast"), "refused"))
+
+
+@pytest.mark.filterwarnings("ignore:Grad strides do not match")
+def test_a_process_lost_at_the_begin_is_replaced(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAULT", "birth")
+    events = []
+    for event in bench.events(bench.plan(processes=2, reduction="fast", max_steps=2), "lost"):
+        events.append(event)
+        if isinstance(event, Trouble):
+            monkeypatch.undo()
+    assert [event.kind for event in events if isinstance(event, Trouble)] == ["lost process"]
+    assert isinstance(events[-1], Finished)
 
 
 def test_all_processes_stop_after_the_same_step(bench: Bench) -> None:

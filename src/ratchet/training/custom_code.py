@@ -96,7 +96,7 @@ class CustomCode:
         )
 
     def _import(self, module: str) -> ModuleType:
-        before = dict(sys.modules)
+        before = sys.modules.copy()
         try:
             with self._importing():
                 imported = importlib.import_module(module)
@@ -124,7 +124,7 @@ class CustomCode:
             ".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in inside if path.suffix == ".py"
         ]
         tops = {name.partition(".")[0] for name in modules}
-        for name, module in list(sys.modules.items()):
+        for name, module in sys.modules.copy().items():  # another thread may import at the same time
             if name in modules:
                 stale = _imported.get(name) != digest
             else:
@@ -174,8 +174,9 @@ def _is_taken(top: str) -> bool:
 
 
 def _new(before: dict[str, ModuleType]) -> list[str]:
-    now = list(sys.modules.items())  # a copy, because another thread may import at the same time
-    return sorted(name for name, module in now if before.get(name) is not module)
+    # A list of the items would not do: while it is made, the garbage collector may let another thread import.
+    now = sys.modules.copy()
+    return sorted(name for name, module in now.items() if before.get(name) is not module)
 
 
 def _is_of(module: ModuleType, name: str, root: Path) -> bool:

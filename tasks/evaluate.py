@@ -58,7 +58,11 @@ class Evaluation:
 
 
 def evaluate(params: Params, workspace: Workspace, *, progress: StageProgress) -> Evaluation:
-    """Predict every test sample, measure the predictions, and write the metrics and plots."""
+    """Predict every test sample, measure the predictions, and write the metrics and plots.
+
+    Raises:
+        DataError: a packed file is damaged.
+    """
     from ratchet.evaluation import plots
     from ratchet.evaluation.details import write_details
     from ratchet.evaluation.explanations import write_explanations
@@ -68,6 +72,7 @@ def evaluate(params: Params, workspace: Workspace, *, progress: StageProgress) -
 
     remove_recorded(workspace)  # the training that DVC recorded before this stage
     files.clear_drafts(workspace.reports)
+    Manifest.read(workspace.packed).check_files(workspace.packed, "test")
     settings, (model, spec) = params.evaluation, load_model(workspace.model)
     model.flip_average = settings.flip_average and kind_of(spec.input).mirrors
     opened = partial(

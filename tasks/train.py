@@ -55,7 +55,6 @@ def train(
 
     bring_back(workspace)
     manifest = Manifest.read(workspace.packed)
-    manifest.check_files(workspace.packed, "train", "validation")
     job = resumed(workspace, TrainingJob.of(params, workspace, manifest))
     inputs, plan = job.inputs(workspace.packed), job.plan
     store = training.CheckpointStore(workspace.running / job.key, keep_last=plan.keep_last, keep_best=plan.keep_best)
@@ -66,6 +65,7 @@ def train(
         Run(workspace, params, job.key) as run,
         on_request() as stop_requested,
     ):
+        manifest.check_files(workspace.packed, "train", "validation")
         budget = Budget(params.budget, None if run.is_closed else total_cost(run.journal), meter)
         recorder = _Recorder(params, workspace, progress, run, budget)
         recorder.begin(job, store, rows=len(inputs.train), flow_run=flow_run)

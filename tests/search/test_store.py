@@ -126,6 +126,14 @@ def test_study_that_was_not_written_whole_is_written_again(new_store) -> None:
     assert begun.require().objectives == study.objectives
 
 
+def test_settings_that_are_gone_do_not_hide_a_study(new_store) -> None:
+    """A study of an earlier release has them."""
+    _, study = new_study()
+    store = new_store(study)
+    store.save(search=study.search.model_dump(mode="json") | {"sampler_seed": 0})
+    assert store.require().search == study.search
+
+
 def test_a_name_is_taken_once(new_store) -> None:
     _, study = new_study()
     store = new_store(study)

@@ -98,6 +98,8 @@ class StudyStore:
             if "created" not in attributes:  # written last: a study of another program, or one that is not yet whole
                 return None
             content = {name: attributes[name] for name in _FIELDS}
+            allowed = SearchSettings.model_fields  # a study of an earlier release may have more
+            content["search"] = {name: value for name, value in content["search"].items() if name in allowed}
             trials = [trial_of(stored) for stored in self._storage.get_all_trials(self._study, deepcopy=False)]
         return replace(parse(Study, json.dumps(content)), trials=trials)
 

@@ -281,7 +281,7 @@ def test_a_fast_sum_keeps_two_samples_for_a_batch_norm(bench: Bench) -> None:
     assert_close(*(bench.run(how, reduction=how, **plan)[0] for how in ("exact", "fast")))
 
 
-def test_a_batch_norm_that_is_no_module_ends_a_fast_sum(bench: Bench) -> None:
+def test_a_batch_norm_without_module_ends_a_fast_sum(bench: Bench) -> None:
     flat = "self.features(images).flatten(1)"
     net = NET.replace(
         flat,

@@ -174,9 +174,8 @@ def _is_taken(top: str) -> bool:
 
 
 def _new(before: dict[str, ModuleType]) -> list[str]:
-    # A list of the items would not do: while it is made, the garbage collector may let another thread import.
-    now = sys.modules.copy()
-    return sorted(name for name, module in now.items() if before.get(name) is not module)
+    now = sys.modules.copy().items()  # a list of the items lets the garbage collector run, and another thread import
+    return sorted(name for name, module in now if before.get(name) is not module)
 
 
 def _is_of(module: ModuleType, name: str, root: Path) -> bool:

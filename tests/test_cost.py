@@ -39,7 +39,7 @@ def test_threads_count_and_what_was_spent_before_does_not() -> None:
     thread.start()
     thread.join()
     spent = meter.spent()
-    assert spent.cpu >= 0.19
+    assert spent.cpu >= 0.185  # the system counts in hundredths
     assert spent.wall >= 0.19
     assert spent.gpu == 0.0
 

@@ -89,8 +89,8 @@ def _event(name: str, version: monitoring.WatchedVersion, key: str, page: Path) 
         payload={
             "message": f"{name}: {alarm_text(alarm)}",
             "next": f"open {page}: it shows what has changed. The same event starts train-flow/on-drift, which trains "
-            "what is committed, with the logged requests that have labels, or asks for labels. If the change is right, `ratchet monitor "
-            "--restart` begins with a new reference",
+            "what is committed, with the logged requests that have labels, or asks for labels. If the change is right, "
+            "`ratchet monitor --restart` begins with a new reference",
             "rule": RULE,
             "key": key,
             "version": name,

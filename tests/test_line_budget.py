@@ -8,7 +8,7 @@ LIMITS = {
     "baselines": 650,
     "code": 450,
     "commands": 3_840,
-    "data": 10_760,
+    "data": 10_765,
     "doctor": 1_220,
     "evaluation": 3_270,
     "exports": 740,

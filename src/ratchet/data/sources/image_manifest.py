@@ -183,10 +183,10 @@ class ImageManifest:
     def _columns(self, table: pl.DataFrame) -> dict[str, str]:
         """Return the table's columns for path, label, split and group."""
         settings, labels = self._settings, self._settings.label_columns
-        if not labels or len(set(labels)) < len(labels):
+        if not labels:
             raise SettingsError(
-                f"params.yaml: data.label_column: found [{', '.join(labels)}]; allowed: one or several different "
-                "columns. Fix: run `ratchet set data.label_column=NAME`"
+                "params.yaml: data.label_column: found []; allowed: one or several columns. "
+                "Fix: run `ratchet set data.label_column=NAME`"
             )
         where = f"data.manifest: {self._where}"
         for name, column in (("path", settings.path_column), *(("label", label) for label in labels)):

@@ -7,12 +7,14 @@ against an attacker who makes two rows with the same digest.
 import hashlib
 from binascii import hexlify
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["array_digests", "by_text", "coded", "column_digests", "hexadecimal", "repeats", "uniform"]
 
@@ -109,8 +111,10 @@ def repeats(digests: Bits) -> Bits:
     return result
 
 
-def hexadecimal(digests: Bits) -> pa.Array:
+def hexadecimal(digests: Bits) -> "pa.Array":
     """Return digests, uint64 (n, 2), as texts of 64 hexadecimal digits."""
+    import pyarrow as pa  # not in an offline bundle, which imports this module
+
     lanes = np.empty((len(digests), 4), ">u8")
     lanes[:, :2] = digests
     for place, factor in enumerate(map(np.uint64, _EXPANDED)):

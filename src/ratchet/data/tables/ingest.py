@@ -39,11 +39,10 @@ class _Ingest:
         self.task, self.settings, self.source, self.total = task, settings, source, source.frame.height
         self.row_labels = source.file.row_labels
         labels = settings.label_columns
-        if not labels or len(set(labels)) < len(labels) or settings.order_by in labels:
+        if not labels or settings.order_by in labels:
             raise SettingsError(
-                f"params.yaml: data.label_column: found [{', '.join(labels)}]; allowed: one or several different "
-                f"columns, not that of data.order_by ({settings.order_by}). "
-                "Fix: run `ratchet set data.label_column=NAME`"
+                f"params.yaml: data.label_column: found [{', '.join(labels)}]; allowed: one or several columns, not "
+                f"that of data.order_by ({settings.order_by}). Fix: run `ratchet set data.label_column=NAME`"
             )
         for name in labels:
             require(source, name, "data.label_column")

@@ -108,6 +108,16 @@ def test_a_set_of_only_bad_files_is_always_refused(place) -> None:
     assert not place.packed.exists()
 
 
+def test_drafts_of_a_killed_ingest_are_removed(two_classes) -> None:
+    """A kill may come while the quarantine table is written."""
+    draft = two_classes.quarantine.with_name(".draft-killed.parquet")
+    draft.parent.mkdir()
+    draft.write_bytes(b"half")
+    two_classes.ingest()
+    assert two_classes.quarantine.exists()
+    assert not draft.exists()
+
+
 def test_a_class_with_too_few_examples_is_named(two_classes) -> None:
     two_classes.fill("emu", 1, first=9000)
     with pytest.raises(DataError, match=r"'emu' has [01]; data.min_per_class requires 2"):

@@ -62,7 +62,7 @@ def promotions_of(workspace: Workspace) -> Promotions:
 def champion_of_format_1(promotions: Promotions, monkeypatch: pytest.MonkeyPatch) -> str:
     """Store the files as they are, and make them champion. Return the address of the stored model."""
 
-    def as_stored(_: ModelRegistry, folder: Path, place: Path, _exported: Path | None) -> dict[str, str]:
+    def as_stored(_: ModelRegistry, folder: Path, place: Path, *_more: object) -> dict[str, str]:
         shutil.copytree(folder, place, ignore=shutil.ignore_patterns("__pycache__"))
         digests: dict[str, str] = files.read_json(folder / "checksums.json")["sha256"]
         return digests

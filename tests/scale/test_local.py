@@ -165,7 +165,8 @@ def test_processes_end_in_order_when_their_parent_ends(number: int, logs: Path, 
     script = (
         "import signal, sys; from pathlib import Path; from ratchet.scale.calls import ShardCall\n"
         "from ratchet.scale.local import ShardWorker, map_here\n"
-        "signal.signal(signal.SIGTERM, signal.default_int_handler)\n"
+        "for number in (signal.SIGTERM, signal.SIGINT):  # a shell lets a job in the background ignore Ctrl-C\n"
+        "    signal.signal(number, signal.default_int_handler)\n"
         f"calls = [ShardCall('acts:waits', {content!r})]\n"
         f"dict(map_here(calls, [ShardWorker()], logs=Path({str(logs)!r}), patience=3600))"
     )

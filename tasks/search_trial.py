@@ -158,7 +158,7 @@ class TrialTraining:
             Run(self.workspace, trial_records(self.chosen), self.trial.key, folder=self.folder / JOURNAL) as run,
             contextlib.ExitStack() as stack,
         ):
-            self._journal = run.journal
+            self._journal, run.may_send = run.journal, self._has_lease
             self._begin(run)
             job = TrainingJob.of(self.chosen, self.workspace, Manifest.read(packed))
             if job.variant != "network":
@@ -269,6 +269,13 @@ class TrialTraining:
 
     def _lose(self) -> None:
         self.reason = "lost"
+
+    def _has_lease(self) -> bool:
+        """Ask the storage: a process that was stopped for a while does not know yet that it has lost the lease."""
+        try:
+            return self.reason != "lost" and self.scheduler.beat(self.trial.number)
+        except StudyUnavailable:  # then no other worker can take the trial
+            return True
 
     def _spent(self) -> Progress:
         """Return the progress with the cost of this attempt added to those before."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import glob
 import hashlib
 import json
 import os
@@ -23,6 +24,7 @@ __all__ = [
     "parse_yaml",
     "read_json",
     "read_yaml",
+    "remove_draft_files",
     "replace_directory",
     "write_bytes",
     "write_json",
@@ -49,7 +51,7 @@ def write_bytes(path: Path, content: bytes, *, private: bool = False) -> None:
 def draft_file(path: Path, *, private: bool = False) -> Iterator[Path]:
     """Yield an empty file. On leaving it replaces `path`. After an error nothing is changed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=DRAFT, suffix=path.suffix, dir=path.parent)
+    handle, name = tempfile.mkstemp(prefix=_prefix(path), suffix=path.suffix, dir=path.parent)
     os.close(handle)
     draft = Path(name)
     try:
@@ -63,6 +65,16 @@ def draft_file(path: Path, *, private: bool = False) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
         raise
     _sync(path.parent)
+
+
+def remove_draft_files(path: Path) -> None:
+    """Remove what killed writers of `path` left. No other process may be writing it."""
+    for draft in path.parent.glob(f"{glob.escape(_prefix(path))}*"):
+        draft.unlink(missing_ok=True)
+
+
+def _prefix(path: Path) -> str:
+    return f"{DRAFT}{path.name[:50]}."  # a file's name has at most 255 bytes
 
 
 @contextlib.contextmanager

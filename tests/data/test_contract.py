@@ -110,12 +110,15 @@ def test_a_set_of_only_bad_files_is_always_refused(place) -> None:
 
 def test_drafts_of_a_killed_ingest_are_removed(two_classes) -> None:
     """A kill may come while the quarantine table is written."""
-    draft = two_classes.quarantine.with_name(".draft-killed.parquet")
+    name = two_classes.quarantine.name
+    draft, other = (two_classes.quarantine.with_name(f".draft-{of}.a1b2") for of in (name, "request.parquet"))
     draft.parent.mkdir()
-    draft.write_bytes(b"half")
+    for file in (draft, other):
+        file.write_bytes(b"half")
     two_classes.ingest()
     assert two_classes.quarantine.exists()
     assert not draft.exists()
+    assert other.exists(), "nobody else's draft is touched"
 
 
 def test_a_class_with_too_few_examples_is_named(two_classes) -> None:

@@ -105,6 +105,5 @@ def write(path: Path, table: pl.DataFrame) -> None:
     """Write the table as Parquet, even if it is empty. The file is replaced as a whole."""
     content = BytesIO()
     table.sort("row", "rule").write_parquet(content, compression="zstd")
-    for draft in path.parent.glob(f"{files.DRAFT}*{path.suffix}"):  # of a killed ingest: nothing else writes them here
-        draft.unlink()
+    files.remove_draft_files(path)  # of a killed ingest
     files.write_bytes(path, content.getvalue())

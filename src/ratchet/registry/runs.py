@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -57,6 +57,7 @@ class Run:
         self.journal = Journal(folder, store=params.tracking.uri)
         self.is_closed = self.journal.sealed is not None
         self.away: str | None = None
+        self.may_send: Callable[[], bool] = lambda: True  # False: another process records this training by now
         self._pending = threading.Event()
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._send_on, name=SENDER, daemon=True)
@@ -154,7 +155,8 @@ class Run:
             leaving = self._leaving.is_set()
             self._pending.clear()
             try:
-                self.send()
+                if self.may_send():
+                    self.send()
                 self.away = None
             except TrackingUnavailable as error:
                 if self.away is None:

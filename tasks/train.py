@@ -295,13 +295,17 @@ def _write_outputs(
         columns = list(finished.history[0])
         lines = [columns, *([str(row[name]) for name in columns] for row in finished.history)]
         files.write_text(draft / "history.csv", "".join(",".join(line) + "\n" for line in lines))
-    with files.draft_directory(workspace.checkpoints) as draft:
+    _link_checkpoints(running, workspace.checkpoints)
+    set_aside(workspace, running)
+
+
+def _link_checkpoints(running: Path, to: Path) -> None:
+    with files.draft_directory(to) as draft:
         for path in checkpoint_paths(running):
             if path.is_dir():
                 shutil.copytree(path, draft / path.name, copy_function=os.link)
             else:
                 os.link(path, draft / path.name)
-    set_aside(workspace, running)
 
 
 if __name__ == "__main__":

@@ -92,15 +92,20 @@ def collect(
     missing = params.monitoring.min_labels - len(new)
     if missing <= 0:
         return LabelledData(dataset, len(new), rows)
+    _write(project, replace(record, attempt=now, missing=missing))
+    raise _missing_labels(project, params, spec_of, dataset, len(new))
+
+
+def _missing_labels(project: Workspace, params: Params, spec_of: SpecOf, dataset: LabelledSet, new: int) -> NotTrained:
+    """Write the requests to label, and return the error that names them."""
     path = _folder(project) / "label-these.parquet"
     to_label = write_rows_to_label(path, log_folder(project), spec_of, seed=params.seed)
     fix = f"send the labels of the requests in {path} to /v1/labels; the training begins when they are there"
     if not len(to_label):
         fix = "set serving.log_inputs=keep, and wait for requests: the log has none with its input and without a label"
-    _write(project, replace(record, attempt=now, missing=missing))
     left_out = "".join(f"; left out: {count:,} labels: {reason}" for reason, count in dataset.left_out.items())
-    raise NotTrained(
-        f"not trained: {len(new):,} new labelled requests, monitoring.min_labels is {params.monitoring.min_labels:,}"
+    return NotTrained(
+        f"not trained: {new:,} new labelled requests, monitoring.min_labels is {params.monitoring.min_labels:,}"
         f"{left_out}. Fix: {fix}",
         needs_labels=True,
     )

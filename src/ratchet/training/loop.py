@@ -79,19 +79,32 @@ def fit(
         CheckpointError: the checkpoint in `store` belongs to another run.
         LostRank: another process of this training has ended.
     """
-    plan, ranks = inputs.plan, ranks or Ranks()
-    with (
-        _threads(plan), reproducible(plan.seed, deterministic=plan.deterministic), store, lost_ranks(ranks),
-        closing(inputs.train), closing(inputs.validation), _interrupts(inputs, partial(ranks.is_asked_to_stop, stop)),
-    ):  # fmt: skip
+    ranks = ranks or Ranks()
+    with _surroundings(inputs, store, ranks, stop):
         try:
             training = _Training(inputs, store, profile_to, stop, examine, ranks, before_step)
-            if training.held.together:  # a rank that left a step would leave the others in it
-                inputs.interrupt_on(never)
             with training.precision.in_force(), closing(training.profiler):
                 yield from training.run()
         except Interrupted:  # between steps, where there is nothing new to keep
             yield Stopped(store.newest_step())
+
+
+@contextmanager
+def _surroundings(
+    inputs: TrainingInputs, store: CheckpointStore, ranks: Ranks, stop: Callable[[], bool]
+) -> Iterator[None]:
+    """Set what the process needs for the training, and put it back at the end."""
+    plan = inputs.plan
+    with (
+        _threads(plan),
+        reproducible(plan.seed, deterministic=plan.deterministic),
+        store,
+        lost_ranks(ranks),
+        closing(inputs.train),
+        closing(inputs.validation),
+        _interrupts(inputs, partial(ranks.is_asked_to_stop, stop)),
+    ):
+        yield
 
 
 @contextmanager
@@ -142,14 +155,8 @@ class _Training:
         target = inputs.spec.target
         weights = class_weights(self.plan, self.train.targets, target)
         self.objective = Objective(self.plan, target, self.device, weights=weights)
-        self.teacher = None
-        if inputs.teacher is not None:
-            self.teacher = Teacher(
-                inputs.teacher, inputs.spec, self.plan, objective=self.objective, precision=self.precision,
-                device=self.device,
-            )  # fmt: skip
+        self.teacher = self._load_teacher()
         self.profiler = StepProfiler(profile_to, self.plan.profile, self.device)
-
         self.began_with: dict[str, Any] = {}  # `arithmetic` of the checkpoint that it continues
 
         # How long
@@ -162,6 +169,18 @@ class _Training:
         self.notices: list[str]
         self.begin()
         self.metrics = MetricBuffer(self.plan, self.device)
+
+    def _load_teacher(self) -> Teacher | None:
+        if self.inputs.teacher is None:
+            return None
+        return Teacher(
+            self.inputs.teacher,
+            self.inputs.spec,
+            self.plan,
+            objective=self.objective,
+            precision=self.precision,
+            device=self.device,
+        )
 
     def begin(self) -> None:
         """Set the state before the first step. The seed decides it."""
@@ -178,10 +197,10 @@ class _Training:
         if plan.gradient_checkpointing:
             checkpointed(model)
         optimizer = build_optimizer(model, plan, self.device, parameters, may_fuse=not held.is_sharded)
+        scaler = self.precision.scaler(self.device)
         self.state = TrainingState(
-            model, optimizer, self.precision.scaler(self.device), averaged, parameters, held.shapes,
-            accumulation=plan.accumulation,
-        )  # fmt: skip
+            model, optimizer, scaler, averaged, parameters, held.shapes, accumulation=plan.accumulation
+        )
         network, notice = compiled(model, plan, self.device)
         self.notices += [notice] if notice else []
         self.stepper = Stepper(
@@ -196,6 +215,8 @@ class _Training:
         )
 
     def run(self) -> Iterator[Event]:
+        if self.held.together:  # a rank that left a step would leave the others in it
+            self.inputs.interrupt_on(never)
         resumed = self._resume()
         yield from self._problems()
         yield from self._other_arithmetic()

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import nn
 
+from ratchet.problems.protocol import Sums
 from ratchet.training.batches import Split
 from ratchet.training.device import ran_out_of_memory
 from ratchet.training.losses import Objective
@@ -40,10 +41,9 @@ def validate(
     """
     ranks = ranks or Ranks()
     model.eval()
-    batches, sums = list(split.in_order(batch_size)), objective.target.sums(objective.ignored, device)
-    is_rounded, share = sums.values.is_floating_point(), -(-len(batches) // ranks.count)
-    losses = torch.zeros(share, device=device)
-    parts = sums.values.new_zeros((share * is_rounded, *sums.values.shape))
+    batches = list(split.in_order(batch_size))
+    share = -(-len(batches) // ranks.count)
+    sums = _SplitSums(objective, device, share)
     lacks_memory = is_interrupted = False
     own = batches[ranks.rank :: ranks.count]
     passes = [*own, *batches[:1] * (share - len(own))] if together else own
@@ -52,25 +52,44 @@ def validate(
             for place, (inputs, targets) in enumerate(split.feed(passes, device)):
                 with precision.autocast(device):
                     outputs = model(*inputs)
-                if place >= len(own):  # for the others
-                    continue
-                losses[place] = objective(outputs, targets)
-                part = objective.target.sums(objective.ignored, device) if is_rounded else sums
-                part.add(outputs, targets)
-                if is_rounded:
-                    parts[place] = part.values
+                if place < len(own):  # the rest is for the others
+                    sums.add(place, outputs, targets)
         except (Exception, Interrupted) as error:  # any other error is raised again
             lacks_memory, is_interrupted = ran_out_of_memory(error), isinstance(error, Interrupted)
             if ranks.count == 1 or together or not (lacks_memory or is_interrupted):
                 raise
         ranks.agree(device, lacks_memory=lacks_memory, is_interrupted=is_interrupted)
-        loss = sum(ranks.in_turn(losses), torch.zeros((), device=device))
-        if is_rounded:
-            sums.values = sum(ranks.in_turn(parts), sums.values)
+        return {f"validation/{name}": value for name, value in sums.metrics(ranks).items()}
+
+
+class _SplitSums:
+    """The sums of loss and metrics over the batches of one rank. What is rounded is kept for each batch."""
+
+    def __init__(self, objective: Objective, device: torch.device, batches: int) -> None:
+        self.objective, self.device = objective, device
+        self.total = self._zero()
+        self.is_rounded = self.total.values.is_floating_point()
+        self.losses = torch.zeros(batches, device=device)
+        self.parts = self.total.values.new_zeros((batches * self.is_rounded, *self.total.values.shape))
+
+    def _zero(self) -> Sums:
+        return self.objective.target.sums(self.objective.ignored, self.device)
+
+    def add(self, place: int, outputs: torch.Tensor, targets: torch.Tensor) -> None:
+        self.losses[place] = self.objective(outputs, targets)
+        part = self._zero() if self.is_rounded else self.total
+        part.add(outputs, targets)
+        if self.is_rounded:
+            self.parts[place] = part.values
+
+    def metrics(self, ranks: Ranks) -> dict[str, float]:
+        """Return the metrics of all ranks' batches, added in the order of the batches."""
+        loss = sum(ranks.in_turn(self.losses), torch.zeros((), device=self.device))
+        if self.is_rounded:
+            self.total.values = sum(ranks.in_turn(self.parts), self.total.values)
         else:
-            sums.values = ranks.add(sums.values)
-    metrics = sums.metrics(loss.item())
-    return {f"validation/{name}": value for name, value in metrics.items()}
+            self.total.values = ranks.add(self.total.values)
+        return self.total.metrics(loss.item())
 
 
 def larger_is_better(plan: Plan, value: float) -> float:

@@ -96,14 +96,18 @@ class ImageManifest:
         self.refused = pl.concat([refused, quarantine.table(ragged, "ragged-row"), duplicates]).sort("row", "rule")
         self.targets = targets
         self.ignored = Ignored()  # the table names every file
-        if targets is None:
+        self.listing = self._listing(kept, extra)
+
+    def _listing(self, kept: pl.DataFrame, extra: list[str]) -> pl.DataFrame:
+        """Return the columns that every source has, and the extra ones of the table."""
+        if self.targets is None:
             numbers = {name: at for at, name in enumerate(self.classes)}
             labels = kept["means"].replace_strict(numbers, return_dtype=pl.Int64)
         else:
             labels = kept[LABEL_PLACE]
         columns = {"row": kept["row"], "id": kept["normal"], "label": labels, "split": kept["assigned"]}
         listed = listing(columns | {"group": kept["group"], "stamp": kept["stamp"]})
-        self.listing = listed.join(kept.select("row", *extra), on="row", how="left", maintain_order="left")
+        return listed.join(kept.select("row", *extra), on="row", how="left", maintain_order="left")
 
     def _with_meanings(
         self, table: pl.DataFrame, meant: Mapping[str, str], stamps: pl.DataFrame | None

@@ -1,6 +1,5 @@
 """Attacks on the ledger and on MLflow by someone who can write to both databases: each is detected, none succeeds."""
 
-import re
 import sqlite3
 import subprocess
 from collections.abc import Callable, Mapping
@@ -115,18 +114,6 @@ def test_no_act_obeys_an_edited_ledger(line: Line) -> None:
             assert any("ratchet recover" in text for text in line.faults()), kind
             intact.backup(ledger)
     assert line.faults() == []
-
-
-def test_a_refusal_names_the_entry_and_the_recovery(line: Line) -> None:
-    version = line.champion()
-    edit(line, "UPDATE ledger SET why = 'x' WHERE number = 2")
-    with pytest.raises(LedgerBroken) as refusal:
-        line.promotions.approve(version, why="x")
-    assert re.search(
-        rf"ledger .*ledger\.db is broken: ledger entry 2 \(promote {line.name}, .*\) was edited after it was written\. "
-        r"Nothing was changed\. Fix: restore .*`ratchet recover`",
-        str(refusal.value),
-    )
 
 
 @pytest.mark.parametrize("start", [1, 3])
@@ -308,25 +295,6 @@ def test_a_resealed_ledger_disagrees_with_git_s_history(project: Workspace) -> N
     with pytest.raises(LedgerBroken, match="the ledger was replaced"):
         fill(project, 1)
     assert f"of commit {first[:12]} has" in message
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "UPDATE ledger SET why = 'because' WHERE number = 2",
-        "UPDATE ledger SET who = 'bob' WHERE number = 1",
-        "UPDATE ledger SET why = x'00ff' WHERE number = 2",
-        "UPDATE ledger SET content = '[1' WHERE number = 3",
-        "INSERT INTO ledger SELECT 4, at, who, 'promote', model, '1', why, content, before, seal FROM ledger LIMIT 1",
-    ],
-)
-def test_any_edit_of_any_field_stops_every_act(project: Workspace, statement: str) -> None:
-    fill(project, 3)
-    with closing(sqlite3.connect(project.mlruns / "ledger.db")) as connection, connection:
-        connection.execute("DROP TRIGGER ledger_no_update")
-        connection.execute(statement)
-    with pytest.raises(LedgerBroken, match=r"is broken: ledger entry \d .*`ratchet recover`"):
-        Ledger(project, URI).append("approve", model="another", version="1")
 
 
 def test_a_head_that_only_git_has_is_named(project: Workspace) -> None:

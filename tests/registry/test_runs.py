@@ -5,7 +5,9 @@ The values are read from MLflow itself: a SQLite database as shipped, and a serv
 
 import json
 import re
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -270,6 +272,41 @@ def test_an_answer_of_mlflow_is_not_called_an_outage(place: Any) -> None:
     with pytest.raises(TrackingUnavailable, match="does not accept requests") as silent, reachable(DEAD):
         connect(place.workspace, TrackingSettings(uri=DEAD)).search_experiments()
     assert not isinstance(silent.value, TrackingRefused)
+
+
+@pytest.mark.parametrize(
+    ("status", "password", "sentence"),
+    [
+        (401, "", "asks for a login, and MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD are not both set"),
+        (401, "wrong", "does not know ann with this password"),
+        (403, "right", r"does not allow this to ann \(MLFLOW_TRACKING_USERNAME\)"),
+    ],
+)
+def test_a_server_with_users_names_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, password: str, sentence: str
+) -> None:
+    """The answers are those of `mlflow server --app-name basic-auth`."""
+
+    class Refusing(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(status)
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "ann")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", password)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    uri = f"http://127.0.0.1:{server.server_port}"
+    try:
+        with pytest.raises(TrackingUnavailable, match=f"{uri} {sentence}. Nothing is lost"), reachable(uri):
+            connect(Workspace(tmp_path), TrackingSettings(uri=uri)).search_experiments()
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def test_a_refused_file_is_not_called_an_outage(server: Any, tmp_path: Path, s3: Any) -> None:

@@ -1,4 +1,4 @@
-"""Answers of the servers to forged Host, Origin and Content-Type headers; test_browsers.py does it with Chromium."""
+"""Answers of the servers to forged Host, Origin and Content-Type headers."""
 
 import asyncio
 import base64

@@ -13,8 +13,7 @@ from ratchet import settings
 from ratchet.errors import SettingsError
 from ratchet.settings import example_files
 from ratchet.settings.generated import DOCS, SCHEMA, fill_tables, schema, table
-from ratchet.settings.messages import spell
-from ratchet.settings.model import BudgetSettings, Params, TrainingSettings
+from ratchet.settings.model import BudgetSettings, Params
 from ratchet.settings.search_space import is_inside, parse_space, present_values
 from ratchet.workspace import Workspace
 
@@ -94,13 +93,6 @@ def test_tables_of_settings_are_up_to_date(page: Path) -> None:
     """Fix: python -m ratchet.settings.generated."""
     text = page.read_text(encoding="utf-8")
     assert fill_tables(text) == text
-
-
-def test_every_training_setting_is_in_the_docs() -> None:
-    text = (DOCS / "training.md").read_text(encoding="utf-8")
-    for section in (TrainingSettings, BudgetSettings):
-        for name, field in section.model_fields.items():
-            assert text.count(f"| `{name}` | `{spell(field.default)}` | {field.description} |") == 1
 
 
 def test_a_table_holds_one_group_of_settings() -> None:

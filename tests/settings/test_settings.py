@@ -398,18 +398,6 @@ def test_a_missing_file_is_reported_with_its_fix(tmp_path: Path) -> None:
     ]
 
 
-def test_override_changes_the_value_and_nothing_else(full: Path) -> None:
-    file = full
-    before = file.read_text(encoding="utf-8").splitlines()
-    params = settings.override(file, settings.parse_assignments(["training.epochs=3", "data.formats=[png, jpeg]"]))
-    after = file.read_text(encoding="utf-8").splitlines()
-    assert (params.training.epochs, params.data.formats) == (3, ("png", "jpeg"))
-    assert settings.load(file) == params
-    changed = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
-    assert [new.split("  #")[0].strip() for _, new in changed] == ["formats: [png, jpeg]", "epochs: 3"]
-    assert [old.split("#")[1] for old, _ in changed] == [new.split("#")[1] for _, new in changed]
-
-
 def test_an_override_without_a_change_does_not_write(file: Path) -> None:
     before = file.stat()
     settings.override(file, {"training.epochs": 30, "data.source": "digits"})

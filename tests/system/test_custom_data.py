@@ -4,29 +4,24 @@ Worker processes read sounds that are generated here.
 """
 
 import base64
-import contextlib
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 import urllib.request
 import wave
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
-import psutil
 import pytest
 from ports import reserved_port
 from waiting import until
 
 from ratchet.data.manifest import Manifest
 from ratchet.servers.http import answers
-from ratchet.training.checkpoint import read_checkpoint
 
 pytestmark = pytest.mark.slow
 
@@ -35,11 +30,6 @@ SETTINGS = (
     "data.workers=2", "data.max_bad_fraction=0.1", "training.batch_size=16", "training.epochs=4",
     "training.checkpoint_steps=2",
 )  # fmt: skip
-HANG = """
-        while (file.parents[2] / "hang").exists():  # set by a test
-            (file.parents[2] / "hangs").touch()
-            __import__("threading").Event().wait(0.1)
-"""
 
 
 def write_clips(folder: Path) -> None:
@@ -64,7 +54,6 @@ def clips(new_project: Callable[[str], Any]) -> Any:
     (project.root / "clips").mkdir()
     for name in ("kind", "net"):
         [code] = re.findall(rf"```python\n# clips/{name}\.py\n(.*?)```", page, re.DOTALL)
-        code = code.replace("        file = self.files[place]\n", f"        file = self.files[place]{HANG}")
         (project.root / "clips" / f"{name}.py").write_text(code)
     write_clips(project.root / "data" / "raw" / "clips")
     [commands] = re.findall(r"\$ ratchet set (data\.kind=clips.*)\n\$ ratchet set (.*)", page)
@@ -124,86 +113,6 @@ print(json.dumps(model.predict([Path(name).read_bytes() for name in {[str(file) 
             server.terminate()
     assert [row["class"] for row in served] == expected
     assert [row["probability"] for row in served] == pytest.approx([max(row) for row in rows], rel=1e-4)
-
-
-def start(project: Any) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        project.stage("train"), cwd=project.root, env=project.environment, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    )  # fmt: skip
-
-
-def newest(project: Any) -> Path | None:
-    """Return the newest checkpoint of the unfinished training."""
-    return max((project.root / "data" / "running").glob("[!.]*/step-*.safetensors"), default=None)
-
-
-def command_lines(processes: list[psutil.Process]) -> Iterator[str]:
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):  # it ended since it was listed
-            yield " ".join(process.cmdline())
-
-
-def assert_ended_cleanly(process: "subprocess.Popen[str]", family: list[psutil.Process]) -> None:
-    """No traceback is printed, and no process remains."""
-    output, _ = process.communicate()
-    assert process.returncode == 1, output
-    assert "train: stopped at step" in output
-    assert "Traceback" not in output
-    assert not psutil.wait_procs(family)[1]
-
-
-def test_stopped_and_killed_trainings_resume_to_the_same_weights(clips: Any) -> None:
-    """SIGTERM to the process group, from Prefect's worker or a terminal, ends it cleanly. SIGKILL leaves no worker."""
-    expected = clips.digests("data/model", "data/checkpoints")
-
-    def has_workers() -> bool:
-        return any("forkserver" in line for line in command_lines(parent.children(recursive=True)))
-
-    def has_more_steps() -> bool:
-        return newest(clips) != before
-
-    for reached in (has_workers, has_more_steps):
-        before = newest(clips)
-        process = start(clips)
-        parent = psutil.Process(process.pid)
-        until(reached, process=process, pause=0.005)
-        family = parent.children(recursive=True)
-        os.killpg(process.pid, signal.SIGTERM)
-        assert_ended_cleanly(process, family)
-
-    before = newest(clips)
-    process = start(clips)
-    until(has_more_steps, process=process, pause=0.001)
-    process.kill()
-    process.communicate()  # until the last worker has ended too
-    checkpoint = newest(clips)
-    assert checkpoint is not None
-    assert read_checkpoint(checkpoint).step > 0
-    assert "continues at step" in clips.good(*clips.stage("train"))
-    assert clips.digests("data/model", "data/checkpoints") == expected
-
-
-def test_a_hanging_sample_can_be_stopped_and_times_out(clips: Any) -> None:
-    """It hangs in a worker process. One in the training's own: tests/training/test_custom_samples.py."""
-    expected, before = clips.digests("data/model"), newest(clips)
-    hang = clips.root / "data" / "raw" / "hang"
-    process = start(clips)
-    parent = psutil.Process(process.pid)
-    until(lambda: newest(clips) != before, process=process, pause=0.001)
-    hang.touch()
-    until(hang.with_name("hangs").exists, process=process)
-    family = parent.children(recursive=True)
-    process.terminate()
-    assert_ended_cleanly(process, family)
-    clips.good("ratchet", "set", "training.sample_timeout=2.0")
-    refused = clips.refused(*clips.stage("train"))
-    assert re.search(r"sample \d+ of clips.kind:Clips was not read within 2 s \(worker process", refused), refused
-    hang.unlink()
-    hang.with_name("hangs").unlink()
-    clips.good("ratchet", "set", "training.sample_timeout=300.0")
-    assert "continues at step" in clips.good(*clips.stage("train"))
-    assert clips.digests("data/model") == expected
 
 
 def test_a_change_of_the_users_code_ingests_and_trains_again(clips: Any) -> None:

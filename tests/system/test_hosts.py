@@ -290,35 +290,3 @@ def test_runs_of_killed_workers_and_lost_machines_are_settled(hosts: list[Host])
     until(lambda: "RUNNING" not in states(hosts, ids))
     assert states(hosts, ids) == ["COMPLETED", "CRASHED", "CRASHED"]
     hosts[2].good("ratchet", "up")
-
-
-def test_down_on_one_host_leaves_the_others_up(hosts: list[Host]) -> None:
-    output = hosts[2].good("ratchet", "down")
-    assert output.startswith("worker: stopped (")
-    assert "server" not in output
-    assert not (hosts[2].project.root / "prefect.toml").exists()
-    for host in hosts[:2]:
-        host.good("ratchet", "status")
-
-
-def test_a_missing_server_password_is_named_with_its_fix(hosts: list[Host]) -> None:
-    forgotten = {name: value for name, value in ENVIRONMENT.items() if name != "PREFECT_API_AUTH_STRING"}
-    output = hosts[2].project.refused(*hosts[2].inside, "ratchet", "up", **forgotten)
-    wanted = f"ratchet: Prefect's server at {API} asks for a password. Fix: export the PREFECT_API_AUTH_STRING"
-    assert output.splitlines()[-1].startswith(wanted)
-    assert not ServerRecord.read(hosts[2].project.workspace).services
-
-
-def test_no_host_has_the_password_in_a_file(hosts: list[Host]) -> None:
-    places = [place for host in hosts for place in (host.project.root, host.project.home)]
-    written = [path for place in places for path in place.rglob("*") if path.is_file() and not path.is_symlink()]
-    assert len(written) > 1000
-    secret = PASSWORD.partition(":")[2].encode()
-    assert [str(path) for path in written if secret in path.read_bytes()] == []
-
-
-def test_a_server_that_is_away_is_named(hosts: list[Host]) -> None:
-    hosts[0].good("ratchet", "down")
-    done = hosts[2].run("ratchet", "up")
-    assert (done.returncode, "Traceback" in done.stdout) == (1, False)
-    assert f"ratchet: platform.prefect_api: {API} does not answer, and is no address of this machine" in done.stdout

@@ -4,9 +4,6 @@ The truth is an undisturbed run of the same commands in a copy of its own. test_
 """
 
 import json
-import os
-import shutil
-import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -188,51 +185,3 @@ def test_a_loss_that_stays_nan_ends_the_run(twin) -> None:
     assert sorted(value.partition("(return ")[2][:6] for value in reported) == ["1 of 2", "2 of 2"]
     assert all(value.startswith("not finite: ") for value in reported)
     assert run.info.status == "FAILED"
-
-
-def test_training_continues_while_the_disk_is_full(undisturbed, twin, tmp_path) -> None:
-    """The disk of the checkpoints and of the journal fills up under way, and has room again before the end."""
-    project, log = twin("full"), tmp_path / "log"
-    place, aside = project.root / "data", project.root / "aside"
-    place.rename(aside)
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(place)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a small disk is not allowed here")
-    try:
-        shutil.copytree(aside, place, dirs_exist_ok=True)
-        shutil.move(project.workspace.mlruns, place / "mlruns")
-        project.workspace.mlruns.symlink_to(place / "mlruns")
-        filler = place / "filler"
-        with running(project, log) as train:
-            assert train.when(lambda: train.step() >= 2), log.read_text()
-            os.kill(train.process.pid, signal.SIGSTOP)
-            # Until nothing is free: other processes of the training still write.
-            subprocess.run(["dd", "if=/dev/zero", f"of={filler}", "bs=64k"], capture_output=True, check=False)
-            stood = train.step()
-            os.kill(train.process.pid, signal.SIGCONT)
-            assert train.when(lambda: "was not written ([Errno 28]" in log.read_text()), log.read_text()
-            filler.unlink()
-            assert train.when(lambda: train.step() > stood), log.read_text()
-            assert train.process.wait() == 0, log.read_text()
-        assert "training continues" in log.read_text()
-        assert project.digests("data/model") == undisturbed.digests("data/model")
-        journal = next(project.workspace.mlruns.glob("journal/*/events.jsonl")).read_text().splitlines()
-        reported = [line for line in map(json.loads, journal) if line["kind"] == "metrics"]
-        steps = [line["content"]["step"] for line in reported if "step/loss" in line["content"]["values"]]
-        assert steps == list(range(1, STEPS + 1))
-    finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
-
-
-def test_killed_training_continues_in_another_number_of_processes(twin, tmp_path, assert_same_training) -> None:
-    whole, shared, log = twin("whole"), twin("shared"), tmp_path / "log"
-    for project, processes in ((whole, 1), (shared, 2)):
-        settings.override(project.workspace.params, {"training.pieces": 2, "training.processes": processes})
-    whole.good(*whole.stage("train"))
-    with running(shared, log) as train:
-        assert train.when(lambda: train.step() >= 20), log.read_text()
-    assert "2 processes share the 2 pieces of each step" in log.read_text()
-    settings.override(shared.workspace.params, {"training.processes": 1})
-    assert "continues at step" in shared.good(*shared.stage("train"))
-    assert_same_training(shared, whole, steps=STEPS)

@@ -3,20 +3,17 @@
 The model's code is never committed, so a rebuild needs the recorded patch.
 """
 
-import hashlib
 import json
 import random
 import re
 import shutil
 import sqlite3
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import fork_server
 import numpy as np
 import polars as pl
 import pytest
@@ -152,23 +149,6 @@ def without_ledger(lineage: Lineage) -> Iterator[None]:
         yield
     finally:
         path.write_bytes(kept)
-
-
-def test_flipped_bit_is_reported_before_the_rebuild(lineage: Lineage, tmp_path: Path) -> None:
-    path = stored_weights(lineage)
-    kept = path.read_bytes()
-    flipped = bytearray(kept)
-    flipped[-1] ^= 1
-    path.write_bytes(flipped)
-    try:
-        output = lineage.project.refused("ratchet", "reproduce", "pets/1", "--into", str(tmp_path / "again"))
-    finally:
-        path.write_bytes(kept)
-    expected, actual = (hashlib.sha256(content).hexdigest() for content in (kept, flipped))
-    assert f"model/data/model/model.safetensors: expected SHA-256 {expected}, found {actual}" in output
-    assert "Nothing was rebuilt" in output
-    assert len(output.strip().splitlines()) == 1
-    assert not (tmp_path / "again").exists()
 
 
 def test_edited_metrics_are_shown_only_as_warnings(lineage: Lineage) -> None:
@@ -329,86 +309,6 @@ def test_compare_lists_all_differences_of_two_versions(lineage: Lineage) -> None
     assert f"On the {both.height} test samples in common, B is {difference:+.2f} points" in output
 
 
-def test_compare_accepts_runs_and_reports_equality(lineage: Lineage) -> None:
-    run = lineage.second["mlflow_run"]
-    output = lineage.project.good("ratchet", "compare", run, "pets/2")
-    for text in ("the same commit", "nothing uncommitted differs", "settings\n  the same", "data\n  the same, "):
-        assert text in output
-    assert "not compared" not in output
-    assert "neither a version" in lineage.project.refused("ratchet", "compare", "f" * 32, "pets/2")
-
-
-TRACE = """
-import json, sys
-from ratchet.workspace import Workspace
-from commands.trace import trace
-
-def titles(link):
-    return [[link.title, list(link.lines)], *(title for below in link.children for title in titles(below))]
-
-traces = {name: trace(Workspace.find(), name) for name in sys.argv[1:]}
-print(json.dumps({name: [it.descriptions, [titles(chain) for chain in it.chains]] for name, it in traces.items()}))
-"""
-
-
-IMAGE, MOVED = "data/raw/pets/dog/1003.png", "data/raw/pets/cat/1002.png"
-
-
-def expected_descriptions(expected: dict[str, Any]) -> dict[str, list[str] | None]:
-    """Return the names that lead to the second version -> their descriptions; None: tested separately."""
-    return {
-        "models:/pets/2": ["pets version 2 (champion)"],
-        "pets/2": ["pets version 2 (champion)"],
-        "pets@champion": ["pets version 2 (champion)"],
-        expected["mlflow_run"]: [f"the MLflow run {expected['mlflow_run']}"],
-        expected["id"]: [f"the provenance record {expected['id']}"],
-        expected["weights"]: [f"weights {expected['weights']} of a provenance record"],
-        expected["settings"]: [f"settings {expected['settings']} of a provenance record"],
-        expected["git_commit"]: [f"git_commit {expected['git_commit']} of a provenance record"],
-        expected["prefect_flow_run"]: [f"prefect_flow_run {expected['prefect_flow_run']} of a provenance record"],
-        "dog/1003.png": None,
-        expected["dvc"]["data/packed"]: [f"{expected['dvc']['data/packed']} is data/packed"],
-        expected["dvc"]["data/reports/metrics.json"]: [
-            f"{expected['dvc']['data/reports/metrics.json']} is data/reports/metrics.json"
-        ],
-        "data/packed": ["data/packed is data/packed"],
-        "data/model/model.safetensors": ["data/model/model.safetensors is data/model/model.safetensors"],
-        "data/reports/predictions.parquet": ["data/reports/predictions.parquet is data/reports/predictions.parquet"],
-        IMAGE: None,
-        MOVED: None,
-    }
-
-
-def test_each_kind_of_name_can_be_traced(lineage: Lineage) -> None:
-    expected = lineage.second
-    names = expected_descriptions(expected)
-    traces = json.loads(lineage.project.good(sys.executable, "-c", TRACE, *names).splitlines()[-1])
-    for name, descriptions in names.items():
-        actual, chains = traces[name]
-        links = {title: lines for chain in chains for title, lines in chain}
-        assert descriptions is None or actual == descriptions, name
-        acts = [line.partition(": ")[2] for line in links["pets version 2 (champion)"]]
-        assert acts == ["register", "promote: passed the gate"], name
-        run = links[f"run {expected['mlflow_run']}"]
-        for value in (
-            expected["prefect_flow_run"],
-            expected["git_commit"],
-            expected["settings"],
-            expected["weights"],
-            expected["id"],
-        ):
-            assert any(value in line for line in run), (name, value)
-        everything = [line for chain in chains for _, lines in chain for line in lines]
-        assert not any(line.startswith(("none", "no ", "unknown")) or "not known" in line for line in everything), name
-        assert f"DVC hash {expected['dvc']['data/packed']}" in everything
-        assert f"DVC hash {expected['dvc_inputs']['data/raw/pets']}" in everything
-    # Both versions have the first image. The renamed one kept its content.
-    assert len(traces[IMAGE][1]) == len(traces[MOVED][1]) == 2
-    assert f"{IMAGE} is sample dog/1003.png of data version {expected['dvc']['data/packed']}" in traces[IMAGE][0][1]
-    assert "sample dog/1002.png" in traces[MOVED][0][0]
-    assert "sample cat/1002.png" in traces[MOVED][0][1]
-
-
 def test_trace_prints_a_tree_and_refuses_unknown_names(lineage: Lineage) -> None:
     output = lineage.project.good("ratchet", "trace", "pets/1")
     assert output.splitlines()[0] == "pets version 1 (no alias)"
@@ -419,15 +319,3 @@ def test_trace_prints_a_tree_and_refuses_unknown_names(lineage: Lineage) -> None
         refused = lineage.project.refused("ratchet", "trace", name)
         assert "nothing known here has this name. Allowed: a version" in refused
         assert len(refused.strip().splitlines()) == 1
-
-
-def test_commands_work_from_a_subfolder(lineage: Lineage) -> None:
-    """Paths are relative to the user's folder, not to the project."""
-    folder, environment = lineage.project.root / "data" / "raw" / "pets", lineage.project.environment
-    output = ""
-    for command in (["trace", "dog/1003.png"], ["data", "diff", "HEAD"]):
-        done = fork_server.shared().run(["ratchet", *command], cwd=folder, environment=environment)
-        assert done.returncode == 0, done.stdout
-        output += done.stdout
-    assert "is sample dog/1003.png of data version" in output
-    assert "1 removed, 1 renamed, 1 relabelled" in output

@@ -127,13 +127,6 @@ def test_a_changed_model_file_causes_a_new_training(own, tmp_path) -> None:
     assert own.good("dvc", "status").strip() == "Data and pipelines are up to date."
 
 
-def test_a_model_whose_code_dvc_would_not_see_is_refused(own) -> None:
-    own.good("ratchet", "set", "model.code=mynets/net.py")
-    message = own.refused(*own.stage("train"))
-    assert "mynets.parts (mynets/parts.py) is outside model.code (mynets/net.py)" in message
-    assert "set model.code to mynets" in message
-
-
 def test_a_model_that_cannot_be_exported_is_refused(own) -> None:
     """With registry.export: none it is registered without a program."""
     own.good("ratchet", "set", "model.code=mynets", "registry.promotion=automatic")

@@ -1,4 +1,4 @@
-"""Register, promote and rollback killed at random moments: real stages, a real MLflow database.
+"""Register killed at random moments: real stages, a real MLflow database.
 
 After each kill there is one version of one training, and an audit finds nothing wrong but an act that was cut off.
 Kills at chosen steps are in tests/registry/test_promotion.py.
@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has imported MLflow and PyTorch"),
 ]
 
-KILLS = 3  # of register, and as many of promote and rollback
+KILLS = 3
 OPEN = {  # a gate that lets everything in
     "gate.champion": "not-worse",
     "gate.tolerance": 0.99,
@@ -166,41 +166,6 @@ def _left(struck: Struck, name: str) -> str:
         faults
     )
     return f"{len(versions)} versions: {'; '.join(sorted(set(faults))) or 'agree'}"
-
-
-def test_killed_promotions_and_rollbacks_agree_with_the_ledger(struck: Struck) -> None:
-    cut_off = ": the last act in the ledger was cut off: the aliases do not follow it yet"
-    chance, ends, kills = random.Random(6), Counter[str](), 0
-    commands = [("promote", "digits/2"), ("rollback", "digits")]
-    reach = 2.0
-    while kills < KILLS:
-        now = struck.succession.state().champion
-        command = ("ratchet", *commands[now == "2"], "--why", "chance")
-        if struck.do(*command, after=chance.uniform(0.0, reach)) == -signal.SIGKILL:
-            kills += 1
-        else:
-            reach = struck.took
-        faults = struck.faults("digits")
-        assert faults in ([], [cut_off])
-        ends[faults[0] if faults else "agree"] += 1
-    print(f"{kills} kills: {dict(ends)}")
-    struck.project.run("ratchet", "audit", "digits", "--repair")
-    assert struck.faults("digits") == []
-    assert struck.succession.registry.aliases("digits") == {"champion": struck.succession.state().champion}
-    assert len(struck.succession.registry.versions("digits")) == 2
-
-
-def test_an_alias_moved_by_hand_stops_audit_and_register(struck: Struck) -> None:
-    number = struck.succession.state().champion
-    other = "1" if number == "2" else "2"
-    struck.succession.registry.client.set_registered_model_alias("digits", "champion", other)
-    by_hand = f"digits: the alias champion is on version {other} in MLflow, and on version {number} by the ledger"
-    assert by_hand in struck.project.refused("ratchet", "audit", "digits")
-    assert by_hand in struck.project.refused(*struck.project.stage("register"))
-    assert by_hand in struck.project.refused("ratchet", "preflight")
-    assert by_hand in struck.project.refused("ratchet", "train", "--set", "training.epochs=2")  # before its first stage
-    assert f"champion is version {number}" in struck.project.good("ratchet", "audit", "digits", "--repair")
-    assert struck.faults("digits") == []
 
 
 def test_two_registrations_at_once_are_each_judged_against_their_champion(

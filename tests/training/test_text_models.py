@@ -22,7 +22,7 @@ from ratchet.errors import TrainingError
 from ratchet.evaluation.text_explanations import word_contributions
 from ratchet.kinds import ModelSpec, TextInput
 from ratchet.problems import Classes, Labels, Numbers
-from ratchet.tokens.tokenizers import PADDING, UNKNOWN, encode, fit_tokenizer, id_count, stored_texts, words_of
+from ratchet.tokens.tokenizers import PADDING, UNKNOWN, encode, fit_tokenizer, id_count, words_of
 from ratchet.training.models import Model
 from ratchet.training.models.text import Bag, Transformer, load_vectors
 from ratchet.training.texts import TextSplit
@@ -165,14 +165,6 @@ def test_split_reads_what_ingest_packed(tmp_path: Path) -> None:
     assert targets.tolist() == [1, 1]
     assert ids[0].tolist() == [UNKNOWN, PADDING, PADDING]
     assert len(split.only(np.array([1])).only(np.array([0])).texts(np.array([0]))) == 1
-
-
-def test_stored_texts_are_decoded() -> None:
-    texts = ["größe", "", "映画"]
-    content = [text.encode() for text in texts]
-    values = np.frombuffer(b"".join(content), np.uint8)
-    starts = np.cumsum([0, *map(len, content)])
-    assert list(stored_texts(values, starts)) == texts
 
 
 @NETWORKS

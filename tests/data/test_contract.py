@@ -118,7 +118,7 @@ def test_drafts_of_a_killed_ingest_are_removed(two_classes) -> None:
     two_classes.ingest()
     assert two_classes.quarantine.exists()
     assert not draft.exists()
-    assert other.exists(), "nobody else's draft is touched"
+    assert other.exists(), "a draft of another file stays"
 
 
 def test_a_class_with_too_few_examples_is_named(two_classes) -> None:

@@ -104,7 +104,7 @@ def test_confidence_alone_is_wrong_under_concept_drift(tmp_path: Path) -> None:
     assert quality.powered.low <= right <= quality.powered.high
     assert abs(quality.expected.value - right) > 0.03
     [line] = quality_lines(tmp_path / "requests", {"elec/1"})
-    assert line.startswith(f"elec/1: accuracy {quality.labelled.value:.1%} (95 % CI ")
+    assert line.startswith(f"elec/1: accuracy {100 * quality.labelled.value:.1f} % (95 % CI ")
     assert line.endswith("of the rows without a label if their confidence is right")
 
 

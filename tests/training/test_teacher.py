@@ -32,7 +32,7 @@ def teacher(folder: Path, lab: Any, spec: ModelSpec, *, weights: Any = None, **c
     plan = lab.plan(**changes)
     precision = choose_precision("fp32", CPU, channels_last=False)
     objective = Objective(plan, spec.target, CPU, weights=weights)
-    return Teacher(folder, spec, plan, objective=objective, precision=precision, device=CPU)
+    return Teacher(folder, spec, plan, objective, precision)
 
 
 def kl(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratchet.evaluation.intervals import Interval
+from ratchet.evaluation.metrics import NamedMetric
+from ratchet.evaluation.wording import ci_text
 from ratchet.monitoring.features import matrix_of
 from ratchet.monitoring.to_label import chosen_by_entropy
 from ratchet.monitoring.windows import first_hour, pieces
@@ -220,4 +222,4 @@ def _text(quality: Quality) -> str:
 
 
 def _share(interval: Interval) -> str:
-    return f"{interval.value:.1%} (95 % CI {interval.low:.1%} to {interval.high:.1%})"
+    return ci_text(NamedMetric("share", "share", interval, share=True), 0.95)

@@ -102,19 +102,12 @@ def _surroundings(
         lost_ranks(ranks),
         closing(inputs.train),
         closing(inputs.validation),
-        _interrupts(inputs, partial(ranks.is_asked_to_stop, stop)),
     ):
-        yield
-
-
-@contextmanager
-def _interrupts(inputs: TrainingInputs, stop: Callable[[], bool]) -> Iterator[None]:
-    """Let `stop` interrupt the reading of a sample."""
-    inputs.interrupt_on(stop)
-    try:
-        yield
-    finally:
-        inputs.interrupt_on(never)
+        inputs.interrupt_on(partial(ranks.is_asked_to_stop, stop))  # the reading of a sample, too
+        try:
+            yield
+        finally:
+            inputs.interrupt_on(never)
 
 
 @contextmanager
@@ -155,7 +148,9 @@ class _Training:
         target = inputs.spec.target
         weights = class_weights(self.plan, self.train.targets, target)
         self.objective = Objective(self.plan, target, self.device, weights=weights)
-        self.teacher = self._load_teacher()
+        self.teacher = None
+        if inputs.teacher is not None:
+            self.teacher = Teacher(inputs.teacher, inputs.spec, self.plan, self.objective, self.precision)
         self.profiler = StepProfiler(profile_to, self.plan.profile, self.device)
         self.began_with: dict[str, Any] = {}  # `arithmetic` of the checkpoint that it continues
 
@@ -169,18 +164,6 @@ class _Training:
         self.notices: list[str]
         self.begin()
         self.metrics = MetricBuffer(self.plan, self.device)
-
-    def _load_teacher(self) -> Teacher | None:
-        if self.inputs.teacher is None:
-            return None
-        return Teacher(
-            self.inputs.teacher,
-            self.inputs.spec,
-            self.plan,
-            objective=self.objective,
-            precision=self.precision,
-            device=self.device,
-        )
 
     def begin(self) -> None:
         """Set the state before the first step. The seed decides it."""

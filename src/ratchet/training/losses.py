@@ -63,7 +63,7 @@ class Objective:
     ) -> None:
         assert not isinstance(plan.label_smoothing, str), "`resolve_auto` replaces auto"
         self.kind, self.smoothing, self.ignored = plan.loss, plan.label_smoothing, plan.ignore_index
-        self.target = target
+        self.target, self.device = target, device
         self.host_weights = weights
         self.weights = None if weights is None else torch.from_numpy(weights).to(device)
         self.learned = target.learned(device, self.smoothing)

@@ -41,23 +41,13 @@ def find_teacher(folder: Path, name: str) -> Path | None:
 class Teacher:
     """The loss of a student's outputs against those of its teacher."""
 
-    def __init__(
-        self, folder: Path, spec: ModelSpec, plan: Plan, *, objective: Objective, precision: Precision,
-        device: torch.device,
-    ) -> None:  # fmt: skip
-        """Load the teacher.
-
-        Args:
-            folder: of the stored model.
-            spec: of the student.
-            plan: of the training.
-            objective: its loss, whose class weights count here, too.
-            precision: of the computation.
-            device: of both models.
+    def __init__(self, folder: Path, spec: ModelSpec, plan: Plan, objective: Objective, precision: Precision) -> None:
+        """Load the teacher of a student with this `spec` and `objective`, whose class weights count here, too.
 
         Raises:
             TrainingError: it cannot be loaded, or has another input or target than the student.
         """
+        device = objective.device
         model, teacher_spec = load_model(folder)
         _check(folder.name, teacher_spec, spec)
         self.model = model.to(device).eval().requires_grad_(False)
@@ -73,11 +63,7 @@ class Teacher:
     ) -> torch.Tensor:
         """Return (1 - weight) * `loss` + weight * the loss against the teacher; both are sums over samples.
 
-        Args:
-            loss: of the outputs and targets.
-            inputs: of the batch.
-            outputs: of the student in training.
-            targets: of the batch; samples that do not count in `loss` do not count here.
+        Samples that do not count in `loss` do not count here.
         """
         with torch.no_grad(), self.precision.autocast(self.device):
             answers = self.model(*inputs)

@@ -29,7 +29,7 @@ LIMITS = {
     "tasks": 4_800,
     "tokens": 400,
     "traffic": 960,
-    "training": 9_150,
+    "training": 9_190,
 }
 
 

@@ -198,26 +198,6 @@ def test_two_processes_may_create_the_ledger(ledger: Ledger) -> None:
     assert chain_faults(ledger) == []
 
 
-def _write(root: str, uri: str, name: str, count: int) -> None:
-    ledger = Ledger(Workspace(Path(root)), uri)
-    for number in range(count):
-        ledger.append("approve", model=name, version=str(number), who=name)
-
-
-@pytest.mark.system
-def test_concurrent_writers_lose_no_entry(ledger: Ledger, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=_write, args=(str(tmp_path), ledger.uri, f"writer {n}", 25)) for n in range(4)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-        assert writer.exitcode == 0
-    assert chain_faults(ledger) == []
-    for number in range(4):
-        assert [entry.version for entry in ledger.entries(model=f"writer {number}")] == [str(n) for n in range(25)]
-
-
 def test_a_postgresql_stop_loses_no_written_entry(database: Ledger, postgres: Any) -> None:
     written = [database.append("approve", model="pets", version="0")]
     stopper = threading.Timer(0.5, postgres.stop)

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from ratchet.errors import ChampionMoved, LedgerBroken, NotAllowed, RegistryError
+from ratchet.errors import ChampionMoved, NotAllowed, RegistryError
 from ratchet.registry import audit as auditing
 from ratchet.registry.access import user
 from ratchet.registry.alias_sync import require_agreement
-from ratchet.registry.ledger import Ledger
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.promotion import Promotions
 from ratchet.registry.versions import Version
@@ -341,19 +340,6 @@ def test_a_version_unknown_to_the_ledger_is_named(line: Line) -> None:
     assert line.faults() == [f"{line.name} version 2 has an alias, and the ledger does not know it"]
 
 
-def test_a_ledger_without_its_end_is_detected(line: Line) -> None:
-    line.champion()
-    line.champion()
-    with sqlite3.connect(line.folder / "ledger.db") as connection:
-        connection.execute("DROP TRIGGER ledger_no_delete")
-        connection.execute("DELETE FROM ledger WHERE number > 2")
-    connection.close()
-    assert line.faults()[0].startswith("ledger entry 3 is gone, which .ratchet/ledger-")
-    assert any(fault.startswith(f"{line.name}: the ledger lacks the entry ") for fault in line.faults())
-    with pytest.raises(LedgerBroken, match=r"ledger entry 3 is gone.*`ratchet recover`"):
-        line.promotions.synchronize()
-
-
 def test_another_ledger_is_recognized_and_repairs_nothing(line: Line, tmp_path: Path) -> None:
     line.champion()
     line.params = line.params.model_copy(
@@ -407,13 +393,6 @@ def _promote(workspace: Any, params: Params, name: str, version: Version, outcom
         outcomes.put("moved")
     else:
         outcomes.put("promoted")
-
-
-def test_the_ledger_of_all_models_is_one_chain(line: Line) -> None:
-    ledger = Ledger(line.place.workspace, line.params.registry.ledger)
-    for model in (line.name, "another", line.name):
-        ledger.append("approve", model=model, version="1")
-    assert [entry.number for entry in ledger.entries()] == [1, 2, 3]
 
 
 def test_a_version_refused_later_cannot_be_promoted(line: Line) -> None:

@@ -195,17 +195,6 @@ def test_more_points_than_fit_a_request_arrive(database: Any, key: str) -> None:
     assert len(database.runs(run.journal.uid)[0].data.params) == 130
 
 
-def test_a_resumed_training_repeats_no_point_and_changes_no_setting(place: Any, key: str) -> None:
-    for steps in (3, 5):  # cut off after three steps, then once more from the second
-        run = Run(place.workspace, place.params, key)
-        log_training(run, steps=steps)
-        run_id = run.send()
-        closed(run)
-    [stored] = place.runs(run.journal.uid)
-    assert place.points(run_id, "step/rate") == [(step, 0.1) for step in range(5)]
-    assert len(stored.inputs.dataset_inputs) == 1
-
-
 @pytest.mark.parametrize("method", ["mark_sent", "entries"])
 def test_a_kill_before_the_id_is_stored_leaves_one_run(place: Any, key: str, killed_at: Any, method: str) -> None:
     killed_at(place, key, method)

@@ -16,7 +16,6 @@ import pytest
 from PIL import Image
 
 from ratchet.servers import client_environment, prefect_server
-from ratchet.workspace import Workspace
 
 pytestmark = pytest.mark.system
 
@@ -74,39 +73,6 @@ def task_states(project: Any) -> tuple[str, dict[str, str]]:
     return state, dict(tasks)
 
 
-@pytest.mark.parametrize(
-    ("command", "assignment", "text"),
-    [
-        ("set", "training.epoch=3", "training.epoch: unknown key (value 3). Did you mean training.epochs?"),
-        ("train --set", "training.epochs=three", "training.epochs: found 'three'. Allowed: a whole number, at least 1"),
-        ("set", "training.learning_rate='1e-3'", "found the text '1e-3', not a number. Allowed: a finite number"),
-        ("train --set", "data.test_fraction=0.9", "is 1.05, which leaves nothing to train on. Allowed: below 1"),
-    ],
-)
-def test_a_bad_setting_is_refused_before_anything_starts(fresh: Any, command: str, assignment: str, text: str) -> None:
-    with nothing_written(fresh):
-        message = fresh.refused("ratchet", *command.split(), assignment)
-    assert message.startswith("ratchet: params.yaml: ")
-    assert text in message
-    assert len(message.splitlines()) == 1
-    assert not (fresh.root / ".ratchet" / "logs").exists()
-
-
-def test_every_command_refuses_a_bad_file_with_all_faults(fresh: Any) -> None:
-    path = fresh.workspace.params
-    text = path.read_text().replace("optimizer: adamw", "optimizer: adagrad").replace("drop: []", "dorp: []")
-    path.write_text(text)
-    with nothing_written(fresh):
-        message = [
-            fresh.refused("ratchet", "train"),
-            fresh.refused(*fresh.stage("ingest")),
-            fresh.refused("dvc", "repro"),
-        ]
-    for output in message:
-        for text in ("training.optimizer: found 'adagrad'", "Did you mean data.drop?"):
-            assert text in output
-
-
 def test_a_missing_folder_is_named_by_the_flow_too(fresh: Any) -> None:
     folder = use_pictures(fresh)
     with nothing_written(fresh):
@@ -130,18 +96,6 @@ def test_an_unreachable_source_is_one_sentence_in_the_flow(fresh: Any) -> None:
     (sentence,) = [line for line in message.splitlines() if line.startswith("ratchet: data.path")]
     assert f"{address} does not answer" in sentence
     assert len(message.splitlines()) < 8
-
-
-def test_training_refuses_a_damaged_packed_file(shared_project: Any, tmp_path: Path) -> None:
-    project = shared_project.clone(tmp_path / "project")
-    project.good(*project.stage("ingest"))
-    path = project.workspace.packed / "train" / "targets.npy"
-    content = bytearray(path.read_bytes())
-    content[-8] ^= 1
-    path.write_bytes(content)
-    message = project.refused(*project.stage("train"))
-    assert f"{path}: has other bytes than were packed. Fix: " in message
-    assert not (project.root / "data" / "model").exists()
 
 
 @pytest.fixture
@@ -203,13 +157,6 @@ def test_a_labelled_run_checks_first_and_names_failed_loads(fresh: Any) -> None:
         fresh.good("git", "checkout", "--quiet", "params.yaml")
         fresh.good("ratchet", "set", "data.source=image-folder", "data.path=data/nowhere")
         assert "DataLoadFailed data.path" in fresh.good(*command, **variables)
-
-
-def test_a_workspace_that_another_run_holds_is_left_alone(fresh: Any) -> None:
-    with Workspace(fresh.root).hold("a long training"), nothing_written(fresh):
-        for command in (fresh.stage("ingest"), ("ratchet", "train")):
-            message = fresh.refused(*command)
-            assert f"held by a long training (process {os.getpid()})" in message
 
 
 def test_with_mlflow_away_everything_but_registering_is_done_and_kept(

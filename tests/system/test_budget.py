@@ -4,8 +4,8 @@ The truth is an undisturbed run of the same commands in a copy of its own.
 """
 
 import re
-import subprocess
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -34,30 +34,21 @@ TRAIN = ("dvc", "repro", "--single-item", "code", "train")
 
 
 @pytest.fixture(scope="module")
-def undisturbed(new_project: Callable[[str], Any], use_small_net: Callable[[Any], None]) -> Any:
-    """A project with the digits packed, trained without a stop."""
-    project = new_project("undisturbed")
+def twin(new_project: Callable[..., Any], use_small_net: Callable[[Any], None]) -> Callable[[str], Any]:
+    """Make a project with the digits packed and no training yet."""
+    project = new_project("ingested")
     use_small_net(project)
     settings.override(project.workspace.params, SETTINGS)
     project.good(*project.stage("ingest"))
+    return partial(new_project, of=project)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(twin: Callable[[str], Any]) -> Any:
+    """The same, trained without a stop."""
+    project = twin("undisturbed")
     project.good(*project.stage("train"))
     return project
-
-
-@pytest.fixture
-def twin(
-    undisturbed: Any, new_project: Callable[[str], Any], use_small_net: Callable[[Any], None]
-) -> Callable[..., Any]:
-    """Make a copy with the same packed data and no training yet."""
-
-    def make(name: str) -> Any:
-        project = new_project(name)
-        use_small_net(project)
-        settings.override(project.workspace.params, SETTINGS)
-        subprocess.run(["cp", "-r", undisturbed.workspace.packed, project.workspace.packed], check=True)
-        return project
-
-    return make
 
 
 def stop(project: Any, *command: str) -> re.Match[str]:

@@ -1,7 +1,7 @@
 """The servers as a person uses them: `ratchet up`, a deployment run from another shell, a worker that is killed.
 
 Everything is started once, in a project of its own. What happened is asked of Prefect's and MLflow's servers, never of
-the stages. The tests stand in the order of one working day; the last one puts the lights out.
+the stages. The tests stand in the order of one working day.
 """
 
 import json
@@ -25,8 +25,6 @@ from waiting import until
 from ratchet import files
 from ratchet.errors import PlatformError
 from ratchet.servers.http import answers
-from ratchet.servers.ports import port_holder
-from ratchet.servers.supervisor import marked
 
 pytestmark = pytest.mark.system
 
@@ -237,27 +235,6 @@ def test_an_approval_in_the_run_form_enters_the_ledger(served: Served, interrupt
     assert "OK: the ledger's hash chain" in served.project.good("ratchet", "audit")
 
 
-def test_the_run_form_explains_every_field_and_refuses_nonsense(served: Served) -> None:
-    deployments = [served.prefect(f"/deployments/name/train-flow/{name}") for name in ("local", "nightly", "on-drift")]
-    for deployment in deployments:
-        fields = deployment["parameter_openapi_schema"]["properties"]
-        assert set(fields) == {"overrides", "revision", "labelled"}
-        assert "empty" in fields["overrides"]["description"]
-        assert "A branch, tag or commit" in fields["revision"]["description"]
-        nonsense: list[dict[str, Any]] = [
-            {"revision": None},
-            {"revision": 3},
-            {"overrides": {"training": {"epochs": 0}}},
-        ]
-        for parameters in nonsense:
-            with pytest.raises(PlatformError, match=r"\(4(09|22)\).*(revis|'overrides.training.epochs')"):
-                served.start(f"train-flow/{deployment['name']}", **parameters)
-    parameters = [deployment["parameters"] for deployment in deployments]
-    assert parameters == [{}, {"revision": "HEAD"}, {"revision": "HEAD", "labelled": True}]
-    limits = [deployment["global_concurrency_limit"] for deployment in deployments]
-    assert [limit and limit["limit"] for limit in limits] == [None, 1, 1]
-
-
 @pytest.fixture(scope="session")
 def drifted(served: Served, committed: None) -> list[dict[str, Any]]:
     """The runs that follow when the same drift is reported three times."""
@@ -357,20 +334,6 @@ def commit_new_data(project: Any) -> None:
     project.good("git", "commit", "--quiet", "--message=new data")
     project.workspace.params.write_bytes(mine)
     shutil.rmtree(project.root / "data" / "raw" / "shades")
-
-
-def test_down_leaves_no_process_and_no_open_port(served: Served) -> None:
-    marks = [part["mark"] for part in served.parts().values()]
-    assert all(marked(mark) for mark in marks)
-    output = served.project.good("ratchet", "down")
-    for title in ("Prefect server", "MLflow server", "worker", "model server"):
-        assert f"{title}: stopped (" in output
-    assert served.project.run("ratchet", "status").returncode == 3
-    assert not [pid for mark in marks for pid in marked(mark)]
-    assert [port_holder(HOST, port) for port in (served.prefect_port, served.mlflow_port, served.serving_port)] == [
-        None
-    ] * 3
-    assert not (served.root / "prefect.toml").exists()
 
 
 def _run_of(served: Served, key: str) -> dict[str, Any]:

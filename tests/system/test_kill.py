@@ -4,9 +4,9 @@ The truth is an undisturbed run of the same commands in a copy of its own. test_
 """
 
 import json
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -77,8 +77,8 @@ def running(project, log: Path) -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def ingested(new_project, use_small_net):
-    """A project with the digits packed, and its undisturbed training."""
-    project = new_project("undisturbed")
+    """A project with the digits packed."""
+    project = new_project("ingested")
     use_small_net(project)
     settings.override(project.workspace.params, SETTINGS)
     project.good(*project.stage("ingest"))
@@ -86,24 +86,17 @@ def ingested(new_project, use_small_net):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(ingested):
-    """The same, trained without a stop."""
-    ingested.good(*ingested.stage("train"))
-    return ingested
+def twin(ingested, new_project):
+    """Make another project with the same settings and the same packed data."""
+    return partial(new_project, of=ingested)
 
 
 @pytest.fixture(scope="module")
-def twin(ingested, new_project, use_small_net):
-    """Make another project with the same settings and the same packed data."""
-
-    def make(name: str):
-        project = new_project(name)
-        use_small_net(project)
-        settings.override(project.workspace.params, SETTINGS)
-        subprocess.run(["cp", "-r", ingested.workspace.packed, project.workspace.packed], check=True)
-        return project
-
-    return make
+def undisturbed(twin):
+    """The same, trained without a stop."""
+    project = twin("undisturbed")
+    project.good(*project.stage("train"))
+    return project
 
 
 def assert_cost_is_the_sum(project) -> int:

@@ -142,20 +142,3 @@ def test_a_model_that_cannot_be_exported_is_refused(own) -> None:
     assert registration["run_id"] == refused["run_id"]
     assert registration["passed"]
     assert registration["aliases"] == ["champion"]
-
-
-def test_weights_of_one_training_begin_another(project) -> None:
-    """A net learns the digits; another, of the same net, begins with its weights."""
-    project.good(*project.stage("ingest"))
-    project.good("ratchet", "set", "model.name=resnet", "training.max_steps=20")
-    project.good(*project.stage("train"))
-    weights = project.root / "data" / "pretrained" / "digits.safetensors"
-    shutil.copy(project.root / "data" / "model" / "model.safetensors", weights)
-    assert "data/pretrained" not in project.good("git", "status", "--short")
-    at_random = json.loads((project.root / "data" / "model" / "history.json").read_text())[0]
-    transfer = ("training.frozen_epochs=1", "training.unfreeze_epochs=1", "training.layer_decay=0.7")
-    project.good("ratchet", "set", "model.pretrained=digits.safetensors", "training.epochs=2", *transfer)
-    message = project.good(*project.stage("train"))
-    assert "pretrained weights of digits.safetensors: 44 of the network's 44 tensors loaded" in message
-    with_weights = json.loads((project.root / "data" / "model" / "history.json").read_text())[0]
-    assert with_weights["train/loss"] < at_random["train/loss"]

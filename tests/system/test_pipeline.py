@@ -6,7 +6,6 @@ from the flow's own record in Prefect's database and from MLflow, never from the
 
 import html
 import json
-import re
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -182,27 +181,6 @@ def test_a_version_has_a_card_an_sbom_and_its_cost(clone: Any, first: RunRecord)
     assert " s wall, " in first.output
 
 
-def test_one_provenance_record_stands_everywhere(clone: Any, first: RunRecord) -> None:
-    record = json.loads((clone.root / "data" / "reports" / "provenance.json").read_text())
-    expected = {"git_commit", "git_uncommitted", "dvc", "settings", "lock", "seed", "python", "packages", "hardware"}
-    assert expected | {"id", "prefect_flow_run", "mlflow_run"} <= record.keys()
-    assert record["git_commit"] == clone.good("git", "rev-parse", "HEAD").strip()
-    assert record["mlflow_run"] == first.registration["run_id"]
-    assert record["prefect_flow_run"] is not None
-    assert record["settings"] == settings.load(clone.workspace.params).digest
-    for path in ("data/packed", "data/model", "data/checkpoints"):
-        assert record["dvc"][path] == first.hashes[path]
-    client = mlflow_client(clone)
-    version = client.get_model_version(NAME, "1")
-    assert json.loads(version.tags["ratchet.provenance_record"]) == record
-    stored = client.download_artifacts(record["mlflow_run"], "provenance/provenance.json")
-    with open(stored, encoding="utf-8") as file:
-        assert json.load(file) == record
-    run = client.get_run(record["mlflow_run"])
-    tagged = {run.data.tags["ratchet.provenance"], version.tags["ratchet.provenance"], first.registration["provenance"]}
-    assert tagged == {record["id"]}
-
-
 def test_dvc_shows_metrics_plots_and_experiments(clone: Any, first: RunRecord) -> None:
     shown = json.loads(clone.good("dvc", "metrics", "show", "--json"))
     metrics = json.loads((clone.root / "data" / "reports" / "metrics.json").read_text())
@@ -241,15 +219,6 @@ def test_an_edit_of_the_training_leaves_the_data_alone(crippled: RunRecord, firs
     }
     assert crippled.hashes["data/packed"] == first.hashes["data/packed"]
     assert crippled.hashes["data/model"] != first.hashes["data/model"]
-
-
-def test_flow_run_is_named_by_data_and_time(clone: Any, first: RunRecord) -> None:
-    with sqlite3.connect(clone.root / ".ratchet" / "prefect" / "prefect.db") as database:
-        names = [name for (name,) in database.execute("select name from flow_run")]
-    assert names
-    assert [
-        name for name in names if not re.fullmatch(r"digits \d{4}-\d\d-\d\d \d\d:\d\d(:\d\d)? command line", name)
-    ] == []
 
 
 def test_a_worse_model_is_refused_and_the_champion_stays(clone: Any, crippled: RunRecord) -> None:

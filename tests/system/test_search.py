@@ -366,13 +366,6 @@ def test_a_full_disk_loses_no_trial(undisturbed, twin, tmp_path) -> None:
         subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
-def test_a_place_that_cannot_be_used_is_named(undisturbed) -> None:
-    before = undisturbed.workspace.params.read_bytes()
-    output = undisturbed.refused("ratchet", "search", "--set", "search.storage=sqlite:////proc/search.db")
-    assert "search.storage: sqlite:////proc/search.db does not answer" in output.replace("\n", "")
-    assert undisturbed.workspace.params.read_bytes() == before
-
-
 @pytest.mark.slow
 def test_one_search_at_a_time_in_a_folder(twin, tmp_path) -> None:
     """It can be stopped and resumed by name; others can join from a clone with the same data and code."""

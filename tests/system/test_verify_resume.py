@@ -16,12 +16,19 @@ SETTINGS = {"training.batch_size": 128, "training.epochs": 2, "training.pieces":
 
 
 @pytest.fixture(scope="module")
-def trained(new_project, use_small_net):
-    """Project with a finished training in MLflow."""
-    project = new_project("certified")
+def ingested(new_project, use_small_net):
+    """Project with the digits packed."""
+    project = new_project("ingested")
     use_small_net(project)
     settings.override(project.workspace.params, SETTINGS)
     project.good(*project.stage("ingest"))
+    return project
+
+
+@pytest.fixture(scope="module")
+def trained(new_project, ingested):
+    """Project with a finished training in MLflow."""
+    project = new_project("certified", of=ingested)
     project.good(*project.stage("train"))
     return project
 
@@ -62,12 +69,9 @@ def test_exact_resume_is_certified_in_mlflow(trained) -> None:
         assert json.load(file) == proof
 
 
-def test_inexact_resume_gets_no_certificate(trained, new_project, use_small_net) -> None:
+def test_inexact_resume_gets_no_certificate(ingested, new_project) -> None:
     """The planted bug: dropout depends on the process, as if a checkpoint missed a generator's state."""
-    project = new_project("inexact")
-    use_small_net(project)
-    settings.override(project.workspace.params, SETTINGS)
-    subprocess.run(["cp", "-r", trained.workspace.packed, project.workspace.packed], check=True)
+    project = new_project("inexact", of=ingested)
     device = project.root / "src" / "ratchet" / "training" / "device.py"
     correct = "np.random.SeedSequence(entropy)"
     text = device.read_text()

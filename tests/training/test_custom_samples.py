@@ -214,15 +214,6 @@ def test_samples_do_not_depend_on_workers_or_batch_size(home: Home, source: str)
             assert torch.equal(together(split, size, plan=PLAN, epoch=epoch), expected)
 
 
-def test_samples_depend_on_epoch_and_seed(home: Home) -> None:
-    """Without a plan they are always the same."""
-    split = home.ingest().open()
-    first = together(split, 10, plan=PLAN, epoch=1)
-    for other in (together(split, 10, plan=PLAN, epoch=2), together(split, 10, plan=make_plan(seed=1), epoch=1)):
-        assert not (first == other).flatten(1).all(1).any()
-    assert torch.equal(together(split, 10), together(split, 30))
-
-
 def test_reading_in_this_process_draws_nothing_from_its_random_states(home: Home) -> None:
     split = home.ingest().open()
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()

@@ -94,15 +94,6 @@ def test_a_list_of_weights_has_one_for_each_class() -> None:
         class_weights(make_plan(class_weights=(1.0, 2.0)), LABELS, TARGET)
 
 
-@pytest.mark.parametrize("changes", [{"loss": "mse"}, {"class_weights": "balanced"}, {"ignore_index": 1}])
-def test_a_training_learns_by_it_and_resumes_exactly(lab, changes) -> None:
-    plan = lab.plan(epochs=12, learning_rate=0.02, crop_padding=0, **changes)
-    finished = lab.run(plan)
-    assert finished.history[-1]["train/loss"] < finished.history[0]["train/loss"]
-    lab.stop_at(6, plan, name="stopped")
-    lab.assert_same(lab.run(plan, name="stopped").weights, finished.weights)
-
-
 def test_validation_is_measured_without_what_only_teaches(lab) -> None:
     """Two trainings of one course whose losses differ only in a constant factor of the weights: the same figure."""
     plain = lab.plan(epochs=1, optimizer="sgd", learning_rate=1e-30, label_smoothing=0.0)

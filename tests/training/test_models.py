@@ -58,14 +58,6 @@ def test_a_torchvision_model_is_built_by_name(lab, channels: int) -> None:
     assert model(torch.zeros(2, channels, 32, 32, dtype=torch.uint8)).shape == (2, 5)
 
 
-def test_an_unknown_model_is_refused_with_the_nearest_names(lab) -> None:
-    with pytest.raises(
-        TrainingError,
-        match=r"no model for the data's kind, image, is called 'resnet81'.*convnet, resnet.*Nearest: .*resnet18",
-    ):
-        build(lab.make_spec("resnet81"))
-
-
 def test_a_model_too_deep_for_the_images_is_refused(lab) -> None:
     """The message has a fix."""
     with pytest.raises(TrainingError, match=r"alexnet cannot take 8 x 8 x 3 pixels.*larger data\.image_size"):

@@ -12,9 +12,20 @@ from ratchet.exports.program import NotExported, Program
 from ratchet.typed_json import from_plain, to_plain
 
 __all__ = [
-    "FOLDER", "FULL", "SHEETS", "VARIANTS", "Measured", "SlicePart", "Times", "Variant", "add_exported", "choose",
-    "passed", "read", "write",
-]  # fmt: skip
+    "FOLDER",
+    "FULL",
+    "SHEETS",
+    "VARIANTS",
+    "Measured",
+    "SlicePart",
+    "Times",
+    "Variant",
+    "add_exported",
+    "choose",
+    "passed",
+    "read",
+    "write",
+]
 
 Name = Literal["int8-static", "int8-dynamic"]
 VARIANTS: tuple[str, ...] = get_args(Name)

@@ -115,9 +115,13 @@ class CheckpointStore:
                 raise CheckpointError("another process could not write its shard")
             shards = {shard_name(rank, ranks.count): bytes(each).hex() for rank, each in enumerate(digests)}
             content = {
-                "step": snapshot.step, "score": snapshot.score, "state": snapshot.state, "shapes": snapshot.shapes,
-                "tensors": list(snapshot.tensors), "shards": shards,
-            }  # fmt: skip
+                "step": snapshot.step,
+                "score": snapshot.score,
+                "state": snapshot.state,
+                "shapes": snapshot.shapes,
+                "tensors": list(snapshot.tensors),
+                "shards": shards,
+            }
             content = json.loads(json.dumps(content))
             files.write_json(draft / INDEX, {**content, "sha256": files.digest_json(content)})
             files.replace_directory(folder, draft)

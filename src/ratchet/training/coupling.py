@@ -91,10 +91,14 @@ class _Graph:
 
     def _rule(self, name: str, node: Node) -> Callable[[Node], torch.Tensor | None]:
         rules = (
-            (("conv1d", "conv2d", "conv3d"), self._convolution), (("linear",), self._linear),
-            (("batch_norm",), self._batch_norm), (_SAME, lambda node: self.labels[_first(node)]),
-            (_MOVED, self._moved), (_POOLED, self._pooled), (_REDUCED, self._reduced),
-        )  # fmt: skip
+            (("conv1d", "conv2d", "conv3d"), self._convolution),
+            (("linear",), self._linear),
+            (("batch_norm",), self._batch_norm),
+            (_SAME, lambda node: self.labels[_first(node)]),
+            (_MOVED, self._moved),
+            (_POOLED, self._pooled),
+            (_REDUCED, self._reduced),
+        )
         for names, rule in rules:
             if name in names:
                 return rule

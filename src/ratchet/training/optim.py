@@ -37,9 +37,13 @@ Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 
 
 def build_optimizer(
-    model: Model, plan: Plan, device: torch.device, parameters: Mapping[str, nn.Parameter] | None = None,
-    *, may_fuse: bool = True,
-) -> torch.optim.Optimizer:  # fmt: skip
+    model: Model,
+    plan: Plan,
+    device: torch.device,
+    parameters: Mapping[str, nn.Parameter] | None = None,
+    *,
+    may_fuse: bool = True,
+) -> torch.optim.Optimizer:
     """Build the optimizer `plan.optimizer` over all parameters, with a fused kernel where torch has one.
 
     `parameters` are those of the model, or this rank's shares of them, by name.

@@ -70,9 +70,17 @@ class Stepper:
     """Makes optimizer steps on a `TrainingState`."""
 
     def __init__(
-        self, state: TrainingState, plan: Plan, *, train: Split, objective: Objective, precision: Precision,
-        network: nn.Module, held: WholeModel, teacher: Teacher | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        state: TrainingState,
+        plan: Plan,
+        *,
+        train: Split,
+        objective: Objective,
+        precision: Precision,
+        network: nn.Module,
+        held: WholeModel,
+        teacher: Teacher | None = None,
+    ) -> None:
         self.state, self.plan, self.train = state, plan, train
         self.objective, self.precision, self.network = objective, precision, network
         self.teacher, self.held, self.ranks = teacher, held, held.ranks

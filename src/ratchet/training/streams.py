@@ -138,6 +138,12 @@ class StreamSplit(Split):
     def only(self, rows: Rows) -> "StreamSplit":
         """Return these rows as a split."""
         return StreamSplit(
-            self.name, (), self.targets, self.keys[rows], windows=self.windows, rows=self.rows[rows],
-            text=self.text, input_spec=self.input_spec,
-        )  # fmt: skip
+            self.name,
+            (),
+            self.targets,
+            self.keys[rows],
+            windows=self.windows,
+            rows=self.rows[rows],
+            text=self.text,
+            input_spec=self.input_spec,
+        )

@@ -52,8 +52,12 @@ _WARNING_BYTES = 200  # of a warning besides its text
 _IDS = 256  # ids of answers that are drawn at once
 _JSON = (b"content-type", b"application/json")
 _GENERATION: dict[str, tuple[type, ...]] = {  # options, with their types
-    "max_tokens": (int,), "temperature": (int, float), "top_k": (int,), "top_p": (int, float), "seed": (int,),
-}  # fmt: skip
+    "max_tokens": (int,),
+    "temperature": (int, float),
+    "top_k": (int,),
+    "top_p": (int, float),
+    "seed": (int,),
+}
 
 
 class ModelRequest(NamedTuple):

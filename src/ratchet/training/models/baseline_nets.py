@@ -18,8 +18,12 @@ CHOSEN_BY = {"variant": ("baseline", "blend")}
 Network = Callable[..., nn.Module]
 
 BASELINES: dict[str, Network] = {
-    "trees": Trees, "array-trees": ArrayTrees, "linear-bag": LinearBag, "ngrams": Ngrams, "constant": Constant,
-}  # fmt: skip
+    "trees": Trees,
+    "array-trees": ArrayTrees,
+    "linear-bag": LinearBag,
+    "ngrams": Ngrams,
+    "constant": Constant,
+}
 _BLEND = "blend:"
 
 

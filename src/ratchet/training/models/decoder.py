@@ -27,9 +27,15 @@ class Decoder(nn.Module):
     """Ids int64 (n, t), t <= context -> logits float (n, t, tokens)."""
 
     def __init__(
-        self, input: TokensInput, target: NextToken, *, layers: int = 4, heads: int = 4, width: int = 128,
+        self,
+        input: TokensInput,
+        target: NextToken,
+        *,
+        layers: int = 4,
+        heads: int = 4,
+        width: int = 128,
         dropout: float = 0.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         assert width % (2 * heads) == 0, "rotary positions turn pairs of numbers"
         self.context = input.context

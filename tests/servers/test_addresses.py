@@ -1,16 +1,11 @@
 """Servers beyond loopback: only with a password, and under the name that other machines use."""
 
-import base64
-import json
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ports import reserved_port
 
-from flows.server.client import prefect_client
 from flows.server.lifecycle import up
 from ratchet import settings
 from ratchet.errors import PlatformError, SettingsError
@@ -23,7 +18,6 @@ from ratchet.servers.addresses import (
     require_authentication,
 )
 from ratchet.servers.environment import service_environment
-from ratchet.servers.private import TiedServers
 from ratchet.settings import override
 from ratchet.settings.model import Params, PlatformSettings, ServingSettings
 from ratchet.workspace import Workspace
@@ -130,58 +124,6 @@ def test_up_beyond_loopback_without_password_starts_nothing(project: Any) -> Non
     output = project.refused("ratchet", "up")
     assert "ratchet: platform.host: 0.0.0.0 lets other machines reach Prefect's server" in output
     assert not (project.workspace.state / "servers.json").exists()
-
-
-def ask(port: int, path: str, host: str, credentials: str = "", body: object = None) -> tuple[int, Any]:
-    headers = {"Host": host, "Content-Type": "application/json"}
-    if credentials:
-        headers["Authorization"] = f"Basic {base64.b64encode(credentials.encode()).decode()}"
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, headers)
-    try:
-        with urllib.request.urlopen(request, timeout=60) as response:
-            return response.status, json.load(response)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, None
-
-
-@pytest.mark.slow
-def test_servers_with_passwords_answer_at_their_public_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in PASSWORDS.items():
-        monkeypatch.setenv(name, value)
-    workspace = Workspace(tmp_path.resolve())
-    workspace.params.write_text(settings.template())
-    port, mlflow_port = reserved_port("0.0.0.0"), reserved_port("0.0.0.0")
-    given = PlatformSettings(
-        host="0.0.0.0",
-        prefect_port=port,
-        mlflow_port=mlflow_port,
-        public_url=f"http://gpu.lan:{port}",
-        allowed_hosts=("gpu",),
-    )
-    tracking, artifacts = f"sqlite:///{workspace.root}/mlflow.db", (workspace.root / "files").as_uri()
-    mlflow = start.mlflow_launch(workspace, given, tracking_uri=tracking, artifacts=artifacts)
-    servers = TiedServers(workspace, [start.prefect_launch(workspace, given), mlflow])
-    try:
-        servers.wait()
-        assert [service.shown for service in servers.services] == [
-            f"http://gpu.lan:{port}",
-            f"http://gpu.lan:{mlflow_port}",
-        ]
-        assert ask(port, "/ui-settings", f"gpu.lan:{port}")[1]["api_url"] == f"http://gpu.lan:{port}/api"
-        for name in ("gpu.lan", "gpu", "127.0.0.1"):
-            flows = "/api/flows/filter"
-            assert ask(port, flows, f"{name}:{port}", "team:secret", {}) == (200, [])
-            assert ask(port, flows, f"{name}:{port}", body={})[0] == 401
-            search = "/api/2.0/mlflow/experiments/search?max_results=5"
-            assert ask(mlflow_port, search, f"{name}:{mlflow_port}", "team:secret")[0] == 200
-            assert ask(mlflow_port, search, f"{name}:{mlflow_port}")[0] == 401
-        assert ask(port, "/api/health", f"other.lan:{port}")[0] == 400
-        with prefect_client(f"http://127.0.0.1:{port}/api") as client:
-            assert client.read_flows() == []
-    finally:
-        servers.stop()
 
 
 def test_service_keeps_credentials_and_drops_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,15 +136,6 @@ def test_large_log_is_rotated_at_a_restart(start: Start, tmp_path: Path) -> None
     until(lambda: started.log.exists() and "starts again" in started.log.read_text())
 
 
-def test_child_in_its_own_session_gets_sigterm(start: Start, tmp_path: Path) -> None:
-    started = start(WORKER)
-    assert len(started.processes) == 2  # worker, run
-    started.record.end()
-    assert not started.processes
-    assert (tmp_path / "left").exists()
-    assert "had to be killed" not in started.log.read_text()
-
-
 def test_processes_of_a_killed_supervisor_are_found(start: Start) -> None:
     started = start(WORKER)
     started.process.kill()

@@ -22,7 +22,7 @@ from ratchet.data.manifest import Manifest
 from ratchet.data.reading.subset import PER_CLASS
 from ratchet.errors import DataError, RatchetError, RegistryError, SettingsError
 from ratchet.kinds.registry import kind_chosen
-from ratchet.references import require_references
+from ratchet.references import canary_fault, require_references
 from ratchet.registry.alias_sync import require_agreement
 from ratchet.registry.runs import SENDER
 from ratchet.settings.model import Params
@@ -246,6 +246,8 @@ def preflight(workspace: Workspace) -> int:
 
     params, console = settings.load(workspace.params), new_console()
     require_references(params, workspace)
+    if fault := canary_fault(params.serving):
+        raise SettingsError(f"params.yaml: {fault}")
     require_agreement(workspace, params)
     source = params.data.source if kind_chosen(params.data.kind).has_sources else params.data.path
     console.print(

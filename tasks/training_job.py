@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ratchet import files
 from ratchet.code.closure import closure
+from ratchet.combinations import pruning_fault
 from ratchet.data.manifest import Manifest
 from ratchet.errors import TrainingError
 from ratchet.kinds import ModelSpec
-from ratchet.kinds.registry import kind_named
 from ratchet.problems import Target
 from ratchet.registry.provenance_record import ContinuedCode
+from ratchet.settings import model_names
 from ratchet.settings.model import Params, TrainingSettings, neutral
 from ratchet.workspace import Workspace
 from tasks.code import choice, own_code
@@ -146,11 +147,8 @@ def _parts(
 def _pruned(spec: "ModelSpec", plan: "training.Plan", variant: Variant) -> "ModelSpec":
     from ratchet import training
 
-    if variant != "network":
-        raise TrainingError(
-            f"training.prune_channels: found {plan.prune_channels:g}, and model.name is {variant}. Allowed: 0, or a "
-            "network as model.name. Fix: `ratchet set training.prune_channels=0`"
-        )
+    if variant != "network" and (fault := pruning_fault(plan, variant)):
+        raise TrainingError(fault)
     return training.pruned_spec(spec, plan.prune_channels)
 
 
@@ -160,11 +158,8 @@ def _spec(params: Params, workspace: Workspace, manifest: Manifest, packed: Path
     model, root = params.model, str(workspace.root)
     code = model.code if model.factory != "none" else "none"
     kind = manifest.input.kind
-    if model.name == "blend" and not kind_named(kind).baseline:
-        raise TrainingError(
-            f"model.name: found blend, and the baseline of {kind} data is the most frequent class. Allowed: a "
-            "network, or baseline. Fix: `ratchet set model.name=auto`"
-        )
+    if fault := model_names.blend_fault(model.name, kind):
+        raise TrainingError(fault)
     name = training.default_name(kind) if model.name in ("auto", *_VARIANTS) else model.name
     training.require(name, kind=kind, factory=model.factory, code=code, root=root)
     input_spec = training.model_input(

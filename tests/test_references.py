@@ -29,6 +29,26 @@ def params(workspace: Workspace, **changes: object) -> Params:
     return settings.plan(workspace.params, {key.replace("__", "."): value for key, value in changes.items()}).params
 
 
+EXCLUDING = [  # settings that exclude each other, the beginning of the message, and settings that fix it
+    ("training.reduction=fast training.processes=auto", "training.processes: found auto", "training.processes=1"),
+    ("training.reduction=fast training.processes=auto", "training.processes: found auto", "training.reduction=exact"),
+    ("training.processes=4 training.pieces=2", "training.processes: found 4", "training.pieces=4"),
+    ("training.processes=4", "training.processes: found 4", "training.processes=auto"),
+    ("training.shard=fsdp training.optimizer=muon", "training.shard: found fsdp", "training.shard=none"),
+    ("training.shard=fsdp training.prune_channels=0.5", "training.shard: found fsdp", "training.prune_channels=0"),
+    ("training.shard=fsdp training.compile=default", "training.shard: found fsdp", "training.compile=none"),
+    ("training.prune_channels=0.5 model.name=baseline", "training.prune_channels: found 0.5", "model.name=auto"),
+    ("model.name=blend", "model.name: found blend", "model.name=auto"),
+    ("data.kind=table data.order_by=day data.folds=5", "data.order_by: found day", "data.folds=0"),
+    (
+        "data.kind=table data.problem=regression training.loss=cross-entropy",
+        "training.loss: found cross-entropy", "training.loss=auto",
+    ),
+    (
+        "data.kind=table data.problem=regression training.best=validation/f1",
+        "training.best: found validation/f1", "training.best=auto",
+    ),
+]  # fmt: skip
 BROKEN = {
     "model.pretrained": ("resnet18.safetensors", "there is no file resnet18.safetensors in"),
     "training.teacher": ("big", "there is no model in"),
@@ -48,6 +68,23 @@ def test_a_missing_thing_is_named_before_a_run(workspace: Workspace, key: str) -
     assert message in fault
     with pytest.raises(SettingsError, match=rf"^params.yaml: {key}: "):
         require_references(changed, workspace)
+
+
+@pytest.mark.parametrize(("assignments", "message", "fix"), EXCLUDING)
+def test_settings_that_exclude_each_other_are_refused_until_fixed(
+    workspace: Workspace, assignments: str, message: str, fix: str
+) -> None:
+    (workspace.root / "rows.csv").write_text("a,label\n1,2\n")
+    wanted = settings.parse_assignments(["data.path=rows.csv", *assignments.split()])
+    changed = settings.plan(workspace.params, wanted).params
+    [fault] = broken_references(changed, workspace)
+    assert fault.startswith(message)
+    assert "Fix: " in fault
+    with pytest.raises(SettingsError, match=f"^params.yaml: {message}"):
+        require_references(changed, workspace)
+    fixed = settings.plan(workspace.params, wanted | settings.parse_assignments([fix])).params
+    assert list(broken_references(fixed, workspace)) == []
+    require_references(fixed, workspace)
 
 
 @pytest.mark.parametrize("key", ["data.code", "model.code"])

@@ -1,7 +1,7 @@
 """Settings that name a file, folder, model, experiment or registered name: does it exist, before anything runs?
 
-The checks take milliseconds and import no library. `ratchet set` prints what they find as a warning, because the next
-command can make it true; a run refuses.
+The same check finds settings that exclude each other. It takes milliseconds and imports no library. `ratchet set`
+prints what it finds as a warning, because the next command can make it right; a run refuses.
 """
 
 import sqlite3
@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+from ratchet.combinations import objective_faults, order_fault, pruning_fault, training_faults
 from ratchet.errors import SettingsError, TrackingRefused, TrackingUnavailable
 from ratchet.kinds.registry import kind_chosen
+from ratchet.problems import PROBLEMS
 from ratchet.settings import model_names, source_names
 from ratchet.settings.model import Params, ServingSettings, TrackingSettings
 from ratchet.workspace import Workspace
@@ -67,6 +69,7 @@ def _broken_after_ingest(params: Params, workspace: Workspace) -> Iterator[str]:
     from ratchet.registry.names import name_fault
     from ratchet.registry.relocation import moved_fault
 
+    yield from _combinations(params)
     yield from _missing_weights(params, workspace)
     if params.model.factory == "none" and (fault := model_names.refusal(params.model.name, params.data.kind)):
         yield fault
@@ -77,6 +80,21 @@ def _broken_after_ingest(params: Params, workspace: Workspace) -> Iterator[str]:
         yield fault
     if fault := moved_fault(workspace, params.tracking):
         yield f"tracking.uri: {fault}"
+
+
+def _combinations(params: Params) -> Iterator[str]:
+    """Yield a message for each combination of settings that a stage would refuse."""
+    model, training = params.model, params.training
+    yield from training_faults(training)
+    if model.factory == "none" and model.name in model_names.VARIANTS:
+        if fault := pruning_fault(training, model.name):
+            yield fault
+        if fault := model_names.blend_fault(model.name, params.data.kind):
+            yield fault
+    if fault := order_fault(params.data):
+        yield fault
+    if problem := PROBLEMS.get(params.data.problem):
+        yield from objective_faults(training, problem)
 
 
 def _missing_weights(params: Params, workspace: Workspace) -> Iterator[str]:

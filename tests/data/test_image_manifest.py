@@ -156,7 +156,7 @@ def test_an_unknown_split_is_quarantined_and_numbers_are_typed(place) -> None:
             "not a readable table: a quotation mark in the row of line 3 is not closed",
         ),
         ("path,label,width\na.png,cat,7\n", "column 'width' has a reserved name"),
-        ("path,label\na.png,cat\n", "has only one class"),
+        ("path,label\na.png,cat\n", "has only one class .* Fix: add samples of another class"),
         ("path,label\n", "has no labels"),
         ("", "not a readable table"),
     ],

@@ -17,6 +17,7 @@ import polars as pl
 import pytest
 
 from ratchet.data.manifest import Manifest
+from ratchet.data.tables.digests import row_ids
 from ratchet.data.tables.encode import encode
 from ratchet.errors import DataError, RatchetError, SettingsError
 from ratchet.kinds import TableInput
@@ -975,3 +976,8 @@ def test_a_column_of_persons_gets_a_hint(table) -> None:
     assert "data.group_column=patient_id" in notes[-1]
     table.ingest(group_column="patient_id")
     assert table.profile()["problem"]["notes"] == []
+
+
+@pytest.mark.parametrize("rows", [[1, 20, 9_999_999], [3, 10_000_000, 4_294_967_295], []])
+def test_ids_of_rows_have_at_least_seven_digits(rows: list[int]) -> None:
+    assert row_ids(np.array(rows, np.int64)).to_pylist() == [f"row {row:07d}" for row in rows]

@@ -258,7 +258,7 @@ def test_extra_columns_groups_and_splits_are_kept(place: Place) -> None:
             "has no column 'text'; it has review, label. Fix: set data.text_column",
         ),
         ("text,lable\na,b\n", {}, r"has no column 'label'.*data.label_column \(to lable\?\)"),
-        ("text,label\na,b\nc,b\n", {}, "has only one class"),
+        ("text,label\na,b\nc,b\n", {}, "has only one class .* Fix: add rows of another class"),
         ("text,label\n", {}, "has a header and no rows"),
         ("text,text,label\na,b,c\n", {}, "in the header twice"),
         ("text,label\n" + "".join(f"t{n},c{n}\n" for n in range(30)), {}, "30 different values"),

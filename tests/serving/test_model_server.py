@@ -441,6 +441,29 @@ def test_too_long_body_is_refused_before_100_continue(images: Served, path: str)
         assert b"larger than 16 MiB (serving.body_mib)" in answer.read()  # the server closes the connection
 
 
+@pytest.mark.parametrize("connection", ["keep-alive", "close"])
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/predict", "/invocations", INFER, INFER.replace("/infer", "/versions/1/infer"), "/v1/labels", "/v1/explain"],
+)
+def test_too_long_body_is_refused_before_it_comes(images: Served, path: str, connection: str) -> None:
+    """The client gets the whole answer before it sends a byte of the body, and may send the body afterwards."""
+    size = 17 << 20
+    head = f"POST {path} HTTP/1.1\r\nHost: {HOST}:{images.port}\r\nContent-Type: application/json\r\n"
+    head += f"Connection: {connection}\r\nContent-Length: {size}\r\n\r\n"
+    with socket.create_connection((HOST, images.port)) as stream, stream.makefile("rb") as answer:
+        stream.sendall(head.encode())
+        assert answer.readline() == b"HTTP/1.1 413 Request Entity Too Large\r\n"
+        headers = dict(line.rstrip().split(b": ") for line in iter(answer.readline, b"\r\n"))
+        assert b"larger than 16 MiB (serving.body_mib)" in answer.read(int(headers[b"content-length"]))
+        stream.sendall(b" " * size)
+        if connection == "keep-alive":
+            stream.sendall(f"GET /health HTTP/1.1\r\nHost: {HOST}:{images.port}\r\n\r\n".encode())
+            assert answer.readline() == b"HTTP/1.1 200 OK\r\n"
+        else:
+            assert answer.read() == b""
+
+
 def test_generated_text_is_that_of_mlflows_loader(tokens: Served) -> None:
     served, prompts = tokens, ["To be", "Alas"]
     options = {"max_tokens": 20, "temperature": 0.0}

@@ -32,6 +32,8 @@ from ratchet.serving.http_request import (
     Header,
     Refused,
     Reply,
+    TooLarge,
+    answer_first,
     content_length,
     deadline_seconds,
     discard,
@@ -242,7 +244,11 @@ class Endpoint(ABC):
         call = Call.of(self.name, scope, receive)
         try:
             loaded = scope["ratchet.loaded"] = self.version(call)
+            self.handler.bodies.check(call.headers)
             response = await self._within_deadline(loaded, call)
+        except TooLarge as error:
+            await answer_first(error_response(error), scope, receive, send, seconds=self.handler.settings.deadline)
+            return
         except Refused as error:
             response = error_response(error)
             is_fault = error.status >= 500 and not isinstance(error, Busy)

@@ -1,13 +1,14 @@
 """One HTTP request: its body, its deadline, and the response to a refused one."""
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import orjson
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import Receive
+from starlette.types import Message, Receive, Scope, Send
 
 from ratchet.serving.encodings import ENCODINGS, BodyDecoder
 from ratchet.settings.model import ServingSettings
@@ -18,6 +19,8 @@ __all__ = [
     "Header",
     "Refused",
     "Reply",
+    "TooLarge",
+    "answer_first",
     "content_length",
     "deadline_seconds",
     "discard",
@@ -47,6 +50,13 @@ class Busy(Refused):
         super().__init__(503, message, {"Retry-After": str(max(1, round(retry_after)))})
 
 
+class TooLarge(Refused):
+    """The header says that the body is too large, of which nothing is read."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(413, f"the body is larger than {most / _MIB:g} MiB (serving.body_mib)")
+
+
 class Reply(Response):
     """A response with status 200 whose headers are encoded already: doing so for each answer takes long."""
 
@@ -74,6 +84,15 @@ class Bodies:
     def __init__(self, settings: ServingSettings) -> None:
         self.most = int(settings.body_mib * _MIB)  # of one body
         self.limit, self.size = max(_BODIES, 4 * self.most), 0
+
+    def check(self, headers: Mapping[str, str]) -> None:
+        """Check the size of a body by its header.
+
+        Raises:
+            TooLarge: it is larger than serving.body_mib.
+        """
+        if content_length(headers) > self.most:
+            raise TooLarge(self.most)
 
     def hold(self) -> "HeldBody":
         """Return a context with the body of one request; at its end the body counts no longer."""
@@ -139,9 +158,6 @@ class HeldBody:
             allowed = ", ".join(ENCODINGS)
             message = f"Content-Encoding: found {str(error)!r}; allowed: {allowed}, or none"
             raise Refused(415, message, {"Accept-Encoding": allowed}) from None
-        if content_length(headers) > self._bodies.most:
-            await discard(receive, headers)
-            raise self._too_large()
         return decoder
 
     def _take(self, size: int) -> None:
@@ -158,7 +174,23 @@ class HeldBody:
         self._bodies.size += size
 
     def _too_large(self) -> Refused:
-        return Refused(413, f"the body is larger than {self._bodies.most / _MIB:g} MiB (serving.body_mib)")
+        return Refused(413, str(TooLarge(self._bodies.most)))
+
+
+async def answer_first(response: Response, scope: Scope, receive: Receive, send: Send, *, seconds: float) -> None:
+    """Send a whole response, then receive the body and forget it, for at most so many seconds.
+
+    A connection that is closed while its client is sending is reset, and the client may lose the response.
+    """
+
+    async def send_open(message: Message) -> None:
+        await send(message | {"more_body": True} if message["type"] == "http.response.body" else message)
+
+    await response(scope, receive, send_open)
+    with contextlib.suppress(ClientDisconnect, TimeoutError):
+        async with asyncio.timeout(seconds):
+            await discard(receive, headers_of(scope["headers"]))
+    await send({"type": "http.response.body", "body": b""})
 
 
 async def discard(receive: Receive, headers: Mapping[str, str]) -> None:

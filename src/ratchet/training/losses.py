@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from ratchet.combinations import objective_faults
 from ratchet.errors import TrainingError
 from ratchet.kinds.registry import kind_named
 from ratchet.problems import Target
@@ -33,15 +34,8 @@ def resolve_auto(plan: Plan, target: Target, *, kind: str = "image") -> Plan:
     """
     loss = target.losses[0] if plan.loss == "auto" else plan.loss
     best = f"validation/{target.best[0]}" if plan.best == "auto" else plan.best
-    for key, value, allowed in (
-        ("training.loss", loss, target.losses),
-        ("training.best", best, tuple(f"validation/{name}" for name in target.best)),
-    ):
-        if value not in allowed:
-            raise TrainingError(
-                f"{key}: found {value}, and the problem of the data is {target.problem}. Allowed: auto, "
-                f"{', '.join(allowed)}. Fix: `ratchet set {key}=auto`"
-            )
+    for fault in objective_faults(plan, target):
+        raise TrainingError(fault)
     if target.ignored is not None:
         plan = replace(plan, ignore_index=target.ignored)
     if plan.label_smoothing == "auto":

@@ -17,6 +17,7 @@ import torch
 from torch import distributed, nn
 from torch.nn import functional
 
+from ratchet.combinations import shard_fault, shard_obstacles
 from ratchet.errors import TrainingError
 from ratchet.training.device import precise_type
 from ratchet.training.models import Model
@@ -51,29 +52,18 @@ def refuse_shards(plan: Plan, model: Model | None = None) -> None:
     Raises:
         TrainingError: `training.shard` is fsdp, and another setting or the model does not allow it.
     """
-    if plan.shard == "fsdp" and (obstacles := _obstacles(plan, model)):
-        raise TrainingError(
-            f"training.shard: found fsdp, and {obstacles[0]}. Fix: `ratchet set training.shard=none`, or change that"
-        )
+    if fault := shard_fault(plan, _obstacles(plan, model)):
+        raise TrainingError(fault)
 
 
 def _obstacles(plan: Plan, model: Model | None) -> list[str]:
-    obstacles = {
-        "training.optimizer muon needs whole matrices": plan.optimizer == "muon",
-        "training.prune_channels is set": plan.prune_channels > 0,
-        "training.frozen_epochs is set": plan.frozen_epochs > 0,
-        "training.unfreeze_epochs is set": plan.unfreeze_epochs > 0,
-        "training.compile is set": plan.compile != "none",
-        "training.gradient_checkpointing is set": plan.gradient_checkpointing,
-        "training.precision fp16 has a loss scale": plan.precision == "fp16",
-        "training.channels_last changes the order of the rows": plan.channels_last is True,
-    }
     parameters = [] if model is None else list(model.named_parameters())
-    obstacles["the parameters of the model have several types"] = len({each.dtype for _, each in parameters}) > 1
+    several = len({each.dtype for _, each in parameters}) > 1
+    obstacles = {"the parameters of the model have several types": several}
     for name, parameter in parameters:
         obstacles[f"parameter {name} of the model is a single number without a row"] = parameter.dim() == 0
         obstacles[f"parameter {name} of the model is complex"] = parameter.is_complex()
-    return [reason for reason, is_true in obstacles.items() if is_true]
+    return shard_obstacles(plan) + [reason for reason, is_true in obstacles.items() if is_true]
 
 
 class WholeModel:

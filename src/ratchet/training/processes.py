@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from ratchet.combinations import pieces_fault, reduction_fault
 from ratchet.errors import RatchetError, TrainingError
 from ratchet.files import DRAFT
 from ratchet.hardware import cores
@@ -33,7 +34,6 @@ from ratchet.training.events import Event, Notice, Stopped, Trouble
 from ratchet.training.inputs import TrainingInputs, open_split
 from ratchet.training.loop import fit
 from ratchet.training.model_shards import refuse_shards
-from ratchet.training.plan import Plan
 from ratchet.training.ranks import LostRank, Ranks
 from ratchet.training.sample_timeout import PATIENCE, Interrupted, never
 
@@ -73,8 +73,9 @@ def fit_in_processes(
     """
     plan, losses = inputs.plan, 0
     refuse_shards(plan)
+    if fault := reduction_fault(plan):
+        raise TrainingError(fault)
     count = count_processes(plan.processes, pieces=plan.pieces, device=plan.device)
-    _refuse_fast(plan, count)
     if count > 1:
         yield Notice(f"{count} processes share the {plan.pieces} pieces of each step")
     while count > 1:
@@ -113,27 +114,14 @@ def count_processes(processes: int | str, *, pieces: int, device: str) -> int:
     if processes == "auto":
         return 1 << (min(places, pieces).bit_length() - 1)
     count = int(processes)
-    if pieces % count:
-        raise TrainingError(
-            f"training.processes: found {count}, which cannot share the {pieces} of training.pieces equally. Fix: "
-            f"`ratchet set training.pieces={count}`, which decides the weights, or "
-            "`ratchet set training.processes=auto`"
-        )
+    if fault := pieces_fault(processes, pieces):
+        raise TrainingError(fault)
     if count > places and chosen.type != "cpu":
         raise TrainingError(
             f"training.processes: found {count}, and each of them needs a GPU of its own; training.device {device} has "
             f"{places}. Fix: `ratchet set training.processes=auto`"
         )
     return count
-
-
-def _refuse_fast(plan: Plan, count: int) -> None:
-    """Check that PyTorch may add the gradients: by the settings it is known of how many processes."""
-    if plan.reduction == "fast" and plan.processes == "auto":
-        raise TrainingError(
-            "training.processes: found auto, and with training.reduction fast the number decides the weights. Fix: "
-            f"`ratchet set training.processes={count}`, or `ratchet set training.reduction=exact`"
-        )
 
 
 class _Others:

@@ -155,14 +155,14 @@ class ImageFolder:
         return f"data.label_level is {self._level}, so put {self._level} levels of folders into it, or lower the level"
 
     def _deeper(self, top: str, only: str) -> str:
-        """Return the fix for classes that are below the only folder; empty if there are none."""
+        """Return the fix for one class: those below the only folder, or another one."""
         if self._level > 1:
             return ". Fix: correct data.label_level"
         inside, path = only, f"{top}/{only}" if top else only
         while len(names := self._inner[path]) == 1:
             inside, path = f"{inside}/{names[0]}", f"{path}/{names[0]}"
         if not names:
-            return ""
+            return f". Fix: add a folder with {self._of} of another class beside it"
         place = self._where if not top else f"{self._where}/{top}"
         fix = f"set data.path={place}/{inside}" if not top else f"move the folders of {place}/{inside} to {place}"
         return f". {place}/{inside} has {len(names)} folders ({_some(names)}). Fix: {fix}"

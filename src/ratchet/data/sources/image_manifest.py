@@ -263,7 +263,10 @@ class ImageManifest:
         classes = tuple(sorted(set(totals) - set(look_alikes(totals)), key=in_order))
         if len(classes) < 2:
             only = f"only one class ({classes[0]!r})" if classes else "no labels"
-            raise DataError(f"data.manifest: {self._where} has {only}, but at least two classes are needed")
+            raise DataError(
+                f"data.manifest: {self._where} has {only}, but at least two classes are needed. Fix: add samples of "
+                "another class, or set data.label_column"
+            )
         return classes, usual
 
     def _stamps(self, storage: Storage) -> pl.DataFrame | None:

@@ -10,7 +10,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from ratchet.data.reading import pool
-from ratchet.data.sources.table_file import EXACT
+from ratchet.data.sources.table_file import EXACT, largest
 from ratchet.data.tables.digests import by_text, coded
 from ratchet.data.tables.encode import cleaned, known_texts, plain_values, texts_of, without
 from ratchet.data.tables.notes import far_notes, merged_notes, mixed_notes
@@ -233,12 +233,12 @@ def _numeric(
         odd = (read.is_null() & texts.is_not_null()).arg_true()
         if len(odd):
             faults["not-a-date" if kind == "datetime" else "not-a-number"] = odd
-    largest = float(max(read.max() or 0.0, -(read.min() or 0.0)))  # type: ignore[operator,arg-type]
-    if largest > _LARGEST:
+    most = largest(read)
+    if most > _LARGEST:
         infinite = (read.abs() > _LARGEST).fill_null(False)
         faults["infinite-number"] = infinite.arg_true()
         read = read.set(infinite, None)
-    distinct = _distinct(read) if largest <= EXACT else values.filter(read.is_not_null()).n_unique()
+    distinct = _distinct(read) if most <= EXACT else values.filter(read.is_not_null()).n_unique()
     column = TypedColumn(values.name, kind, read, values, why, distinct, form, faults)
     known = len(read) - read.null_count()
     if not known:

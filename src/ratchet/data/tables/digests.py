@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["array_digests", "by_text", "coded", "column_digests", "hexadecimal", "repeats", "uniform"]
+__all__ = ["array_digests", "by_text", "coded", "column_digests", "hexadecimal", "repeats", "row_ids", "uniform"]
 
 Bits = NDArray[np.uint64]
 
@@ -25,6 +25,7 @@ _FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _EXPANDED = (0xD6E8FEB86659FD93, 0xA0761D6478BD642F)
 _MISSING = 0x7FF8_0000_0000_0001
 _BLOCK = 1 << 14  # rows
+_DIGITS = 7  # of the number in an id, at least
 _SAMPLE = 1000  # texts that show whether they repeat
 
 
@@ -47,7 +48,10 @@ def _numbers_or_codes(values: pl.Series) -> tuple[NDArray[Any], Bits | None]:
     distinct = values.dtype.categories
     hashed = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in distinct)
     known = np.append(np.frombuffer(hashed, "<u8").astype(np.uint64), np.uint64(_MISSING))
-    return values.to_physical().cast(pl.Int64).fill_null(len(distinct)).to_numpy(), known
+    places = values.to_physical()
+    if places.null_count():
+        places = places.cast(pl.Int64).fill_null(len(distinct))
+    return places.to_numpy(), known
 
 
 def _bits(values: NDArray[Any], known: Bits | None) -> Bits:
@@ -56,7 +60,8 @@ def _bits(values: NDArray[Any], known: Bits | None) -> Bits:
         hashes: Bits = known[values]
         return hashes
     numbers = values + 0.0  # -0 is 0
-    return np.where(np.isnan(numbers), np.uint64(_MISSING), numbers.view(np.uint64))  # NaN has several forms
+    bits, is_missing = numbers.view(np.uint64), np.isnan(numbers)
+    return np.where(is_missing, np.uint64(_MISSING), bits) if is_missing.any() else bits  # NaN has several forms
 
 
 def coded(values: pl.Series) -> pl.Series:
@@ -121,6 +126,24 @@ def hexadecimal(digests: Bits) -> "pa.Array":
         np.multiply(digests[:, place] ^ factor, factor, out=lanes[:, 2 + place])
     ends = np.arange(len(lanes) + 1, dtype=np.int64) * 64
     return pa.LargeStringArray.from_buffers(len(lanes), pa.py_buffer(ends), pa.py_buffer(hexlify(lanes.data)))
+
+
+def row_ids(rows: NDArray[np.int64]) -> "pa.Array":
+    """Return the ids of rows by their numbers in the file, such as "row 0000012"."""
+    import pyarrow as pa
+
+    digits = max(_DIGITS, len(str(rows.max(initial=0))))
+    texts, rest = np.empty((len(rows), 4 + digits), np.uint8), rows.astype(np.uint32)
+    texts[:, :4] = np.frombuffer(b"row ", np.uint8)
+    for place in range(3 + digits, 3, -1):
+        rest, texts[:, place] = np.divmod(rest, np.uint32(10))
+    texts[:, 4:] += ord("0")
+    ends = np.arange(len(rows) + 1, dtype=np.int64) * texts.shape[1]
+    if digits > _DIGITS:  # only leading zeros up to the usual number of digits are written
+        is_written = np.ones(texts.shape, bool)
+        is_written[:, 4:-_DIGITS] = rows[:, None] >= 10 ** np.arange(digits - 1, _DIGITS - 1, -1)
+        ends, texts = np.append(0, np.cumsum(is_written.sum(1))), texts[is_written]
+    return pa.LargeStringArray.from_buffers(len(rows), pa.py_buffer(ends), pa.py_buffer(texts))
 
 
 def array_digests(arrays: Sequence[NDArray[np.float32] | NDArray[np.int64]], rows: int) -> Bits:

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from ratchet.data.checks.far_values import inner, is_compact
-from ratchet.data.sources.table_file import EXACT
+from ratchet.data.sources.table_file import EXACT, largest
 from ratchet.data.tables.encode import texts_of
 
 __all__ = ["far_notes", "merged_notes", "missing_fix", "mixed_notes", "yaml_list"]
@@ -48,7 +48,7 @@ def far_notes(
 
 def merged_notes(name: str, cells: pl.Series, numbers: pl.Series) -> tuple[str, ...]:
     """Return a note about different whole numbers of a column that are one Float64 in `numbers`."""
-    if not (numbers.abs() > EXACT).any():
+    if largest(numbers) <= EXACT:
         return ()
     whole = cells.cast(pl.Int128, strict=False)
     count, kept = whole.drop_nulls().n_unique(), numbers.filter(whole.is_not_null()).n_unique()

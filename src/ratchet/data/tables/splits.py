@@ -4,6 +4,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from ratchet.combinations import order_fault
 from ratchet.data import split
 from ratchet.data.tables.digests import uniform
 from ratchet.errors import DataError, SettingsError
@@ -20,16 +21,17 @@ def check_order(settings: DataSettings, *, given: bool, grouped: bool) -> None:
     """
     if settings.order_by == "none":
         return
+    if fault := order_fault(settings):
+        raise SettingsError(f"params.yaml: {fault}")
     others = {
         f"column {settings.split_column!r} has the splits": given,
         f"column {settings.group_column!r} has groups": grouped,
-        f"data.folds is {settings.folds}": settings.folds > 0,
     }
     for other, there in others.items():
         if there:
             raise SettingsError(
                 f"params.yaml: data.order_by: found {settings.order_by}, but {other}; only one of them decides the "
-                "splits. Fix: set data.order_by to none, or list the column in data.drop, or set data.folds to 0"
+                "splits. Fix: set data.order_by to none, or list the column in data.drop"
             )
 
 

@@ -21,7 +21,7 @@ from ratchet.data.split import SPLITS
 from ratchet.data.tables import describe, splits
 from ratchet.data.tables.columns import TypedColumn, each
 from ratchet.data.tables.describe import FeatureStatistics
-from ratchet.data.tables.digests import array_digests, column_digests, hexadecimal, repeats
+from ratchet.data.tables.digests import array_digests, column_digests, hexadecimal, repeats, row_ids
 from ratchet.data.tables.encode import arrays_of
 from ratchet.data.tables.reading import RawTable
 from ratchet.data.tables.targets import TargetTable
@@ -192,11 +192,14 @@ class TableWriter:
         index = index.with_columns(texts.alias(name) for name, texts in extra.items())
         digests = {"content": self.digest, "pixels": packed}
         names = pack.index_columns([*index.columns, "id", "source", *digests], list(extra))
+        file_rows = index["file_row"].to_numpy()
 
         def table(rows: slice) -> pa.Table:
-            part = _named(index[rows], "file_row").to_arrow(compat_level=pl.CompatLevel.oldest())
-            for name, values in digests.items():
-                part = part.append_column(name, hexadecimal(values[rows]))
+            part = index[rows].to_arrow(compat_level=pl.CompatLevel.oldest())
+            ids = row_ids(file_rows[rows])
+            texts = {"id": ids, "source": ids} | {name: hexadecimal(values[rows]) for name, values in digests.items()}
+            for name, column in texts.items():
+                part = part.append_column(name, column)
             return part.select(names)
 
         schema = table(slice(0, 0)).schema
@@ -211,12 +214,6 @@ class TableWriter:
             file.add_key_value_metadata({"ARROW:schema": b64encode(_without_categories(schema).serialize())})
 
 
-def _named(index: pl.DataFrame, row: str = "row") -> pl.DataFrame:
-    """Add id and source; `row`: the column with numbers in the file."""
-    named = index.with_columns(id=pl.format("row {}", pl.col(row).cast(pl.String).str.zfill(7)))
-    return named.with_columns(source="id")
-
-
 def _without_categories(schema: pa.Schema) -> pa.Schema:
     """Return a schema with texts in place of categories, which also says what Parquet cannot, such as a duration."""
     return pa.schema(
@@ -227,5 +224,7 @@ def _without_categories(schema: pa.Schema) -> pa.Schema:
 def _copied(index: pl.DataFrame, digest: NDArray[np.uint64]) -> pl.DataFrame:
     """Return the rows of an index whose digest occurs more than once, with it as `pixels`."""
     places = np.flatnonzero(np.isin(digest[:, 0], repeats(digest)))
-    texts = pl.Series(pl.from_arrow(hexadecimal(digest[places])), dtype=pl.String)
-    return _named(index[places]).with_columns(pl.col("split", "class").cast(pl.String), pixels=texts)
+    copied = index[places]
+    texts = {"id": row_ids(copied["row"].to_numpy()), "pixels": hexadecimal(digest[places])}
+    columns = {name: pl.Series(pl.from_arrow(values), dtype=pl.String) for name, values in texts.items()}
+    return copied.with_columns(pl.col("split", "class").cast(pl.String), **columns).with_columns(source="id")

@@ -251,7 +251,7 @@ def _classes(columns: Sequence[_Label], settings: DataSettings, where: str, why:
     if len(classes) < 2:
         raise DataError(
             f"{where}: label column {column.name!r} has only one class ({classes[0]!r}), but at least two are needed. "
-            "Fix: set data.label_column"
+            "Fix: add rows of another class, or set data.label_column"
         )
     notes += _check_unlabelled(column, classes, settings.max_bad_fraction)
     notes += _spellings(column.name, [name for name in classes if name in counts])

@@ -1,0 +1,101 @@
+"""Settings that exclude each other, by one check for all: `ratchet set` warns, preflight and every start refuse.
+
+Standard library only: training imports it, and `ratchet set` waits for no library. `training` is the section of
+params.yaml, or a plan, whose fields have the same names.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = [
+    "objective_faults", "order_fault", "pieces_fault", "pruning_fault", "reduction_fault", "shard_fault",
+    "shard_obstacles", "training_faults",
+]  # fmt: skip
+
+NO_RESULT = "it refuses combinations of settings"
+
+
+def training_faults(training: Any) -> Iterator[str]:
+    """Yield a message for each combination that training refuses whatever the data are."""
+    faults = (
+        shard_fault(training, shard_obstacles(training)),
+        reduction_fault(training),
+        pieces_fault(training.processes, training.pieces),
+    )
+    yield from filter(None, faults)
+
+
+def shard_obstacles(training: Any) -> list[str]:
+    """Return why a model may not be sharded with these settings."""
+    obstacles = {
+        "training.optimizer muon needs whole matrices": training.optimizer == "muon",
+        "training.prune_channels is set": training.prune_channels > 0,
+        "training.frozen_epochs is set": training.frozen_epochs > 0,
+        "training.unfreeze_epochs is set": training.unfreeze_epochs > 0,
+        "training.compile is set": training.compile != "none",
+        "training.gradient_checkpointing is set": training.gradient_checkpointing,
+        "training.precision fp16 has a loss scale": training.precision == "fp16",
+        "training.channels_last changes the order of the rows": training.channels_last is True,
+    }
+    return [reason for reason, is_true in obstacles.items() if is_true]
+
+
+def shard_fault(training: Any, obstacles: list[str]) -> str:
+    """Return why `training.shard: fsdp` is refused; empty: it is not."""
+    if training.shard != "fsdp" or not obstacles:
+        return ""
+    return f"training.shard: found fsdp, and {obstacles[0]}. Fix: `ratchet set training.shard=none`, or change that"
+
+
+def reduction_fault(training: Any) -> str:
+    """Return why PyTorch may not add the gradients: the number of processes is not known by the settings."""
+    if training.reduction != "fast" or training.processes != "auto":
+        return ""
+    return (
+        "training.processes: found auto, and with training.reduction fast the number decides the weights. Fix: "
+        f"`ratchet set training.processes={training.pieces}`, or `ratchet set training.reduction=exact`"
+    )
+
+
+def pieces_fault(processes: int | str, pieces: int) -> str:
+    """Return why processes cannot share the pieces of a step equally; empty: they can."""
+    if processes == "auto" or pieces % int(processes) == 0:
+        return ""
+    return (
+        f"training.processes: found {processes}, which cannot share the {pieces} of training.pieces equally. Fix: "
+        f"`ratchet set training.pieces={processes}`, which decides the weights, or "
+        "`ratchet set training.processes=auto`"
+    )
+
+
+def pruning_fault(training: Any, variant: str) -> str:
+    """Return why a `variant` of the model, such as its baseline, is not pruned; empty: nothing is pruned."""
+    if not training.prune_channels:
+        return ""
+    return (
+        f"training.prune_channels: found {training.prune_channels:g}, and model.name is {variant}. Allowed: 0, or a "
+        "network as model.name. Fix: `ratchet set training.prune_channels=0`"
+    )
+
+
+def objective_faults(training: Any, target: Any) -> Iterator[str]:
+    """Yield a message for each loss or metric that the problem of a target, or of its class, does not have."""
+    for key, value, allowed in (
+        ("training.loss", training.loss, target.losses),
+        ("training.best", training.best, tuple(f"validation/{name}" for name in target.best)),
+    ):
+        if value not in ("auto", *allowed):
+            yield (
+                f"{key}: found {value}, and the problem of the data is {target.problem}. Allowed: auto, "
+                f"{', '.join(allowed)}. Fix: `ratchet set {key}=auto`"
+            )
+
+
+def order_fault(data: Any) -> str:
+    """Return why data.order_by and data.folds exclude each other; empty: only one is set."""
+    if data.order_by == "none" or not data.folds:
+        return ""
+    return (
+        f"data.order_by: found {data.order_by}, but data.folds is {data.folds}; only one of them decides the splits. "
+        "Fix: `ratchet set data.order_by=none`, or `ratchet set data.folds=0`"
+    )

@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from ratchet.evaluation.calibration import fit_temperature, log_softmax
+from ratchet.evaluation.calibration import (
+    CALIBRATION_BINS,
+    calibration_interval,
+    fit_temperature,
+    log_softmax,
+    reliability,
+)
 
 
 def calibrated(rows: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
@@ -38,3 +44,13 @@ def test_without_validation_images_nothing_is_scaled() -> None:
 
 def test_log_softmax_of_huge_logits_stays_finite() -> None:
     assert np.isfinite(log_softmax(np.array([[1e30, 0.0], [-1e30, 0.0]], np.float32))).all()
+
+
+@pytest.mark.parametrize(
+    ("rows", "right", "is_measured"), [(12, 0.9, False), (20, 0.9, False), (12, 0.0, True), (400, 0.9, True)]
+)
+def test_calibration_error_of_few_samples_needs_significance(rows: int, right: float, is_measured: bool) -> None:
+    sure, score = np.full(rows, 0.9), (np.arange(rows) < right * rows).astype(float)
+    bins = reliability(sure, score, bins=CALIBRATION_BINS)
+    interval = calibration_interval(bins, resamples=500, confidence=0.95, seed=0)
+    assert (interval is not None) == is_measured

@@ -14,6 +14,7 @@ from measured import measure_classes as measure
 from scipy.special import log_softmax as scipy_log_softmax
 from sklearn import metrics as sk
 
+from ratchet.evaluation.calibration import CALIBRATION_BINS, calibration_error, reliability
 from ratchet.evaluation.classification import ClassificationMetrics
 from ratchet.settings.model import EvaluationSettings
 
@@ -93,7 +94,8 @@ def assert_probabilities(metrics: ClassificationMetrics, logits: np.ndarray, lab
     order = [sorted(range(logits.shape[1]), key=lambda number, row=row: (-logits[row, number], number)) for row in rows]
     if metrics.top_k is not None:
         assert metrics.top_k.value == near(np.mean([labels[row] in order[row][:2] for row in rows]))
-    assert metrics.ece.value == near(plain_calibration_error(answers.confidence, answers.score))
+    bins = reliability(answers.confidence, answers.score, bins=CALIBRATION_BINS)
+    assert calibration_error(bins) == near(plain_calibration_error(answers.confidence, answers.score))
     for number, each in enumerate(metrics.per_class):
         truth, score = labels == number, answers.probabilities[:, number]
         if not truth.any():

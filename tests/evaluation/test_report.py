@@ -107,6 +107,25 @@ def content(predictions: Predictions) -> ReportContent:
     )
 
 
+def test_few_samples_show_no_calibration_error(content: ReportContent, predictions: Predictions) -> None:
+    """Command line, MLflow, card and gate read the same table of metrics."""
+    few = Predictions(predictions.outputs[:12], predictions.targets[:12], predictions.ids[:12], predictions.target)
+    metrics = measure(few.outputs, few.targets, classes=few.target.names, settings=FEW)
+    assert "ece" not in metrics.named()
+    asking = Candidate(
+        score=few.score, metrics=metrics.named(), default_metric="accuracy", unit=few.answers.unit,
+        calibration_error=metrics.ece, labels=few.targets, target=few.target, input_shape=(1, 8, 8),
+        saw=np.zeros(12, np.bool_),
+    )  # fmt: skip
+    verdict = judge(
+        asking, None, GateSettings(), FEW, reloaded=reload_rule(images=64, largest_difference=0.0, tolerance=1e-4)
+    )
+    assert "calibration" not in {rule.name for rule in verdict.rules}
+    text = "\n".join(Reader(render(replace(content, metrics=metrics, verdict=verdict))).texts)
+    assert "Calibration error (ECE) is not measured: 12 test samples are too few." in text
+    assert not re.search(r"ECE\)? \d|Accuracy by confidence", text)
+
+
 def test_verdict_comes_before_anything_else(content: ReportContent) -> None:
     texts = Reader(render(content)).texts
     assert texts[:2] == ["digits", "Passed the gate"]

@@ -22,6 +22,7 @@ Floats = NDArray[np.float64]
 CALIBRATION_BINS = 15
 """Bins of the calibration error (ECE), as Guo et al. 2017."""
 
+_TOO_WIDE = 0.25  # half an interval that says nothing
 _LOWEST, _HIGHEST = 0.05, 20.0  # temperatures; beyond these a model is broken, not badly calibrated
 
 
@@ -72,8 +73,11 @@ def calibration_error(bins: tuple[Bin, ...]) -> float:
     return float(gaps) / sum(part.count for part in bins)
 
 
-def calibration_interval(bins: tuple[Bin, ...], *, resamples: int, confidence: float, seed: int) -> Interval:
+def calibration_interval(bins: tuple[Bin, ...], *, resamples: int, confidence: float, seed: int) -> Interval | None:
     """Return the ECE with a conservative interval: its coverage is at least `confidence`.
+
+    None: the samples are too few to say anything. The ECE is not significant, and there are fewer than two samples for
+    each bin, or chance alone causes errors as large as the usual limit of the gate.
 
     A bootstrap of the images misleads. The plug-in estimate grows with the noise of each bin (Roelofs et al. 2022,
     "Mitigating Bias in Calibration Error Estimation"), a resample is twice as noisy, and near 0 the estimate is not
@@ -92,6 +96,8 @@ def calibration_interval(bins: tuple[Bin, ...], *, resamples: int, confidence: f
     gaps = drawn * sure - generator.binomial(drawn, right)
     errors = np.abs(gaps - counts * (sure - right)).sum(axis=1) / rows
     value, reach = calibration_error(bins), float(np.quantile(errors, confidence))
+    if value <= reach and (reach >= _TOO_WIDE or rows < 2 * len(bins)):
+        return None
     return Interval(max(value - reach, 0.0), value, min(value + reach, 1.0))
 
 

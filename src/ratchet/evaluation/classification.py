@@ -73,7 +73,7 @@ class ClassificationMetrics(Metrics):
     macro_f1: Annotated[Interval | None, Metric("macro F1", share=True)]
     roc_auc_interval: Annotated[Interval | None, Metric("ROC-AUC", key="roc_auc")]
     log_loss: Annotated[Interval, Metric("log loss", larger_is_better=False)]
-    ece: Annotated[Interval, Metric("calibration error (ECE)", larger_is_better=False, share=True)]
+    ece: Annotated[Interval | None, Metric("calibration error (ECE)", larger_is_better=False, share=True)]
     # The rest
     roc_auc: float | None  # one class against the rest, mean over the classes that occur
     pr_auc: float | None  # average precision, mean over the classes that occur
@@ -265,7 +265,7 @@ class ClassAnswers(Answers):
             top_k=bounds.get("top_k"),
             macro_f1=bounds.get("macro_f1"),
             log_loss=bounds["log_loss"],
-            ece=bounds["ece"],
+            ece=bounds.get("ece"),
             roc_auc=roc_auc,
             roc_auc_interval=bounds.get("roc_auc"),
             pr_auc=_mean([row.pr_auc for row in per_class]),

@@ -33,7 +33,7 @@ rarer class, and more than 90 % with 15. tests/evaluation/test_coverage.py repea
 def intervals(
     answers: "ClassAnswers", *, macro_f1: float, roc_auc: float | None, settings: EvaluationSettings, seed: int
 ) -> dict[str, Interval]:
-    """Return the interval of each metric by name; top-k accuracy, ROC-AUC and macro F1 are missing if they have none.
+    """Return the interval of each metric by name; top-k accuracy, ROC-AUC, macro F1 and ECE may have none.
 
     docs/evaluation.md has the measured coverage of each.
     """
@@ -42,8 +42,9 @@ def intervals(
     bounds = {
         "accuracy": share_interval(int(answers.score.sum()), rows, confidence=level),
         "log_loss": interval_of(loss, answers.losses - loss, "positive", confidence=level),
-        "ece": calibration_interval(bins, resamples=settings.resamples, confidence=level, seed=seed),
     }
+    if ece := calibration_interval(bins, resamples=settings.resamples, confidence=level, seed=seed):
+        bounds["ece"] = ece
     if settings.top_k < answers.width:
         bounds["top_k"] = share_interval(int((answers.rank < settings.top_k).sum()), rows, confidence=level)
     if rare_class(np.bincount(answers.labels, minlength=answers.width)) is None:

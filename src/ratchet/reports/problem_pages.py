@@ -204,6 +204,8 @@ class ClassPages(Pages):
 
     def _calibration(self) -> ReportSection:
         metrics = self.metrics
+        if metrics.ece is None:
+            return ReportSection("Calibration", self._unmeasured)
         note = (
             "Does the confidence match the accuracy? On the dashed line it does. Points below the line: the model is "
             f"overconfident. Its {metric_text(metrics.named()['ece'], metrics.confidence)}."
@@ -217,6 +219,10 @@ class ClassPages(Pages):
         chart = Chart("Accuracy by confidence", reliability_chart(metrics.reliability))
         return ReportSection("Calibration", note, charts=[chart], tables=[table])
 
+    @property
+    def _unmeasured(self) -> str:
+        return f"Calibration error (ECE) is not measured: {self.metrics.rows:,} test samples are too few."
+
     def own_limits(self) -> list[str]:
         metrics, weak = self.metrics, weak_classes(self.metrics)
         sentences = [
@@ -226,7 +232,9 @@ class ClassPages(Pages):
         ]
         if more := len(weak[_WEAK:]):
             sentences.append(f"Recall of {more:,} more classes is significantly below the overall accuracy.")
-        if metrics.ece.value >= _NOTABLE_ECE and metrics.ece.low > 0.0:
+        if metrics.ece is None:
+            sentences.append(self._unmeasured)
+        elif metrics.ece.value >= _NOTABLE_ECE and metrics.ece.low > 0.0:
             sentences.append(
                 f"Calibration error (ECE) is {percent(metrics.ece.value)} (CI {percent_range(metrics.ece)}): do not "
                 "read the probabilities as frequencies. evaluation.temperature_scaling may correct them."

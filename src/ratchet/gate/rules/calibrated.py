@@ -33,7 +33,7 @@ def calibrated(case: Case) -> CalibrationResult | None:
     """Check that the calibration error is not significantly above gate.calibration_error; 1 switches the rule off.
 
     The lower end of its interval decides: on few samples a well calibrated model shows some error by chance.
-    None also where the outputs are not probabilities of classes.
+    None also where the outputs are not probabilities of classes, or the samples are too few to measure it.
     """
     error, limit = case.candidate.calibration_error, case.gate.calibration_error
     if error is None or limit == 1.0:

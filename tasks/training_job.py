@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ratchet import files
 from ratchet.code.closure import closure
-from ratchet.combinations import pruning_fault
+from ratchet.combinations import blend_fault, pruning_fault
 from ratchet.data.manifest import Manifest
 from ratchet.errors import TrainingError
 from ratchet.kinds import ModelSpec
+from ratchet.kinds.registry import kind_named
 from ratchet.problems import Target
 from ratchet.registry.provenance_record import ContinuedCode
-from ratchet.settings import model_names
 from ratchet.settings.model import Params, TrainingSettings, neutral
 from ratchet.workspace import Workspace
 from tasks.code import choice, own_code
@@ -158,7 +158,7 @@ def _spec(params: Params, workspace: Workspace, manifest: Manifest, packed: Path
     model, root = params.model, str(workspace.root)
     code = model.code if model.factory != "none" else "none"
     kind = manifest.input.kind
-    if fault := model_names.blend_fault(model.name, kind):
+    if fault := blend_fault(model.name, kind, kind_named(kind).baseline):
         raise TrainingError(fault)
     name = training.default_name(kind) if model.name in ("auto", *_VARIANTS) else model.name
     training.require(name, kind=kind, factory=model.factory, code=code, root=root)

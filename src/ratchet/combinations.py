@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 __all__ = [
-    "objective_faults", "order_fault", "pieces_fault", "pruning_fault", "reduction_fault", "shard_fault",
+    "blend_fault", "objective_faults", "order_fault", "pieces_fault", "pruning_fault", "reduction_fault", "shard_fault",
     "shard_obstacles", "training_faults",
 ]  # fmt: skip
 
@@ -75,6 +75,16 @@ def pruning_fault(training: Any, variant: str) -> str:
     return (
         f"training.prune_channels: found {training.prune_channels:g}, and model.name is {variant}. Allowed: 0, or a "
         "network as model.name. Fix: `ratchet set training.prune_channels=0`"
+    )
+
+
+def blend_fault(name: str, kind: str, baseline: str) -> str:
+    """Return why a network cannot be blended with the `baseline` of a kind; empty: it can, or is not."""
+    if name != "blend" or baseline:
+        return ""
+    return (
+        f"model.name: found blend, and the baseline of {kind} data is the most frequent class. Allowed: a network, or "
+        "baseline. Fix: `ratchet set model.name=auto`"
     )
 
 

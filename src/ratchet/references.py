@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from ratchet.combinations import objective_faults, order_fault, pruning_fault, training_faults
+from ratchet.combinations import blend_fault, objective_faults, order_fault, pruning_fault, training_faults
 from ratchet.errors import SettingsError, TrackingRefused, TrackingUnavailable
 from ratchet.kinds.registry import kind_chosen
 from ratchet.problems import PROBLEMS
@@ -89,7 +89,7 @@ def _combinations(params: Params) -> Iterator[str]:
     if model.factory == "none" and model.name in model_names.VARIANTS:
         if fault := pruning_fault(training, model.name):
             yield fault
-        if fault := model_names.blend_fault(model.name, params.data.kind):
+        if fault := blend_fault(model.name, params.data.kind, kind_chosen(params.data.kind).baseline):
             yield fault
     if fault := order_fault(params.data):
         yield fault

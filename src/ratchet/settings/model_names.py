@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ratchet.kinds.registry import kind_chosen
 
-__all__ = ["VARIANTS", "blend_fault", "refusal", "torchvision_classifiers"]
+__all__ = ["VARIANTS", "refusal", "torchvision_classifiers"]
 
 VARIANTS = ("baseline", "blend")
 """What is stored in place of a network: the baseline, or the average of both."""
@@ -34,16 +34,6 @@ def torchvision_classifiers() -> tuple[str, ...]:
             )
         }
     return tuple(sorted(names))
-
-
-def blend_fault(name: str, kind: str) -> str:
-    """Return why a network cannot be blended with the baseline of a kind; empty: it can, or is not."""
-    if name != "blend" or kind_chosen(kind).baseline:
-        return ""
-    return (
-        f"model.name: found blend, and the baseline of {kind} data is the most frequent class. Allowed: a network, or "
-        "baseline. Fix: `ratchet set model.name=auto`"
-    )
 
 
 def refusal(name: str, kind: str) -> str | None:

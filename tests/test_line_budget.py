@@ -24,7 +24,7 @@ LIMITS = {
     "scale": 730,
     "search": 1_170,
     "servers": 1_500,
-    "serving": 6_857,
+    "serving": 6_858,
     "settings": 2_490,
     "tasks": 4_800,
     "tokens": 400,

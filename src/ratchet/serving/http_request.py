@@ -184,7 +184,8 @@ async def answer_first(response: Response, scope: Scope, receive: Receive, send:
     """
 
     async def send_open(message: Message) -> None:
-        await send(message | {"more_body": True} if message["type"] == "http.response.body" else message)
+        is_body = message["type"] == "http.response.body"
+        await send({**message, "more_body": True} if is_body else message)
 
     await response(scope, receive, send_open)
     with contextlib.suppress(ClientDisconnect, TimeoutError):

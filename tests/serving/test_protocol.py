@@ -11,6 +11,7 @@ from waiting import until
 
 from ratchet.serving import http_protocol
 from ratchet.serving.http_protocol import HeadLimits
+from ratchet.serving.http_request import TooLarge, answer_first, error_response
 
 HEAD = b"POST /a HTTP/1.1\r\nHost: localhost\r\n"
 
@@ -72,6 +73,32 @@ def test_refusal_before_100_continue_closes_the_connection() -> None:
         assert received.startswith(b"HTTP/1.1 413 ")
 
     served(client, app=refuse)
+
+
+async def answer_at_once(scope: Any, receive: Any, send: Any) -> None:
+    """Refuse a request, and receive its body afterwards."""
+    await answer_first(error_response(TooLarge(1 << 20)), scope, receive, send, seconds=60)
+
+
+@pytest.mark.parametrize("last", [b"", b"Connection: close\r\n"])
+def test_answer_before_the_body_leaves_the_connection_usable(last: bytes) -> None:
+    """The client gets the whole answer before it sends a byte of the body."""
+
+    async def client(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for more in (b"", last):
+            writer.write(HEAD + more + b"Content-Length: 2000000\r\n\r\n")
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 413 ")
+            length = int(head.lower().partition(b"content-length: ")[2].split()[0])
+            assert b"larger than 1 MiB" in await reader.readexactly(length)
+            writer.write(b"a" * 2_000_000)
+            await writer.drain()
+        if last:
+            assert await reader.read() == b""
+        writer.close()
+
+    served(client, app=answer_at_once)
 
 
 def test_a_head_that_is_too_long_is_refused() -> None:

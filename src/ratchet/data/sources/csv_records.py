@@ -270,10 +270,10 @@ def _scan(content: bytes, separator: str) -> Layout | None:
                 return None
             inside = np.bitwise_xor.accumulate(quotes) ^ quoted
             quoted, is_mark, closed = bool(inside[-1]), is_mark & ~inside, closed[~inside[closed]]
-        words = _words(is_mark)  # counting bits costs a quarter of listing the places of all separators
-        counts, word = np.cumsum(np.bitwise_count(words.view(np.uint64)), dtype=np.int64), closed >> 6
+        bits = _bits(is_mark)  # counting bits costs a quarter of listing the places of all separators
+        counts, word = np.cumsum(np.bitwise_count(bits.view(np.uint64)), dtype=np.int64), closed >> 6
         ends.append(closed + first)
-        later = words[word].astype(np.uint64) & _LATER[closed & 63]
+        later = bits[word].astype(np.uint64) & _LATER[closed & 63]
         marks.append(counts[word] - np.bitwise_count(later) + total)
         total += int(counts[-1])
     if len(data) and data[-1] != _NEWLINE and not quoted:  # the last line has no end
@@ -288,7 +288,7 @@ def _scan(content: bytes, separator: str) -> Layout | None:
     return Layout(content, end, lines, cells)
 
 
-def _words(flags: NDArray[np.bool_]) -> NDArray[np.uint64]:
+def _bits(flags: NDArray[np.bool_]) -> NDArray[np.uint64]:
     """Return flags as bits, 64 in a word; those of the last word that are too many are 0."""
     bits = np.packbits(flags)
     return np.pad(bits, (0, -len(bits) % _WORD.itemsize)).view(_WORD)

@@ -24,7 +24,7 @@ LIMITS = {
     "scale": 730,
     "search": 1_170,
     "servers": 1_500,
-    "serving": 6_858,
+    "serving": 6_862,
     "settings": 2_490,
     "tasks": 4_800,
     "tokens": 400,

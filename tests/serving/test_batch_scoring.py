@@ -8,97 +8,28 @@ import resource
 import signal
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 import psutil
 import pytest
-import torch
+from scored import DATASETS, TEXTS, TITANIC, Place, digests
 from waiting import let_run, until, until_or_end
 
 from ratchet import settings
 from ratchet.data.reading.input_files import Storages
 from ratchet.errors import DataError, StorageUnavailable, WorkspaceBusy
-from ratchet.kinds import Column, ModelSpec, TableInput, TextInput
-from ratchet.problems import Classes
-from ratchet.registry.models import ModelRegistry
-from ratchet.registry.runs import Run
 from ratchet.scale.result_folder import ResultFolder
 from ratchet.serving.batch.job import Job, begin, read_job
 from ratchet.serving.batch.row_reader import RowRange, RowReader
-from ratchet.training import build, save_model
-from tasks.score import Request, Scored, score, score_shard
+from tasks.score import score_shard
 
 pytestmark = pytest.mark.system
 
-DATASETS = Path(os.environ.get("RATCHET_DATASETS", "/nowhere"))
-COLUMNS = (
-    Column("age", "numeric", 30.0, 14.0, tuple(np.linspace(2.0, 70.0, 9).tolist())),
-    Column("fare", "numeric", 32.0, 50.0, tuple(np.linspace(0.0, 200.0, 9).tolist())),
-    Column("pclass", "numeric", 2.3, 0.8, (1.0, 2.0, 3.0)),
-    Column("sex", "categorical", categories=("female", "male")),
-    Column("embarked", "categorical", categories=("C", "Q", "S")),
-)
-TITANIC = ModelSpec("mlp", TableInput(COLUMNS), Classes(("died", "survived")))
-TEXTS = ModelSpec("bag", TextInput("hashed", buckets=512, longest=64), Classes(("bad", "good")))
 RANDOM = random.Random(8)
-
-
-class Silent:
-    """StageProgress that remembers messages."""
-
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-
-    def update(self, done: int, total: int, note: str = "") -> None:
-        assert done <= total
-
-    def say(self, text: str) -> None:
-        self.messages.append(text)
-
-
-class Place:
-    """A project with versions of untrained models, and scoring in this process."""
-
-    def __init__(self, project: Any) -> None:
-        self.project, self.workspace = project, project.workspace
-        self.params = settings.load(self.workspace.params)
-        self.registry = ModelRegistry(self.workspace, self.params)
-
-    def add(self, name: str, spec: ModelSpec, *, seed: int = 1) -> str:
-        """Register a version and return its number; the first is champion."""
-        folder = self.workspace.root / f"{name}-{seed}"
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            save_model(folder, build(spec).state_dict(), spec, about={"training": {}})
-        run = Run(self.workspace, self.params, f"{name}-{seed}")
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"torch|onnxscript|copyreg|mlflow")
-            run_id = run.send()
-            uri = self.registry.log_model(run_id, folder, spec)
-        run.journal.close()
-        number = self.registry.add_version(name, run_id, uri, tags={"ratchet.provenance": f"record-{seed}"}).number
-        if number == "1":
-            self.registry.set_aliases(name, {"champion": number})
-        return number
-
-    def score(self, inputs: Path | str, output: Path | str, **more: Any) -> Scored:
-        paths = (str(inputs), *map(str, filter(None, [more.pop("other", None)])))
-        request = Request(paths, str(output), "titanic@champion", None, 200)
-        self.progress = Silent()
-        return score(self.params, self.workspace, replace(request, **more), progress=self.progress)
-
-    def command(self, inputs: Path, output: Path, *more: str) -> list[str]:
-        return ["ratchet", "predict", str(inputs), "--model", "titanic@champion", "--output", str(output), *more]
-
-    def start(self, inputs: Path, output: Path, *more: str) -> Any:
-        return self.project.start(*self.command(inputs, output, *more), log=self.project.home / "predict.log")
 
 
 @pytest.fixture(scope="module")
@@ -124,10 +55,6 @@ def titanic(rows: pl.DataFrame, tmp_path: Path) -> Path:
     path = tmp_path / "titanic.csv"
     rows.write_csv(path)
     return path
-
-
-def digests(folder: Path) -> dict[str, str]:
-    return {path.name: sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("[!.]*"))}
 
 
 def answers(folder: Path) -> pl.DataFrame:
@@ -193,17 +120,17 @@ def test_a_killed_job_ends_with_the_same_bytes(place: Place, rows: pl.DataFrame,
 
 def test_several_processes_and_a_lost_one_change_no_byte(place: Place, titanic: Path, tmp_path: Path) -> None:
     place.score(titanic, tmp_path / "one", shard_rows=50)
-    settings.override(place.workspace.params, {"scale.workers": 3})
+    settings.override(place.workspace.params, {"scale.workers": 4})
     try:
-        process = place.start(titanic, tmp_path / "three", "--shard-rows", "50")
-        until_or_end(lambda: list((tmp_path / "three").glob("shard-*")), process, pause=0.005)
+        process = place.start(titanic, tmp_path / "four", "--shard-rows", "50")
+        until_or_end(lambda: list((tmp_path / "four").glob("shard-*")), process, pause=0.005)
         children = [each for each in psutil.Process(process.pid).children() if "ratchet.scale.child" in each.cmdline()]
         children[0].kill()
         assert process.wait() == 0
     finally:
         settings.override(place.workspace.params, {"scale.workers": 1})
-    assert digests(tmp_path / "three") == digests(tmp_path / "one")
-    assert not [path for path in (tmp_path / "three").rglob(".draft-*") if path.is_file()]
+    assert digests(tmp_path / "four") == digests(tmp_path / "one")
+    assert not [path for path in (tmp_path / "four").rglob(".draft-*") if path.is_file()]
     assert not any(each.is_running() for each in children)
 
 

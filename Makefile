@@ -63,6 +63,7 @@ bench: $(READY)  ## measure what is claimed; see bench/run.py (leave the machine
 	python -m bench.run $(BENCH)
 
 COMPILE := uv pip compile --universal --generate-hashes --no-emit-index-url --no-header --quiet
-lock:  ## resolve pyproject.toml into requirements.txt and requirements-dev.txt; pins that still fit stay
+lock:  ## resolve pyproject.toml into requirements.txt, -dev.txt and -ray.txt; pins that still fit stay
 	$(COMPILE) --group setup pyproject.toml --output-file requirements.txt
 	$(COMPILE) --group dev --constraints requirements.txt --output-file requirements-dev.txt
+	sed -n 's/^ray = \["\(.*\)"\].*/\1/p' pyproject.toml | $(COMPILE) --constraints requirements.txt - --output-file requirements-ray.txt

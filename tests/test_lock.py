@@ -1,4 +1,4 @@
-"""The two lock files: what production runs with, and what tests and checks add."""
+"""The lock files: what production runs with, what tests and checks add, and the extra ray."""
 
 import ast
 import re
@@ -36,6 +36,11 @@ def tools() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
+def ray() -> dict[str, str]:
+    return pins("requirements-ray.txt")
+
+
+@pytest.fixture(scope="module")
 def requirements() -> dict[str, Any]:
     content: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
     return content
@@ -48,25 +53,31 @@ def test_production_has_no_test_tools(production: dict[str, str]) -> None:
     assert "boto3" in production  # MLflow reads and writes s3:// by it, and does not ask for it
 
 
-def test_both_locks_agree(production: dict[str, str], tools: dict[str, str]) -> None:
-    both = production.keys() & tools.keys()
-    assert {name: production[name] for name in both} == {name: tools[name] for name in both}
+def test_the_locks_agree(production: dict[str, str], tools: dict[str, str], ray: dict[str, str]) -> None:
+    for other in (tools, ray):
+        both = production.keys() & other.keys()
+        assert {name: production[name] for name in both} == {name: other[name] for name in both}
+
+
+def test_ray_adds_two_packages_that_the_default_has_not(production: dict[str, str], ray: dict[str, str]) -> None:
+    assert ray.keys() - production.keys() == {"ray", "msgpack"}
 
 
 def test_every_pin_has_a_hash() -> None:
-    for name in ("requirements.txt", "requirements-dev.txt"):
+    for name, least in (("requirements.txt", 50), ("requirements-dev.txt", 50), ("requirements-ray.txt", 10)):
         blocks = re.split(r"^(?=\S+==)", (REPOSITORY / name).read_text(), flags=re.MULTILINE)
-        assert len(blocks) > 50
+        assert len(blocks) > least
         assert not [block[:40] for block in blocks[1:] if "--hash=sha256:" not in block]
 
 
 def test_the_locks_hold_what_the_project_asks_for(
-    requirements: dict[str, Any], production: dict[str, str], tools: dict[str, str]
+    requirements: dict[str, Any], production: dict[str, str], tools: dict[str, str], ray: dict[str, str]
 ) -> None:
     groups = requirements["dependency-groups"]
     for wanted, lock in (
         (requirements["project"]["dependencies"] + groups["setup"], production),
         (groups["dev"], tools),
+        (requirements["project"]["optional-dependencies"]["ray"], ray),
     ):
         for requirement in map(Requirement, wanted):
             pinned = lock[canonicalize_name(requirement.name)]

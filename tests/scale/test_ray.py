@@ -3,10 +3,10 @@
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from ray_cluster import VARIABLES, require_ray
 
 from ratchet import scale
 from ratchet.errors import PlatformError
@@ -70,17 +70,12 @@ cluster.shutdown()
 
 @pytest.mark.slow
 def test_a_lost_worker_and_a_lost_node_change_no_result(tmp_path: Path) -> None:
-    if find_spec("ray") is None:
-        pytest.skip("Ray is not installed: pip install 'ratchet[ray]'")
+    require_ray()
     (tmp_path / "scale_acts.py").write_text(ACTS)
-    variables = {
-        "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}",
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": "5e" * 32,
-    }
+    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", SCRIPT, str(tmp_path)],
-        env={**os.environ, **variables}, cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, **VARIABLES, "PYTHONPATH": path}, cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     expected = '[true, "rows.csv: damaged. Fix: save it again", false, "0"]'
@@ -117,5 +112,5 @@ def test_only_living_nodes_of_other_machines_need_a_token() -> None:
 
 def test_ray_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(PlatformError, match=r"ray is not installed. Fix: pip install 'ratchet\[ray\]'"):
+    with pytest.raises(PlatformError, match=r"ray is not installed. Fix: uv pip install .* requirements-ray.txt"):
         scale.map("json:loads", ["1"], folder=str(tmp_path), settings=ScaleSettings(engine="ray"), state=tmp_path)

@@ -1,8 +1,10 @@
-"""The engine `ray`: core tasks of a Ray cluster. Ray is installed by `pip install 'ratchet[ray]'`."""
+"""The engine `ray`: core tasks of a Ray cluster. Ray is installed from requirements-ray.txt."""
 
 import contextlib
 import json
 import os
+import signal
+import threading
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -90,8 +92,11 @@ def _connected(address: str, code: Path) -> Any:
     try:
         import ray
     except ImportError:
-        raise PlatformError("scale.engine: ray is not installed. Fix: pip install 'ratchet[ray]'") from None
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        raise PlatformError(
+            "scale.engine: ray is not installed. Fix: uv pip install --require-hashes -r requirements-ray.txt"
+        ) from None
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1"}
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(
             address=address,
@@ -105,6 +110,8 @@ def _connected(address: str, code: Path) -> Any:
             f"scale.address: the Ray cluster at {address} does not answer ({first_line(error)}). Fix: `ray start "
             "--head`, or another address"
         ) from error
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray has replaced it
     return ray
 
 

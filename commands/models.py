@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.app import Panel, echo, exit_on_sigterm, new_group, project_folder
+from commands.app import Panel, echo, exit_on_sigterm, interruptible, new_group, project_folder
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -25,6 +25,12 @@ Version = Annotated[
 ]
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="The registered model's name.")]
 Why = Annotated[str, typer.Option(metavar="TEXT", help="The reason; the ledger keeps it.")]
+PageFile = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", resolve_path=True, help="Where to write the page.")
+]
+Price = Annotated[
+    float, typer.Option(metavar="SHARE", min=0, help="Price of a training, as a share of the loss of a period.")
+]
 
 
 @models.command(rich_help_panel=Panel.DECISIONS)
@@ -250,9 +256,7 @@ def monitor(
     restart: Annotated[
         bool, typer.Option("--restart", help="Forget all windows, and begin with a new reference.")
     ] = False,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", resolve_path=True, help="Where to write the page.")
-    ] = None,
+    html: PageFile = None,
 ) -> None:
     """Judge whether the logged requests of the served versions have drifted. Exit code 3: one has.
 
@@ -263,6 +267,42 @@ def monitor(
 
         if print_drift(workspace, restart=restart, html=html):
             raise typer.Exit(3)
+
+
+@models.command(rich_help_panel=Panel.USE)
+def simulate(
+    time: Annotated[str, typer.Option("--time", metavar="COLUMN", help="Column with the date of each row.")],
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="FILE", resolve_path=True, help="Table.", show_default="data.path")
+    ] = None,
+    periods: Annotated[int, typer.Option(metavar="N", min=2, help="Periods of equal time after the first model.")] = 12,
+    memory: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Latest periods whose rows train a model.", show_default="all")
+    ] = 1_000_000,
+    price: Price = 0.05,
+    html: PageFile = None,
+) -> None:
+    """Train, serve and watch a table by its dates, and compare rules about when to train again.
+
+    A simulation that is stopped goes on.
+    """
+    with project_folder() as workspace, interruptible("the same command continues the simulation"):
+        from commands.triggers import print_simulation
+
+        print_simulation(workspace, data=data, column=time, periods=periods, memory=memory, price=price, html=html)
+
+
+@models.command(rich_help_panel=Panel.USE)
+def backtest_triggers(
+    hours: Annotated[int, typer.Option(metavar="N", min=1, help="Hours of a period.")] = 24,
+    price: Price = 0.05,
+    html: PageFile = None,
+) -> None:
+    """Replay rules about when to train again over the logged requests and labels."""
+    with project_folder() as workspace:
+        from commands.triggers import print_backtest
+
+        print_backtest(workspace, hours=hours, price=price, html=html)
 
 
 @models.command(rich_help_panel=Panel.USE)

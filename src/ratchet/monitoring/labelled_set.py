@@ -34,7 +34,7 @@ from ratchet.workspace import Workspace
 if TYPE_CHECKING:
     import polars
 
-__all__ = ["LabelledSet", "write_labelled_set"]
+__all__ = ["LabelledSet", "drawn_split", "write_labelled_set"]
 
 
 @dataclass(frozen=True)
@@ -276,7 +276,7 @@ def _left_out(joined: LabelledRows, reasons: list[str]) -> "polars.DataFrame":
     return pl.concat([joined.left_out, rows.filter(pl.col("reason") != "")]).sort("answer", "row")
 
 
-def _split(unit: str, settings: DataSettings) -> str:
+def drawn_split(unit: str, settings: DataSettings) -> str:
     """Return the split of a new request. New test rows are rows that no model has seen."""
     place = position(f"labelled {unit}")
     if place < settings.test_fraction:
@@ -297,7 +297,7 @@ def _stored(
     )
     hours = [f"hour {hour}" for hour in rows["time"].dt.epoch("s") // 3600]
     units = hours if by_hour else rows["digest"].to_list()
-    drawn = pl.Series([_split(unit, settings) for unit in units], dtype=pl.String)
+    drawn = pl.Series([drawn_split(unit, settings) for unit in units], dtype=pl.String)
     rows = rows.with_columns(pl.col("split").fill_null(drawn))
     for place, each in enumerate(joined.arrays):
         starts = np.arange(len(kept) + 1) * math.prod(each.shape[1:])

@@ -31,7 +31,7 @@ from ratchet.traffic.retention import delete_excess, delete_old, time_of
 from ratchet.traffic.schema import MODEL, SHADOW, Logged
 from ratchet.typed_json import parse, to_plain
 
-__all__ = ["SketchLog", "first_hour", "read_reference", "read_sketches", "sketch_folder"]
+__all__ = ["SketchLog", "counted", "first_hour", "read_reference", "read_sketches", "sketch_folder"]
 
 _LOG = logging.getLogger(__name__)
 _MINUTES = 5  # of a slot, at most
@@ -97,7 +97,7 @@ class SketchLog:
         try:
             features |= self._features(version, start, group)
             if bins := self._bins_of(version, group[0].reference, [each for _, _, each in waiting]):
-                for sketch in [_counted(version, at, each, *bins) for at, _, each in waiting]:
+                for sketch in [counted(version, at, each, *bins) for at, _, each in waiting]:
                     self._add(sketch)
             else:
                 self._waiting[version] = waiting
@@ -205,7 +205,8 @@ class SketchLog:
         return None
 
 
-def _counted(version: str, start: int, features: Features, digest: str, bins: Reference) -> WindowSketch:
+def counted(version: str, start: int, features: Features, digest: str, bins: Reference) -> WindowSketch:
+    """Return a sketch of rows in the bins of a version. `digest`: of the bins."""
     counts = {each.name: each.count(features[each.name]) for each in bins.fitting(features)}
     return WindowSketch(version, start, _rows(features), counts, bins=digest)
 

@@ -8,9 +8,10 @@ import hashlib
 import json
 import logging
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,16 @@ from ratchet.traffic.log_reader import log_folder
 from ratchet.typed_json import STRICT, parse, to_plain
 from ratchet.workspace import Workspace
 
-__all__ = ["Monitor", "State", "WatchedVersion", "current_versions", "event_key", "monitor_of", "read_state"]
+__all__ = [
+    "Monitor",
+    "State",
+    "WatchedVersion",
+    "advanced",
+    "current_versions",
+    "event_key",
+    "monitor_of",
+    "read_state",
+]
 
 _LOG = logging.getLogger(__name__)
 _FORMAT = 2  # of the state; 1 had no bins of versions
@@ -218,35 +228,9 @@ class Monitor:
             if new or len(closed):
                 closed = np.concatenate([closed, added])
                 version = replace(version, stored=version.stored | {"closed": _packed(closed)})
-                for bins, windows_of_bins in _by_bins(version.bins, new):
-                    version = self._judged(rule, name, _with_bins(version, bins), windows_of_bins)
+                version = advanced(rule, name, version, new, partial(read_reference, self._folder, name))
                 versions[name] = replace(version, stored=version.stored | {"closed": _packed(closed[-rule.ranked :])})
         return _without_old(replace(state, position=end, versions=versions), first_hour(self._folder))
-
-    def _judged(self, rule: DriftRule, name: str, version: WatchedVersion, new: list[WindowSketch]) -> WatchedVersion:
-        """Return a version after new windows. A finished alarm stays."""
-        if not new or version.verdict.alarm:
-            return version
-        if version.normal is None:
-            version = self._with_reference(rule, name, replace(version, latest=[*version.latest, *new]))
-            new, version = version.latest[version.first :], replace(version, latest=version.latest[: version.first])
-        if version.reference is None:
-            return replace(version, latest=new[-_most(rule) :])
-        return _advanced(rule, name, version, version.reference, new) if new else version
-
-    def _with_reference(self, rule: DriftRule, name: str, version: WatchedVersion) -> WatchedVersion:
-        """Return a version with its reference, if it has test rows, or its first windows are enough for one."""
-        reference = read_reference(self._folder, name, version.bins)
-        if reference is None:
-            return version
-        begin, end = (0, 0) if reference.counts else _reference_range(version.latest, rule)
-        if not end and not reference.counts:
-            return version
-        latest = version.latest[begin:]
-        normal = sum(latest[: end - begin], start=WindowSketch(name, latest[0].start))
-        counts = (reference.counts or normal.counts) | {REQUESTS.name: list(map(int, _ANSWERED))}
-        reference = replace(reference, counts=counts)
-        return replace(version, reference=reference, first=end - begin, normal=normal, latest=latest)
 
     @contextmanager
     def _held(self) -> Iterator[None]:
@@ -285,11 +269,57 @@ def _by_bins(bins: str, windows: list[WindowSketch]) -> Iterator[tuple[str, list
 def _with_bins(version: WatchedVersion, bins: str) -> WatchedVersion:
     """Return a version for windows in these bins. With other bins than before it begins again: it is another model."""
     if version.bins not in ("", bins):
-        version = WatchedVersion(stored={"closed": version.stored["closed"]})
+        version = WatchedVersion(stored={key: text for key, text in version.stored.items() if key == "closed"})
     return replace(version, bins=bins)
 
 
-def _advanced(
+def advanced(
+    rule: DriftRule,
+    name: str,
+    version: WatchedVersion,
+    new: list[WindowSketch],
+    read: Callable[[str], Reference | None],
+) -> WatchedVersion:
+    """Return a version after new windows. `read` returns the bins with a digest."""
+    for bins, windows in _by_bins(version.bins, new):
+        version = _with_windows(rule, name, _with_bins(version, bins), windows, read)
+    return version
+
+
+def _with_windows(
+    rule: DriftRule,
+    name: str,
+    version: WatchedVersion,
+    new: list[WindowSketch],
+    read: Callable[[str], Reference | None],
+) -> WatchedVersion:
+    """Return a version after new windows in its bins. A finished alarm stays."""
+    if not new or version.verdict.alarm:
+        return version
+    if version.normal is None:
+        latest = [*version.latest, *new]
+        version = _with_reference(rule, name, replace(version, latest=latest), read(version.bins))
+        new, version = version.latest[version.first :], replace(version, latest=version.latest[: version.first])
+    if version.reference is None:
+        return replace(version, latest=new[-_most(rule) :])
+    return _judged(rule, name, version, version.reference, new) if new else version
+
+
+def _with_reference(rule: DriftRule, name: str, version: WatchedVersion, reference: Reference | None) -> WatchedVersion:
+    """Return a version with its reference, if it has test rows, or its first windows are enough for one."""
+    if reference is None:
+        return version
+    begin, end = (0, 0) if reference.counts else _reference_range(version.latest, rule)
+    if not end and not reference.counts:
+        return version
+    latest = version.latest[begin:]
+    normal = sum(latest[: end - begin], start=WindowSketch(name, latest[0].start))
+    counts = (reference.counts or normal.counts) | {REQUESTS.name: list(map(int, _ANSWERED))}
+    reference = replace(reference, counts=counts)
+    return replace(version, reference=reference, first=end - begin, normal=normal, latest=latest)
+
+
+def _judged(
     rule: DriftRule, name: str, version: WatchedVersion, reference: Reference, new: list[WindowSketch]
 ) -> WatchedVersion:
     """Return a version with a reference after new windows."""

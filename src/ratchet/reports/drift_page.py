@@ -20,7 +20,13 @@ def drift_page(state: State, quality: Sequence[str] = ()) -> str:
     versions = current_versions(state)
     verdicts = [f"{name}: {summary(version, state)}" for name, version in versions.items()] + [*quality]
     sections = [section for name, version in versions.items() for section in _sections(name, version, state.rule)]
-    return render_html("drift.html.j2", verdicts=verdicts, sections=sections)
+    return render_html(
+        "drift.html.j2",
+        title="Drift",
+        kicker="Requests of the served versions",
+        verdicts=verdicts,
+        sections=sections,
+    )
 
 
 def _sections(name: str, version: WatchedVersion, rule: DriftRule) -> list[ReportSection]:

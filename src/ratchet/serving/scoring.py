@@ -16,7 +16,7 @@ from ratchet.serving.versions.loaded import LoadedVersion
 if TYPE_CHECKING:
     import polars
 
-__all__ = ["score"]
+__all__ = ["readable_rows", "score"]
 
 _OWN = frozenset({"file", "row", "refused", "warnings", "model", "version", "provenance"})  # columns beside the answer
 _FIELD = re.compile(r"^input(\[0\])?[.:] ?")  # the beginning of messages about a request
@@ -34,7 +34,7 @@ def score(loaded: LoadedVersion, batch: Batch) -> "polars.DataFrame":
     predictions = np.zeros((len(batch), loaded.spec.target.outputs), np.float32)
     texts: list[str | None] = [None] * len(batch)
     readable = [row for row, fault in enumerate(faults) if not fault]
-    for rows, arrays in _readable(loaded, batch.values, readable, faults):
+    for rows, arrays in readable_rows(loaded, batch.values, readable, faults):
         predictions[rows] = loaded.predict(arrays)
         if warnings := input_warnings(arrays, loaded.spec.input, _chosen(batch.values, rows), most=None):
             for row, row_warnings in zip(rows, by_row(warnings, len(rows)), strict=True):
@@ -56,7 +56,7 @@ def score(loaded: LoadedVersion, batch: Batch) -> "polars.DataFrame":
     )
 
 
-def _readable(
+def readable_rows(
     loaded: LoadedVersion, values: Any, rows: list[int], faults: list[str]
 ) -> Iterator[tuple[list[int], Arrays]]:
     """Yield rows with their arrays. Of rows that cannot be read together each half is tried, down to single rows.
@@ -72,8 +72,8 @@ def _readable(
             faults[rows[0]] = _FIELD.sub("", str(error))
             return
         half = len(rows) // 2
-        yield from _readable(loaded, values, rows[:half], faults)
-        yield from _readable(loaded, values, rows[half:], faults)
+        yield from readable_rows(loaded, values, rows[:half], faults)
+        yield from readable_rows(loaded, values, rows[half:], faults)
     else:
         yield rows, arrays
 

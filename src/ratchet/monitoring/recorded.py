@@ -1,0 +1,122 @@
+"""History of a project's own server, for `ratchet backtest-triggers`: stored sketches, and labels that arrived.
+
+What a training would have changed is not recorded. It is assumed to bring back the loss that the version had at first,
+and to learn what had changed until then: only what changes later is lost.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from ratchet.errors import NoRequests
+from ratchet.monitoring.features import matrix_of
+from ratchet.monitoring.sketch import Reference, WindowSketch
+from ratchet.monitoring.sketch_log import first_hour, read_reference, read_sketches, sketch_folder
+from ratchet.monitoring.triggers import Answered, History, losses
+from ratchet.monitoring.windows import pieces
+from ratchet.problems.named_answers import NAMED_ANSWERS
+from ratchet.traffic.label_store import LabelStore
+
+__all__ = ["Recorded"]
+
+_FIRST = 3  # periods with labels from which the loss of a version at first is taken
+_FEWEST = 4  # periods
+
+
+@dataclass
+class Recorded(History):
+    """The periods of a log with the version that answered most requests in each.
+
+    Attributes:
+        folder: of the sketches.
+        versions: that answered, in each period from 1 on.
+        record: its answers.
+        cost: processor seconds of a training, by the recorded ones.
+    """
+
+    folder: Path
+    versions: list[str]
+    record: list[Answered]
+    cost: float
+
+    @classmethod
+    def read(cls, requests: Path, *, window: int, period: int, now: float) -> "Recorded":
+        """Read the sketches and labels beside a request log. `window` and `period`: seconds.
+
+        Raises:
+            NoRequests: there are too few, or none has a label.
+        """
+        folder = sketch_folder(requests)
+        begin = first_hour(folder)
+        end = int(now // period * period)
+        windows: dict[int, dict[str, list[WindowSketch]]] = {}
+        for sketch in read_sketches(folder, (begin or 0) // period * period, end, window=window) if begin else ():
+            windows.setdefault(sketch.start // period * period, {}).setdefault(sketch.version, []).append(sketch)
+        if len(windows) < _FEWEST:
+            raise NoRequests(
+                f"{folder}: has sketches of {len(windows)} periods that are over. Allowed: {_FEWEST} or more. Fix: "
+                "`ratchet serve` with serving.log=true, and wait; or `ratchet simulate` with a table that has dates"
+            )
+        lost, versions, record = _lost(requests, min(windows), end, period), list[str](), list[Answered]()
+        for start, by_version in sorted(windows.items()):
+            version = max(by_version, key=lambda name: sum(each.rows for each in by_version[name]))
+            rows, loss = lost.get((version, start), (0, 0.0))
+            versions.append(version)
+            record.append(Answered(rows, loss, by_version[version]))
+        if not any(each.rows for each in record):
+            raise NoRequests(
+                f"{requests}: no logged answer has a label, so no loss is known. Fix: POST labels to /v1/labels; "
+                "`ratchet data from-requests NAME --to-label` chooses requests"
+            )
+        return cls(folder, versions, record, 0.0)
+
+    def __post_init__(self) -> None:
+        self.periods = len(self.record)
+
+    def answered(self, model: int, period: int) -> Answered:
+        recorded, first = self.record[period - 1], self._first(period)
+        if model < first or not recorded.rows:
+            return recorded
+        levels = [each.loss / each.rows for each in self.record[first:model] if each.rows]
+        normal = float(np.mean(levels[:_FIRST])) if levels else 0.0
+        after = max(normal, levels[-1]) if levels else 0.0
+        loss = normal + max(0.0, recorded.loss / recorded.rows - after)
+        return replace(recorded, loss=min(loss * recorded.rows, recorded.loss)) if levels else recorded
+
+    def reference(self, model: int) -> Reference | None:
+        version, windows = self.versions[model], self.record[model].windows
+        reference = read_reference(self.folder, version, next((each.bins for each in windows if each.bins), ""))
+        is_recorded = not model or self.versions[model - 1] != version
+        return reference if is_recorded or reference is None else replace(reference, counts={})
+
+    def champion_after(self, trigger: str, champion: int, period: int) -> int:
+        return period
+
+    def cpu_seconds(self, model: int) -> float:
+        return self.cost
+
+    def ends(self, period: int) -> bool:
+        return self.versions[period - 1 : period] != self.versions[period : period + 1]
+
+    def _first(self, period: int) -> int:
+        """Return the number of periods before those in which the version of a period answers."""
+        first = period - 1
+        while first and self.versions[first - 1] == self.versions[period - 1]:
+            first -= 1
+        return first
+
+
+def _lost(requests: Path, begin: int, end: int, period: int) -> dict[tuple[str, int], tuple[int, float]]:
+    """Return the number of labelled rows and their loss, by version and start of the period."""
+    labels = LabelStore(requests).newest().drop("problem")
+    lost: dict[tuple[str, int], tuple[int, float]] = {}
+    for piece in pieces(requests, begin, end, window=period, columns=("prediction", "target")):
+        problem = str(piece.rows["target"][0]).partition(" ")[0]
+        rows = piece.rows.join(labels, on=("answer", "row"), how="inner").drop_nulls("prediction")
+        if problem in NAMED_ANSWERS and NAMED_ANSWERS[problem].takes_labels and len(rows):
+            values = np.array(rows["label"].to_list(), np.float64)
+            loss = losses(NAMED_ANSWERS[problem], matrix_of(rows["prediction"]).astype(np.float64), values)
+            before = lost.get((piece.version, piece.start), (0, 0.0))
+            lost[piece.version, piece.start] = before[0] + len(rows), before[1] + float(loss.sum())
+    return lost

@@ -122,9 +122,13 @@ def _report_problems(workspace: Workspace, progress: StageProgress) -> None:
             f"columns that are left out: {named}{more}; to use one: ratchet set 'data.columns={{NAME: numeric}}'"
         )
     for leak in profile["telling"]["class"]:
+        names = leak.get("columns", [leak["column"]])
+        predict, they = f"column {names[0]} alone predicts the target", "it is"
+        if len(names) > 1:
+            predict, they = f"columns {' and '.join(names)} predict the target together", "they are"
         progress.say(
-            f"possible data leakage: column {leak['column']} alone predicts the target. If it is not known when a "
-            f"prediction is needed: ratchet set 'data.drop=[{leak['column']}]'"
+            f"possible data leakage: {predict}. If {they} not known when a prediction is needed: "
+            f"ratchet set 'data.drop=[{', '.join(names)}]'"
         )
     if "depth" in profile:
         bits, samples = profile["depth"]["bits"], sum(profile["depth"]["samples"].values())

@@ -229,3 +229,71 @@ def test_two_whole_numbers_are_classes(table, numbers: tuple[str, str], count: i
 def test_a_flag_with_three_ones_is_no_number_to_predict(table) -> None:
     table.write(rows(late=["1" if row < 3 else "0" for row in range(400)]))
     assert table.ingest(label_column="late").target == Classes(("0", "1"))
+
+
+UNREAD_NUMBERS = {
+    "factor": lambda row: f"{row % 90 + 1}.5{'kM'[row % 2]}",
+    "lakh": lambda row: f"\u20b91,{10 + row % 80},{100 + row % 800}.00",
+    "apostrophe": lambda row: f"CHF 1\u2019{100 + row % 800}.50",
+    "per mille": lambda row: f"{row % 90}.5\u2030",
+    "arabic": lambda row: "".join(chr(0x660 + int(digit)) for digit in str(row * 7)),
+    "exponent": lambda row: f"{row / 7:.3E}".replace("E", "D"),
+    "fraction": lambda row: f"{row % 9 + 1}/{row % 7 + 2}",
+    "duration": lambda row: f"{row % 5}h {row % 60}m",
+    "feet": lambda row: f"{4 + row % 3}'{row % 12}",
+}
+
+
+@pytest.mark.parametrize("form", UNREAD_NUMBERS)
+def test_numbers_in_a_form_that_is_not_read_are_named(table, form: str) -> None:
+    texts = [UNREAD_NUMBERS[form](row) for row in range(400)]
+    table.write(rows(size=texts, label=labels()))
+    table.ingest()
+    expected = f"size: texts such as {texts[0]!r} may be numbers. If so, write them as 1234.5"
+    assert expected in table.profile()["notes"]
+    table.ingest(columns={"size": "categorical"})
+    assert not table.profile()["notes"]
+
+
+@pytest.mark.parametrize(
+    "form", ["%a, %d %b %Y %H:%M:%S GMT", "%d/%b/%Y:%H:%M:%S", "%Y\u5e74%m\u6708%d\u65e5", "%G-W%V-%u"]
+)
+def test_dates_of_mails_and_logs_are_named(table, form: str) -> None:
+    first = datetime.datetime(2023, 1, 1, tzinfo=datetime.UTC)
+    texts = [(first + datetime.timedelta(days=row)).strftime(form) for row in range(400)]
+    table.write(rows(day=texts, label=labels()))
+    table.ingest()
+    assert any(note.startswith(f"day: texts such as {texts[0]!r} may be dates") for note in table.profile()["notes"])
+
+
+@pytest.mark.parametrize("codes", [["12A", "3F", "7C"], ["S", "M", "XL"], ["10.0.0.1", "10.0.0.7"], ["18-25", "26-40"]])
+def test_codes_are_not_taken_for_numbers(table, codes: list[str]) -> None:
+    table.write(rows(code=[codes[row % len(codes)] for row in range(400)], label=labels()))
+    table.ingest()
+    assert not table.profile()["notes"]
+
+
+def test_labels_that_all_mean_no_label_name_their_fix(table) -> None:
+    table.write(rows(label=["None" if row % 3 else "NA" for row in range(400)]))
+    with pytest.raises(DataError, match="has only 'None', 'NA', which means no label") as raised:
+        table.ingest()
+    (fix,) = fixes_of(str(raised.value))
+    table.ingest(**fix)
+    assert table.profile()["classes"]["train"].keys() == {"None", "NA"}
+
+
+@pytest.mark.parametrize("mark", [" ", "\n"])
+def test_several_labels_without_a_known_separator_are_named(table, mark: str) -> None:
+    table.write(rows(label=[f"a{mark}b" if row % 3 else f"b{mark}c" for row in range(400)]))
+    table.ingest(problem="multi-label")
+    assert any(note.startswith("label: no row has two labels") for note in table.profile()["problem"]["notes"])
+
+
+def test_a_column_name_like_a_pattern_is_refused(table) -> None:
+    content = rows(label=labels())
+    table.write(content.replace("x,", "^x.*$,", 1))
+    with pytest.raises(DataError, match=r"column '\^x\.\*\$' begins with \^ and ends with \$"):
+        table.ingest()
+    table.write(content.replace("x,", "*,", 1))
+    table.ingest()
+    assert table.types() == {"*": "numeric"}

@@ -31,7 +31,17 @@ def spoiled(values: np.ndarray, far: float, count: int) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("far", "count"),
-    [(9.96921e36, 25), (-9999.0, 25), (9999.0, 400), (1e12, 2), (3.4e38, 1), (-999.0, 30), (1e20, 600)],
+    [
+        (9.96921e36, 25),
+        (-9999.0, 25),
+        (9999.0, 400),
+        (1e12, 2),
+        (3.4e38, 1),
+        (-999.0, 30),
+        (1e20, 600),
+        (9.96921e36, 900),
+        (-999.0, 1200),
+    ],
 )
 def test_moments_are_those_of_the_usual_values(far: float, count: int) -> None:
     usual, result = TEMPERATURES[count:], moments(spoiled(TEMPERATURES, far, count))
@@ -46,8 +56,9 @@ def test_moments_are_those_of_the_usual_values(far: float, count: int) -> None:
         np.where(DRAW.random(5000) < 0.95, 0.0, DRAW.lognormal(5, 1, 5000)), DRAW.standard_t(3, 5000),
         DRAW.integers(0, 50, 1000).astype(float), np.array([1.0]), np.array([0.0, 1.0, 1e6]),
         np.where(DRAW.random(3000) < 0.5, 1.0, 1000.0) + DRAW.normal(0, 0.1, 3000),
+        np.where(DRAW.random(3000) < 0.6, 1.0, 1.0 + DRAW.random(3000)), np.where(DRAW.random(900) < 0.6, 0.0, 1e6),
     ],
-    ids=range(10),
+    ids=range(12),
 )  # fmt: skip
 def test_skewed_numbers_flags_and_clusters_have_no_far_values(values: np.ndarray) -> None:
     result = moments(values)

@@ -125,6 +125,32 @@ def test_a_copy_of_the_second_target_is_named(table) -> None:
     assert leaks_of(table, content, label_column=("first", "second"), problem="multi-label") == ["leak"]
 
 
+@pytest.mark.parametrize("kind", ["sum", "ratio", "larger", "body mass index", "xor", "one of two texts"])
+def test_two_columns_that_determine_the_target_together_are_named(table, kind: str) -> None:
+    first, second, coin = DRAWN.normal(0, 1, 1000), DRAWN.normal(0, 5, 1000), DRAWN.integers(0, 2, 1000)
+    rare = DRAWN.random(1000) < 0.06
+    left, right, target = {
+        "sum": (first - second, second, first),
+        "ratio": (np.exp(first + second), np.exp(second), np.exp(first)),
+        "larger": (first, second / 5, np.where(first > second / 5, "up", "down")),
+        "body mass index": (np.exp(first), np.exp(second / 100), np.where(first - second / 50 > 0.2, "high", "low")),
+        "xor": (coin, coin ^ (first > 0), np.where(first > 0, "yes", "no")),
+        "one of two texts": (np.where(rare & (coin == 1), "x", "o"), np.where(rare & (coin == 0), "p", "q"), rare),
+    }[kind]
+    content = csv_of(noise=DRAWN.random(1000), left=left, right=right, other=DRAWN.integers(0, 4, 1000), label=target)
+    table.write(content)
+    table.ingest()
+    assert [leak.get("columns") for leak in table.profile()["telling"]["class"]] == [["left", "right"]]
+    assert leaks_of(table, content, drop=("left", "right")) == []
+
+
+@pytest.mark.parametrize("count", [9, 12, 20, 24])
+def test_noise_of_few_rows_is_not_named(table, count: int) -> None:
+    draw = np.random.default_rng(3)
+    content = csv_of(x=draw.normal(0, 1, count), z=draw.integers(0, 9, count), label=np.arange(count) % 2)
+    assert leaks_of(table, content, problem="classification") == []
+
+
 def test_noise_beside_rare_classes_is_not_named(table) -> None:
     label = ["rare" if row in (7, 900, 2222, 3333, 4444) else "common" for row in range(5000)]
     noise = {f"n{place}": DRAWN.random(5000) for place in range(10)}

@@ -1,6 +1,7 @@
 """Parts of the profile of a packed set: statistics that later data is compared with."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -8,6 +9,7 @@ from numpy.typing import NDArray
 
 from ratchet.data.checks import exact_duplicates
 from ratchet.data.checks.leakage import determining_columns, revealing_columns, value_edges
+from ratchet.data.checks.paired_columns import revealing_pairs
 from ratchet.data.reading.pixels import QUANTILES
 from ratchet.data.tables.targets import TargetTable
 
@@ -18,6 +20,7 @@ __all__ = [
     "copies",
     "image_profile",
     "leaking_columns",
+    "paired_leaks",
     "quantiles",
     "sorted_bins",
     "target_leaks",
@@ -106,17 +109,31 @@ def target_leaks(
         explained: share of a number's variance that it must explain.
     """
     leaking: dict[str, dict[str, object]] = {}
-    for values in targets.values.reshape(rows.height, -1).T:
+    for target in _targets(targets):
         leaks: Sequence[dict[str, object]]
-        if not targets.problem.has_accuracy:
-            labelled = rows.with_columns(label=pl.Series(values).cast(pl.Float64))
+        labelled = rows.with_columns(label=target)
+        if target.dtype == pl.Float64:
             leaks = determining_columns(labelled, columns=columns, least=explained)
         else:
-            labelled = rows.with_columns(label=pl.Series(values).cast(pl.Int64))
             leaks = revealing_columns(labelled, extra=columns, built_in=(), notable=notable)["class"]
         for leak in leaks:
             leaking.setdefault(str(leak["column"]), leak)
     return list(leaking.values())
+
+
+def paired_leaks(rows: pl.DataFrame, targets: TargetTable, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the pairs of columns that predict a target together, each once; see `target_leaks`."""
+    leaking: dict[tuple[str, ...], dict[str, Any]] = {}
+    for target in _targets(targets):
+        for pair in revealing_pairs(rows, target, columns, has_classes=target.dtype == pl.Int64):
+            leaking.setdefault(tuple(pair["columns"]), pair)
+    return list(leaking.values())
+
+
+def _targets(targets: TargetTable) -> Iterator[pl.Series]:
+    """Yield each target: classes as Int64, numbers as Float64."""
+    for values in targets.values.reshape(len(targets.values), -1).T:
+        yield pl.Series(values).cast(pl.Int64 if targets.problem.has_accuracy else pl.Float64)
 
 
 def bins(values: pl.Series) -> dict[str, object]:

@@ -4,6 +4,7 @@ One such value makes mean and standard deviation useless: all other values becom
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ _HUGE_GAP, _HUGE_SHARE = 1e6, 0.1
 _FEW = 3  # different values that repeat are fill values, however many rows have them
 _FEWEST = 20  # values of which some can be far
 _SAMPLE = 10_000
+_SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,30 @@ def inner(ordered: Floats) -> slice:
         return slice(0, len(ordered))
     middle, tenth = len(ordered) // 2, len(ordered) // 10
     median = ordered[middle]
+    if _is_heavy(ordered):
+        first, end = (int(np.searchsorted(ordered, median, side=side)) for side in _SIDES)
+        others = ordered[end:] if first == 0 else ordered[:first]
+        if end - first + len(others) == len(ordered) and _is_fill(median, others):
+            return slice(end, len(ordered)) if first == 0 else slice(0, first)
     below, above = median - ordered[tenth], ordered[-1 - tenth] - median
     low = _far(median - ordered[middle::-1], below if below else 0.0, above, len(ordered))
     high = _far(ordered[middle:] - median, above, below, len(ordered))
     return slice(low, len(ordered) - high)
+
+
+def _is_heavy(ordered: Floats) -> bool:
+    """Return whether the median of sorted values, if it is not 0, is that of a large share of them."""
+    middle, share = len(ordered) // 2, len(ordered) // 5
+    return bool(ordered[middle] != 0 and ordered[middle] in (ordered[middle - share], ordered[middle + share]))
+
+
+def _is_fill(value: float, others: Floats) -> bool:
+    """Return whether one value, of most rows, is far from the sorted others, which differ from each other."""
+    if len(others) < _FEWEST:
+        return False
+    median = others[len(others) // 2]
+    widest = max(median - others[0], others[-1] - median)
+    return bool(widest > 0 and abs(value - median) >= _GAP * widest)
 
 
 def _far(distances: Floats, own: float, other: float, total: int) -> int:
@@ -80,6 +102,8 @@ def _far(distances: Floats, own: float, other: float, total: int) -> int:
 def is_compact(flat: NDArray[np.floating]) -> bool:
     """Return whether no value can be far, by the spread of a sample. This saves sorting many values."""
     ordered = np.sort(flat[:: len(flat) // _SAMPLE + 1].astype(np.float64))
+    if _is_heavy(ordered):
+        return False
     tenth, median = len(ordered) // 10, ordered[len(ordered) // 2]
     below, above = float(flat.min()) - median, float(flat.max()) - median
     low, high = median - ordered[tenth], ordered[-1 - tenth] - median

@@ -17,6 +17,7 @@ __all__ = ["determining_columns", "revealing_columns", "value_edges"]
 
 _FILE_COLUMNS = ("format", "width", "height")
 _BINS = 20  # for numbers, beside the best thresholds
+_EACH = 10  # samples of such a bin, so that a few samples are not learned by heart
 _FINE_BINS = 100  # where the target is a number
 _MAX_VALUES = 0.2  # of the samples: a text column with more different values has names of samples, not groups
 _NOTABLE = 0.5  # share of the errors of always answering the commonest class that a column must remove
@@ -148,7 +149,8 @@ def _groups(known: pl.Series, new: pl.Series, labels: Integers | None) -> tuple[
         if not len(numbers):
             return None
         order = np.argsort(numbers)
-        edges = value_edges(numbers[order], limit=_FINE_BINS if labels is None else _BINS)
+        few = max(1, len(numbers) // _EACH)
+        edges = value_edges(numbers[order], limit=_FINE_BINS if labels is None else min(_BINS, few))
         if labels is not None:
             labels = labels if len(numbers) == len(known) else labels[known.is_not_null().to_numpy()]
             edges = np.union1d(edges, _thresholds(numbers[order], labels[order]))

@@ -174,12 +174,17 @@ def column_names(header: Sequence[str], where: str) -> list[str]:
     """Return the names of the columns without surrounding spaces; those without one are numbered.
 
     Raises:
-        DataError: a name is there twice.
+        DataError: a name is there twice, or polars cannot use it.
     """
     names = [name.strip() or f"column_{place}" for place, name in enumerate(header, start=1)]
     doubled = [name for name, count in Counter(names).items() if count > 1]
     if doubled:
         raise DataError(f"{where}: column {doubled[0]!r} is in the header twice. Fix: rename one")
+    pattern = next((name for name in names if name.startswith("^") and name.endswith("$")), None)
+    if pattern is not None:
+        raise DataError(
+            f"{where}: column {pattern!r} begins with ^ and ends with $, as a pattern of names does. Fix: rename it"
+        )
     return names
 
 

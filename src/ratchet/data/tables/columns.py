@@ -51,9 +51,17 @@ _DATED = (
 )
 _OTHER_DATED = (
     r"(?i)^(?:\d\d?\.? )?(?:jan|ene|f[eé][bv]|m[aä]r|mrz|a[bpv]r|ma[iy]|jui?[nl]|ao[uû]|a[gu]o|aug|sep|o[ck]t|nov|"
-    r"d[eéi][cz])\p{L}*\.?[-/ ]?\d{2,4}$|^\d{4}[-/ ]?[qw]\d\d?$|^[qw]\d\d?[-/ ]?\d{4}$"
+    r"d[eéi][cz])\p{L}*\.?[-/ ]?\d{2,4}$|^\d{4}[-/ ]?[qw]\d\d?(?:-\d)?$|^[qw]\d\d?[-/ ]?\d{4}$"
+    r"|^(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*[, ].*\d{4}|^\d\d?/[a-z]{3}/\d{4}|^\d{2,4} ?[年년]"
 )
-"""Months in other languages, quarters and weeks that no form reads."""
+"""Months in other languages, quarters, weeks, and dates of e-mails and logs that no form reads."""
+_OTHER_NUMBERS = (
+    r"^\D{0,4}\d+(?:[.,]\d+)? ?(?:[kKmMbBT\x{2030}]|bn|mn|Mio\.?|Mrd\.?)$|^\D{0,4}\d\d?(?:,\d\d)+,\d{3}(?:\.\d+)?$"
+    r"|^\D{0,4}\d{1,3}(?:[\x{2019}\x{b4}\x{66c}`]\d{3})+(?:[.,]\d+)?$|^(?:\d+ )?\d+/\d+$|^[-+]?\d*\.\d+D[-+]?\d+$"
+    r"|^(?:\d+ ?(?:d|h|hrs?|m|min|s|sec)\.? ?){2,}$|^\d+' ?\d+\D?$|^\d+\x{b0} ?\d+"
+    r"|^[+-]?[\p{Nd}.,\x{66b}\x{66c}]*[\p{Nd}--0-9][\p{Nd}.,\x{66b}\x{66c}]*$"
+)
+"""Factors such as 1.3k, other marks between thousands, fractions, durations and digits of other scripts."""
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -125,9 +133,8 @@ def typed_column(
     if values.dtype == pl.String and (column.faults or is_mixed):
         texts = cleaned(values, missing) if missing or column.values.dtype != pl.String else column.values
         column = replace(column, notes=column.notes + _mixed_notes(column, texts, missing))
-    if wanted is None and column.values.dtype == pl.String and _looks_dated(column.values.drop_nulls(), _OTHER_DATED):
-        note = f"{name}: texts such as {column.values.drop_nulls()[0]!r} may be dates. If so, write them as YYYY-MM-DD"
-        column = replace(column, notes=(*column.notes, note))
+    if wanted is None and column.values.dtype == pl.String:
+        column = replace(column, notes=column.notes + _form_notes(column))
     if wanted is not None:
         column = replace(column, type=wanted, why="data.columns")
     return replace(column, values=coded(column.values)) if column.type == "categorical" else column
@@ -149,6 +156,15 @@ def _mixed_notes(column: TypedColumn, texts: pl.Series, missing: tuple[str, ...]
         is_other = read.is_null()
         others = present.filter(is_other) if is_other.mean() <= 1 - _MOSTLY else others  # type: ignore[operator]
     return mixed_notes(column.name, kind, others, len(present), missing)
+
+
+def _form_notes(column: TypedColumn) -> tuple[str, ...]:
+    """Return a note about texts that may be dates or numbers in a form that is not read."""
+    texts = column.values.drop_nulls()
+    for pattern, kind, form in ((_OTHER_DATED, "dates", "YYYY-MM-DD"), (_OTHER_NUMBERS, "numbers", "1234.5")):
+        if _looks_dated(texts, pattern):
+            return (f"{column.name}: texts such as {texts[0]!r} may be {kind}. If so, write them as {form}",)
+    return ()
 
 
 def _inferred(values: pl.Series, wanted: Type | None, missing: tuple[str, ...], *, is_csv: bool) -> TypedColumn:

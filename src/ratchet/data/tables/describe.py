@@ -9,7 +9,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from ratchet.data.checks.far_values import inner, is_compact, moments
-from ratchet.data.profile import conflicts, sorted_bins, target_leaks
+from ratchet.data.profile import conflicts, paired_leaks, sorted_bins, target_leaks
 from ratchet.data.tables.columns import CONSTANT, TypedColumn
 from ratchet.kinds import MAX_CATEGORIES, Column
 
@@ -146,8 +146,10 @@ def _leaks(writer: "TableWriter") -> dict[str, object]:
     names = [str(place) for place in range(len(features))]
     frame = pl.DataFrame([column.values[rows].alias(name) for name, column in zip(names, features, strict=True)])
     frame = frame.with_columns(writer.index["split"][places])
-    leaks = target_leaks(frame, writer.labels.take(places), names, notable=_LEAK, explained=_EXPLAINED)
-    return {
-        "constant": constant,
-        "class": [leak | {"column": features[int(str(leak["column"]))].name} for leak in leaks],
-    }
+    targets = writer.labels.take(places)
+    leaks = target_leaks(frame, targets, names, notable=_LEAK, explained=_EXPLAINED)
+    alone = {leak["column"] for leak in leaks}
+    pairs = paired_leaks(frame, targets, [name for name in names if name not in alone])
+    named = [leak | {"column": features[int(str(leak["column"]))].name} for leak in leaks]
+    named += [pair | {"columns": [features[int(place)].name for place in pair["columns"]]} for pair in pairs]
+    return {"constant": constant, "class": named}

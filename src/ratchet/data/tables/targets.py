@@ -118,7 +118,17 @@ class _Label:
         except DataError as error:
             raise DataError(f"{where}: {error}") from None
         if not len(self.present):
-            raise DataError(f"{where}: label column {values.name!r} is empty. Fix: set data.label_column")
+            unlabelled = ", ".join(map(repr, self.unlabelled))
+            raise DataError(
+                f"{where}: label column {values.name!r} "
+                + (f"has only {unlabelled}, which means no label" if unlabelled else "is empty")
+                + ". Fix: set data.label_column"
+                + (
+                    f'; or, if these are classes, ratchet set "data.classes=[{yaml_list(list(self.unlabelled))}]"'
+                    if unlabelled
+                    else ""
+                )
+            )
         self.numbers = typed.alias("value")
         self.counts = _counts(self.present) if codes is None else _counts(texts, codes)
 
@@ -375,8 +385,12 @@ def _listed(column: _Label, where: str, why: str) -> TargetTable:
     values = np.stack([lists.list.contains(name).to_numpy() for name in names], axis=1).astype(np.float32)
     shown = ", ".join(names[:_FEW]) + (", ..." if len(names) > _FEW else "")
     note = f"{column.name}: labels are separated by {separator!r}: {shown}"
-    notes = (note,) if any(len(parts) > 1 for parts in split.values()) else ()
-    return TargetTable(Labels, why, names, values, column.texts.fill_null(""), {}, notes)
+    if all(len(parts) < 2 for parts in split.values()):
+        note = (
+            f"{column.name}: no row has two labels ({', '.join(map(repr, names[:_FEW]))}, ...). If a cell has several, "
+            f"separate them by {' or '.join(_SEPARATORS)}"
+        )
+    return TargetTable(Labels, why, names, values, column.texts.fill_null(""), {}, (note,))
 
 
 def _joined(columns: Sequence[_Label]) -> pl.Series:

@@ -17,7 +17,7 @@ import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,20 +25,34 @@ from scipy import stats
 
 from ratchet import files
 from ratchet.monitoring.rule import DriftRule, judge
-from ratchet.monitoring.sketch import WindowSketch, layout_of
+from ratchet.monitoring.sketch import FeatureBins, WindowSketch, layout_of
 
 WINDOWS, REFERENCE, CHANGE, SIX_HOURS = 1000, 100, 100, 21_600
 RESULTS = Path(".ratchet/bench-drift.json")
-Columns = dict[str, NDArray[np.generic]]
+
+
+class Column(NamedTuple):
+    """The different values of a column in their order, and the place of each row's value among them."""
+
+    values: NDArray[Any]
+    places: NDArray[np.int64]
+
+
+Columns = dict[str, Column]
 DATASETS = Path(os.environ["RATCHET_DATASETS"])
 
 
-def column(values: list[str]) -> NDArray[np.generic]:
+def distinct(values: NDArray[Any]) -> Column:
+    """Return numbers or objects as a column."""
+    return Column(*np.unique(values, return_inverse=True))
+
+
+def column(values: list[str]) -> Column:
     """Return numbers, or texts as objects."""
     try:
-        return np.array(values, np.float64)
+        return distinct(np.array(values, np.float64))
     except ValueError:
-        return np.array(values, object)
+        return distinct(np.array(values, object))
 
 
 @functools.cache
@@ -50,14 +64,15 @@ def adult() -> Columns:
 
 
 @functools.cache
-def bike_days() -> list[Columns]:
-    """Return the whole days of bike-sharing."""
+def bike_days() -> Columns:
+    """Return the whole days of bike-sharing, 24 rows each."""
     names = ["temp", "atemp", "hum", "windspeed", "casual", "registered", "weathersit"]
     days: dict[str, list[dict[str, str]]] = {}
     with (DATASETS / "tabular" / "bike-sharing" / "hour.csv").open() as file:
         for row in csv.DictReader(file):
             days.setdefault(row["dteday"], []).append(row)
-    return [{name: column([row[name] for row in day]) for name in names} for day in days.values() if len(day) == 24]
+    rows = [row for day in days.values() if len(day) == 24 for row in day]
+    return {name: column([row[name] for row in rows]) for name in names}
 
 
 @functools.cache
@@ -79,16 +94,29 @@ def softmax(name: str) -> Columns:
     )[0]
     raised = np.exp(5 * images[half:] @ weights)
     answers = raised / raised.sum(1, keepdims=True)
-    return {f"answer {place}": answers[:, place] for place in range(10)} | {"confidence": answers.max(1)}
+    return {f"answer {place}": distinct(answers[:, place]) for place in range(10)} | {
+        "confidence": distinct(answers.max(1))
+    }
 
 
-def alarm(windows: list[Columns], *, reference: int, seed: int, rule: DriftRule) -> int | None:
-    """Return the number of windows after the reference up to the alarm; None: there is none."""
-    first = windows[:reference]
-    layouts = [layout_of(name, np.concatenate([window[name] for window in first])) for name in first[0]]
+def alarm(
+    columns: Columns, windows: list[NDArray[np.int64]], *, reference: int, seed: int, rule: DriftRule
+) -> int | None:
+    """Return the number of windows after the reference up to the alarm; None: there is none.
+
+    `windows`: rows of each. Bins are looked up once for each value, so that many runs are possible.
+    """
+    first, layouts, counts = np.concatenate(windows[:reference]), list[FeatureBins](), list[NDArray[np.int64]]()
+    for name, (values, places) in columns.items():
+        layouts.append(layout := layout_of(name, values[places[first]]))
+        each = [values] if layout.is_number else [values[at : at + 1] for at in range(len(values))]
+        bins = np.concatenate([np.repeat(np.arange(layout.bins), layout.count(part)) for part in each])[places]
+        counts.append(np.array([np.bincount(bins[rows], minlength=layouts[-1].bins) for rows in windows]))
     sketches = [
-        WindowSketch("run/1", at * rule.window, 1, {each.name: each.count(window[each.name]) for each in layouts})
-        for at, window in enumerate(windows)
+        WindowSketch(
+            "run/1", at * rule.window, 1, {name: each[at].tolist() for name, each in zip(columns, counts, strict=True)}
+        )
+        for at in range(len(windows))
     ]
     first_alarm = judge(f"run/{seed}", layouts, sketches, rule, reference).alarm
     return first_alarm and first_alarm.window // rule.window - reference + 1
@@ -96,28 +124,28 @@ def alarm(windows: list[Columns], *, reference: int, seed: int, rule: DriftRule)
 
 def random_rows(columns: Columns, rows: int, seed: int, *, number: int = WINDOWS, shift: float = 0.0) -> int | None:
     """Judge windows of random rows; the first column is moved after CHANGE windows that follow the reference."""
-    random, name = np.random.default_rng(seed), next(iter(columns))
-    total, width = len(columns[name]), float(np.std(columns[name].astype(np.float64)))
-    windows = []
-    for place in range(REFERENCE + number):
-        chosen = random.integers(0, total, rows)
-        window = {each: values[chosen] for each, values in columns.items()}
-        if shift and place >= REFERENCE + CHANGE:
-            window[name] = window[name].astype(np.float64) + shift * width
-        windows.append(window)
-    return alarm(windows, reference=REFERENCE, seed=seed, rule=DriftRule(3600, "none", 0.05, 30))
+    random, total = np.random.default_rng(seed), len(next(iter(columns.values())).places)
+    windows = [random.integers(0, total, rows) for _ in range(REFERENCE + number)]
+    if shift:
+        columns, name = dict(columns), next(iter(columns))
+        values = columns[name].values[columns[name].places]
+        columns = {each: Column(column.values, np.tile(column.places, 2)) for each, column in columns.items()}
+        columns[name] = distinct(np.concatenate([values, values + shift * values.std()]))
+        windows = [rows + total * (place >= REFERENCE + CHANGE) for place, rows in enumerate(windows)]
+    return alarm(columns, windows, reference=REFERENCE, seed=seed, rule=DriftRule(3600, "none", 0.05, 30))
 
 
 def bike(seed: int, *, parts: int) -> int | None:
     """Judge the days of bike-sharing in random order, each as a number of windows."""
-    days, size = bike_days(), 24 // parts
+    columns, size = bike_days(), 24 // parts
+    days = len(columns["temp"].places) // 24
     windows = [
-        {name: values[part * size : (part + 1) * size] for name, values in days[day].items()}
-        for day in np.random.default_rng(seed).permutation(len(days))
+        np.arange(day * 24 + part * size, day * 24 + (part + 1) * size)
+        for day in np.random.default_rng(seed).permutation(days)
         for part in range(parts)
     ]
     rule = DriftRule(SIX_HOURS, "day", 0.05, 30) if parts > 1 else DriftRule(86_400, "none", 0.05, 30)
-    return alarm(windows, reference=200 * parts, seed=seed, rule=rule)
+    return alarm(columns, windows, reference=200 * parts, seed=seed, rule=rule)
 
 
 def moved(shift: float, rows: int) -> Callable[[int], int | None]:

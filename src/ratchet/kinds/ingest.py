@@ -16,7 +16,12 @@ _FUNCTIONS = {
     "tokens": "ratchet.data.token_streams:ingest_tokens",
     "arrays": "ratchet.data.custom:ingest_custom",
 }
-_FILES = {"image": "ratchet.data.sample_files:ImageFiles", "table": "ratchet.data.sample_files:RowsFile"}
+_FILES = {
+    "image": "ratchet.data.sample_files:ImageFiles",
+    "table": "ratchet.data.sample_files:RowsFile",
+    "text": "ratchet.data.sample_files:TextsFile",
+    "arrays": "ratchet.data.sample_files:ArrayFiles",
+}
 
 
 def ingest_function(kind: str) -> Callable[[Any], Any]:
@@ -28,7 +33,7 @@ def sample_files(kind: str) -> Any:
     """Return the `SampleFiles` that write samples of a kind, so that ingest reads them.
 
     Raises:
-        NoRequests: the arrays of a kind are not its samples, such as the token ids of texts.
+        NoRequests: the log does not have the samples of a kind, or no file has them.
     """
     if kind not in _FILES:
         raise NoRequests(

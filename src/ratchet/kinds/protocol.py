@@ -160,6 +160,16 @@ class Kind(Generic[S]):
         """Return the arrays of an exported program as tensors of the network; PyTorch can trace it."""
         return inputs
 
+    # A sample in the request log and in a packed set
+
+    def logged_names(self, spec: S) -> tuple[str, ...]:
+        """Return the names of the logged inputs of which a sample is made."""
+        return self.array_names(spec)
+
+    def no_samples(self, spec: S) -> Arrays:
+        """Return no packed samples, with the shapes and types of those that `logged_names` and `values` have."""
+        return self.packed(self.zeros(spec, 0), spec)
+
     # A client's values
 
     def read(self, values: Any, spec: S, field: str, check: Callable[[], None] = go_on) -> Arrays | Unencoded:

@@ -21,7 +21,16 @@ from ratchet.traffic.schema import INPUT, target_id
 if TYPE_CHECKING:
     import polars
 
-__all__ = ["LabelledRows", "SpecOf", "arrays_of", "input_obstacle", "labelled_rows", "no_rows"]
+__all__ = [
+    "LabelledRows",
+    "SpecOf",
+    "arrays_of",
+    "has_input",
+    "input_obstacle",
+    "labelled_rows",
+    "logged_columns",
+    "no_rows",
+]
 
 _END = 1 << 40  # seconds since 1970, after every row
 _HOUR = 3600
@@ -52,8 +61,7 @@ def no_rows(input_spec: Input, width: int) -> LabelledRows:
 
     time, text = pl.Datetime("us", "UTC"), pl.String()
     schema = pl.Schema({"answer": text, "row": pl.Int32(), "time": time, "version": text, "split": text})
-    kind = kind_of(input_spec)
-    arrays = kind.packed(kind.zeros(input_spec, 0), input_spec)
+    arrays = kind_of(input_spec).no_samples(input_spec)
     return LabelledRows(arrays, np.empty((0, width)), pl.DataFrame(schema=schema), _left_out([]))
 
 
@@ -65,15 +73,35 @@ def input_obstacle(have: Input, want: Input) -> str:
 
 
 def arrays_of(rows: "polars.DataFrame", names: Sequence[str], zeros: Arrays) -> Arrays:
-    """Return the arrays of rows that have them as flat lists in these columns. `zeros`: arrays of their shape and type.
+    """Return the arrays of rows that have them as flat lists, or texts, in these columns.
+
+    `zeros`: arrays of their shape and type.
 
     Raises:
         ValueError: the lists have another length.
     """
     return tuple(
-        matrix_of(rows[name]).reshape(len(rows), *zero.shape[1:]).astype(zero.dtype)
+        np.array(rows[name].to_list(), object)
+        if zero.dtype == object
+        else matrix_of(rows[name]).reshape(len(rows), *zero.shape[1:]).astype(zero.dtype)
         for name, zero in zip(names, zeros, strict=True)
     )
+
+
+def logged_columns(input_spec: Input) -> list[str]:
+    """Return the columns of the log of which a sample is made."""
+    return [INPUT + name for name in kind_of(input_spec).logged_names(input_spec)]
+
+
+def has_input(input_spec: Input) -> "polars.Expr":
+    """Return whether a row of the log has its whole input."""
+    import polars as pl
+
+    kind, columns = kind_of(input_spec), pl.col(logged_columns(input_spec))
+    if kind.tokenizes:
+        return columns.is_not_null()
+    width = sum(value.size for value in kind.zeros(input_spec, 1))
+    return (pl.sum_horizontal(columns.list.len(), ignore_nulls=False) == width).fill_null(False)
 
 
 def labelled_rows(requests: Path, spec_of: SpecOf, input_spec: Input, target: Target) -> LabelledRows:
@@ -155,15 +183,11 @@ class _Reader:
             return ["its version is not in the registry"] * len(rows)
         if obstacle := input_obstacle(self._input, spec.input) or input_obstacle(spec.input, self._input):
             return [f"its version has another input: {obstacle}"] * len(rows)
-        kind = kind_of(self._input)
-        names = [INPUT + name for name in kind.array_names(spec.input)]
-        if not set(names) <= set(rows.columns):
+        if not set(logged_columns(spec.input)) <= set(rows.columns):
             return [_NO_INPUT] * len(rows)
-        target, width = target_id(spec.target), sum(value.size for value in kind.zeros(spec.input, 1))
-        size = pl.sum_horizontal(pl.col(names).list.len(), ignore_nulls=False)
-        is_same = (pl.col("target") == target) & (pl.col("problem") == spec.target.problem)
+        is_same = (pl.col("target") == target_id(spec.target)) & (pl.col("problem") == spec.target.problem)
         other = pl.when(~is_same).then(pl.lit("its label is of another problem than the version in the registry"))
-        lost = pl.when((size == width).fill_null(False).not_()).then(pl.lit(_NO_INPUT))
+        lost = pl.when(has_input(spec.input).not_()).then(pl.lit(_NO_INPUT))
         reasons: list[str] = rows.select(pl.coalesce(lost, other, pl.lit(""))).to_series().to_list()
         return reasons
 
@@ -175,12 +199,14 @@ class _Reader:
 
     def _arrays(self, have: Input, rows: "polars.DataFrame") -> Arrays:
         kind = kind_of(have)
-        names = [INPUT + name for name in kind.array_names(have)]
-        packed = kind.packed(arrays_of(rows, names, kind.zeros(have, 0)), have)
+        zeros = kind.no_samples(have) if kind.tokenizes else kind.zeros(have, 0)
+        packed = kind.packed(arrays_of(rows, logged_columns(have), zeros), have)
         return packed if kind.is_equal(have, self._input) else kind.adapt(packed, have, self._input)
 
     def _unknown(self, arrays: Arrays) -> dict[int, str]:
         """Return the reason of each row with a category that the log has only as unknown."""
+        if kind_of(self._input).tokenizes:
+            return {}
         unusual = kind_of(self._input).unusual(arrays, self._input, lambda row, name: "")
         return {
             each.row: f"column {each.field} has a category that the model did not know, and the log does not have it"

@@ -6,7 +6,9 @@ time, and keeps it. The set keeps the requests that it has, also when the log ha
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +19,8 @@ from ratchet import files
 from ratchet.data.manifest import Manifest
 from ratchet.data.split import SPLITS, position
 from ratchet.errors import DataError, NoRequests
-from ratchet.kinds import to_json
+from ratchet.kinds import Input, to_json
 from ratchet.kinds.ingest import sample_files
-from ratchet.kinds.protocol import Arrays
 from ratchet.kinds.registry import kind_of
 from ratchet.kinds.spec_json import input_from_json
 from ratchet.monitoring.labelled_rows import LabelledRows, SpecOf, arrays_of, input_obstacle, labelled_rows, no_rows
@@ -34,7 +35,11 @@ from ratchet.workspace import Workspace
 if TYPE_CHECKING:
     import polars
 
+    from ratchet.training import Split
+
 __all__ = ["LabelledSet", "drawn_split", "write_labelled_set"]
+
+_AT_ONCE = 8 << 20  # bytes of packed samples that are in memory
 
 
 @dataclass(frozen=True)
@@ -75,12 +80,12 @@ def write_labelled_set(workspace: Workspace, params: Params, spec_of: SpecOf, fo
             "regression, because the server takes no other labels"
         )
     base = _Base.read(workspace.packed, manifest)
+    base_digests = [digest for part in base.parts() for digest in writer.digests(part)]
     logged = labelled_rows(log_folder(workspace.project), spec_of, manifest.input, manifest.target)
     earlier = _earlier(folder, manifest, base.labels.shape[1])
     joined = _joined(logged, earlier)
     kind, count = kind_of(manifest.input), len(base.splits)
-    arrays = tuple(np.concatenate(parts) for parts in zip(base.arrays, joined.arrays, strict=True))
-    digests = writer.digests(kind.values(arrays, manifest.input))
+    digests = base_digests + writer.digests(kind.values(joined.arrays, manifest.input))
     reasons = _reasons(np.concatenate([base.labels, joined.labels]), digests, count)
     by_hour = _by_hour(workspace, params.data, folder)
     kept = np.flatnonzero([not reason for reason in reasons])
@@ -88,10 +93,10 @@ def write_labelled_set(workspace: Workspace, params: Params, spec_of: SpecOf, fo
     rows, left_out = _stored(joined, kept, digests[count:], params.data, by_hour), _left_out(joined, reasons)
     labels, splits = np.concatenate([base.labels, joined.labels[kept]]), [*base.splits, *rows["split"]]
     columns, changes = _columns(manifest, base.extra, labels, splits, params.data)
-    chosen = np.concatenate([np.arange(count), count + kept])
-    values = kind.values(tuple(each[chosen] for each in arrays), manifest.input)
+    new = kind.values(tuple(each[kept] for each in joined.arrays), manifest.input)
     with files.draft_directory(folder) as draft:
-        file, own = writer.write(draft, values, manifest.input, columns, params.data.model_copy(update=changes))
+        parts = chain(base.parts(), [new] if len(kept) else [])
+        file, own = writer.write(draft, parts, manifest.input, columns, params.data.model_copy(update=changes))
         digest = _write_records(draft, manifest, rows, left_out, by_hour=by_hour)
     added = rows.join(earlier.rows, on=("answer", "row"), how="anti").height
     settings = {f"data.{name}": value for name, value in (changes | own | {"path": str(folder / file)}).items()}
@@ -168,16 +173,27 @@ class _Base:
     """The packed samples.
 
     Attributes:
-        arrays: of all splits.
+        input_spec: of the set.
+        packed: the splits.
         labels: as `NamedAnswers.label` returns them.
         splits: of each.
         extra: columns of the index that come from the source.
     """
 
-    arrays: Arrays
+    input_spec: Input
+    packed: "list[Split]"
     labels: NDArray[np.float64]
     splits: list[str]
     extra: "polars.DataFrame"
+
+    def parts(self) -> Iterator[Any]:
+        """Yield the samples as raw values, a few MiB of them at a time."""
+        kind = kind_of(self.input_spec)
+        for split in self.packed:
+            size = sum(array.nbytes for array in split.arrays)
+            step = max(1, _AT_ONCE * len(split) // max(1, size))
+            for begin in range(0, len(split), step):
+                yield kind.samples(split, np.arange(begin, min(begin + step, len(split))), self.input_spec)
 
     @classmethod
     def read(cls, packed: Path, manifest: Manifest) -> "_Base":
@@ -187,13 +203,12 @@ class _Base:
         from ratchet.training import open_split
 
         splits = {name: open_split(packed, name) for name in SPLITS}
-        parts = [split.gather(np.arange(len(split))) for split in splits.values()]
         labels = [np.asarray(split.targets, np.float64).reshape(len(split), -1) for split in splits.values()]
         names: list[str] = [name for name, split in splits.items() for _ in range(len(split))]
         index = pl.read_parquet(packed / "index.parquet")
         index = index.sort(pl.col("split").cast(pl.String).cast(pl.Enum(SPLITS)), "row")
         extra = index.select([name for name in extra_columns(index) if name != "packed"])
-        return cls(tuple(map(np.concatenate, zip(*parts, strict=True))), np.concatenate(labels), names, extra)
+        return cls(manifest.input, [*splits.values()], np.concatenate(labels), names, extra)
 
 
 def _earlier(folder: Path, manifest: Manifest, width: int) -> LabelledRows:
@@ -301,6 +316,8 @@ def _stored(
     rows = rows.with_columns(pl.col("split").fill_null(drawn))
     for place, each in enumerate(joined.arrays):
         starts = np.arange(len(kept) + 1) * math.prod(each.shape[1:])
-        lists = pa.LargeListArray.from_arrays(starts, each[kept].ravel())  # a Python number takes 30 bytes
+        lists: Any = each[kept].tolist()  # texts
+        if each.dtype != object:
+            lists = pa.LargeListArray.from_arrays(starts, each[kept].ravel())  # a Python number takes 30 bytes
         rows = rows.with_columns(pl.Series(f"{INPUT}{place}", lists))
     return rows

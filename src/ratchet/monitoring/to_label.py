@@ -13,13 +13,12 @@ import numpy as np
 
 from ratchet import files
 from ratchet.kinds import ModelSpec
-from ratchet.kinds.registry import kind_of
 from ratchet.monitoring.features import matrix_of
-from ratchet.monitoring.labelled_rows import SpecOf
+from ratchet.monitoring.labelled_rows import SpecOf, has_input, logged_columns
 from ratchet.monitoring.windows import first_hour, pieces
 from ratchet.problems.named_answers import named_answers
 from ratchet.traffic.label_store import LabelStore
-from ratchet.traffic.schema import INPUT, target_id
+from ratchet.traffic.schema import target_id
 
 if TYPE_CHECKING:
     import polars
@@ -96,13 +95,9 @@ def _with_input(rows: "polars.DataFrame", spec: ModelSpec) -> "polars.DataFrame"
     """Return the rows that can become samples: with the whole input, and an answer to the problem of the version."""
     import polars as pl
 
-    kind = kind_of(spec.input)
-    names = [INPUT + name for name in kind.array_names(spec.input)]
-    if not set(names) <= set(rows.columns):
+    if not set(logged_columns(spec.input)) <= set(rows.columns):
         return rows.clear()
-    width = sum(value.size for value in kind.zeros(spec.input, 1))
-    lengths = pl.sum_horizontal(pl.col(name).list.len() for name in names)
-    return rows.filter((lengths == width) & (pl.col("target") == target_id(spec.target)))
+    return rows.filter(has_input(spec.input) & (pl.col("target") == target_id(spec.target)))
 
 
 def _candidates(rows: "polars.DataFrame") -> "polars.DataFrame":

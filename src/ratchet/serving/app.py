@@ -283,6 +283,7 @@ def _log(log: RequestLog, columns: Sequence[str], answered: ServedRequest) -> No
             loaded.identity.reference,
             loaded.spec,
             loaded.reference,
+            request.texts,
         )
 
     log.add(answered.answer.id, logged)

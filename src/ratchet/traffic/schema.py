@@ -58,6 +58,7 @@ class Logged(NamedTuple):
         served: NAME/VERSION that was to answer; empty: the one that did.
         spec: of the version; None: it is not known.
         reference: file with its bins, if there is one.
+        texts: of which the inputs are token ids.
     """
 
     answer: str
@@ -76,6 +77,7 @@ class Logged(NamedTuple):
     served: str = ""
     spec: ModelSpec | None = None
     reference: Path | None = None
+    texts: tuple[str, ...] = ()
 
     @property
     def watched(self) -> str:
@@ -134,6 +136,8 @@ def table_of(requests: Sequence[Logged], *, inputs: str) -> "pyarrow.Table":
         columns[SLICE + name] = pa.array([value for part in sliced for value in part[name]])
     for name in requests[0].inputs if inputs == "keep" else ():
         columns[INPUT + name] = _joined([request.inputs[name] for request in requests])
+    if inputs == "keep" and requests[0].texts:
+        columns[INPUT + "text"] = _joined([request.texts for request in requests])
     return pa.table(columns)
 
 
@@ -157,7 +161,7 @@ def is_sampled(answer: str, share: float) -> bool:
 def size_of(logged: Logged) -> int:
     """Return about how many bytes the request takes in memory."""
     size = _OVERHEAD
-    for part in (logged.predictions, *logged.inputs.values()):
+    for part in (logged.predictions, logged.texts, *logged.inputs.values()):
         size += part.nbytes if isinstance(part, np.ndarray) else sum(map(len, part))
     return size
 

@@ -22,6 +22,7 @@ from ratchet import files
 from ratchet.errors import TrainingError
 from ratchet.kinds import ArraysInput
 from ratchet.training.custom_code import CustomCode
+from ratchet.training.stored_arrays import MadeArrays
 
 __all__ = [
     "Arrays",
@@ -157,7 +158,7 @@ class CustomClass:
             BadSample: the user's function raises an error, or returns no arrays of finite numbers.
         """
         try:
-            arrays = self.loaded.arrays(value)
+            arrays = value if isinstance(value, MadeArrays) else self.loaded.arrays(value)
         except (Exception, SystemExit) as error:  # the user's code may raise anything
             raise BadSample("raised", summarize(error, self.root)) from error
         if not isinstance(arrays, Mapping) or not arrays:

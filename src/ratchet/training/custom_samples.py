@@ -22,6 +22,7 @@ from ratchet.errors import TrainingError
 from ratchet.training.augment import sample_bits
 from ratchet.training.custom_class import Arrays, BadSample, CustomClass, line_of, summarize
 from ratchet.training.sample_timeout import TooSlow, interruptible, never
+from ratchet.training.stored_arrays import COLUMNS, StoredArrays
 
 __all__ = ["CustomSamples", "Faulty", "Piece", "Sample", "SampleTimeout", "WorkerProgress"]
 
@@ -151,6 +152,8 @@ class CustomSamples(Dataset[Any]):
     def _open(self) -> Any:
         name = self.custom.name
         try:
+            if isinstance(self.path, Path) and (self.path / COLUMNS).is_file():
+                return StoredArrays(self.path)
             opened = self.custom.loaded(self.path)
             count = len(opened)
         except TrainingError:

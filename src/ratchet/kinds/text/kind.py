@@ -61,6 +61,18 @@ class Texts(Kind[TextInput]):
         spans = pairwise(accumulate((each.rows for each in given), initial=0))
         return [(rows.gather(np.arange(begin, end)),) for begin, end in spans]
 
+    def logged_names(self, spec: TextInput) -> tuple[str, ...]:
+        """Return the text alone: another model has another tokenizer."""
+        return ("text",)
+
+    def no_samples(self, spec: TextInput) -> Arrays:
+        return (np.empty(0, object),)
+
+    def values(self, arrays: Arrays, spec: TextInput) -> list[str]:
+        """Return the texts themselves."""
+        texts: list[str] = arrays[0].tolist()
+        return texts
+
     def samples(self, split: Any, rows: NDArray[np.int64], spec: TextInput) -> list[str]:
         texts: list[str] = split.texts(rows)
         return texts

@@ -70,6 +70,7 @@ class ModelRequest(NamedTuple):
     timeout: float = math.inf  # seconds from its first byte, given by the client in the body
     unencoded: Unencoded | None = None
     warnings: tuple[InputWarning, ...] = ()  # about rows unlike the training samples; after the encoding
+    texts: tuple[str, ...] = ()  # of which the arrays are token ids
 
     @classmethod
     def of(cls, given: Arrays | Unencoded, input_spec: Input, **fields: Any) -> "ModelRequest":
@@ -82,12 +83,13 @@ class ModelRequest(NamedTuple):
         """Return the request with the arrays of its values."""
         assert self.unencoded, "callers check it"
         warnings = input_warnings(arrays, self.unencoded.spec, self.unencoded.values)
-        return self._replace(arrays=arrays, unencoded=None, warnings=warnings)
+        texts = tuple(self.unencoded.values) if kind_of(self.unencoded.spec).tokenizes else ()
+        return self._replace(arrays=arrays, unencoded=None, warnings=warnings, texts=texts)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of arrays and warnings in memory."""
-        texts = sum(_WARNING_BYTES + len(warning.text) for warning in self.warnings)
+        """Bytes of arrays, texts and warnings in memory."""
+        texts = sum(_WARNING_BYTES + len(warning.text) for warning in self.warnings) + sum(map(len, self.texts))
         return sum(array.nbytes for array in self.arrays) + texts
 
     @property

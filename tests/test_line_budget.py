@@ -15,7 +15,7 @@ LIMITS = {
     "flows": 3_645,
     "gate": 1_470,
     "kinds": 2_480,
-    "monitoring": 3_035,
+    "monitoring": 3_065,
     "problems": 1_010,
     "provenance": 1_060,
     "ratchet": 1_938,
@@ -25,10 +25,10 @@ LIMITS = {
     "search": 1_170,
     "servers": 1_500,
     "serving": 6_862,
-    "settings": 2_490,
+    "settings": 2_493,
     "tasks": 5_185,
     "tokens": 400,
-    "traffic": 970,
+    "traffic": 1_015,
     "training": 9_220,
 }
 

@@ -335,6 +335,26 @@ def test_half_of_the_rows_to_label_are_least_certain(adult: Place) -> None:
     assert not rows_to_label(log_folder(adult.workspace), lambda name: spec, seed=1).equals(rows)
 
 
+def test_rows_chosen_by_entropy_are_training_rows_only(adult: Place) -> None:
+    """Else the gate would judge by rows that are harder than the traffic."""
+    adult.set(test_fraction=0.4, validation_fraction=0.3)
+    adult.request(0, NEW, certain=[0.5 + row / NEW / 2 for row in range(NEW)])
+    spec, requests = adult.spec, log_folder(adult.workspace)
+    listed = write_rows_to_label(adult.workspace.root / "these.parquet", requests, lambda name: spec, seed=0)
+    truth = adult.true_labels(0, NEW)
+    adult.label({key: truth[key] for key in listed.select("answer", "row").iter_rows()})
+    written = adult.write()
+    rows = pl.read_parquet(written.folder / "rows.parquet").join(listed, on=("answer", "row"))
+    splits = {name: set(part["split"]) for (name,), part in rows.group_by("chosen")}
+    assert splits == {"entropy": {"train"}, "random": {"train", "validation", "test"}}
+    adult.set(order_by="age", test_fraction=0.45, validation_fraction=0.42)  # the rows of one hour share a split
+    ordered = adult.write("april")
+    rows = pl.read_parquet(ordered.folder / "rows.parquet").join(listed, on=("answer", "row"))
+    assert set(rows.filter(pl.col("chosen") == "entropy")["split"]) == {"train"}
+    assert rows["split"].n_unique() > 1
+    assert sum(count for reason, count in ordered.left_out.items() if "chosen for its entropy" in reason) > 0
+
+
 def test_only_rows_that_can_become_samples_are_to_be_labelled(adult: Place) -> None:
     adult.later += adult.later[:20] * 2  # the same rows are asked about again
     adult.request(0, 20, inputs="hash")

@@ -78,6 +78,23 @@ def test_inputs_are_kept_or_left_out(tmp_path: Path) -> None:
     assert read(tmp_path / "none")["input_sha256"].to_list() == [None]
 
 
+def test_sampled_inputs_are_spread_over_the_window(tmp_path: Path) -> None:
+    begin = NOW // 3600 * 3600
+    busy = [logged(minute, at=begin + minute * 60, rows=30) for minute in range(60)]
+    log(tmp_path, busy, inputs="sample", window=60)
+    rows = read(tmp_path).with_columns(pl.col("time").dt.truncate("5m"), kept=pl.col("input.pixels").is_not_null())
+    by_slot = rows.group_by("time", maintain_order=True).agg(pl.col("kept").sum())["kept"].to_list()
+    assert (sum(by_slot), len(by_slot), max(by_slot), min(by_slot)) == (200, 12, 20, 13)
+    assert (len(rows), rows["input_sha256"].null_count()) == (1800, 0)
+    kept = rows.filter(pl.col("kept"))
+    assert all(pixels == [int(answer, 16)] * 4 for answer, pixels in kept.select("answer", "input.pixels").iter_rows())
+    log(tmp_path / "quiet", [logged(n, at=begin + n * 60) for n in range(60)], inputs="sample", window=60)
+    assert read(tmp_path / "quiet")["input.pixels"].null_count() == 0
+    texts = ("To be", "or not")
+    log(tmp_path / "texts", [logged(1, at=begin, rows=2, texts=texts)], inputs="sample", window=60)
+    assert read(tmp_path / "texts")["input.text"].to_list() == ["To be", "or not"]
+
+
 def test_parts_of_past_hours_become_one_file(tmp_path: Path) -> None:
     past = NOW - 7200
     log(tmp_path, [logged(1, at=past), logged(2, at=past)])

@@ -7,7 +7,7 @@ time, and keeps it. The set keeps the requests that it has, also when the log ha
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from ratchet.kinds.ingest import sample_files
 from ratchet.kinds.registry import kind_of
 from ratchet.kinds.spec_json import input_from_json
 from ratchet.monitoring.labelled_rows import LabelledRows, SpecOf, arrays_of, input_obstacle, labelled_rows, no_rows
+from ratchet.monitoring.to_label import chosen_by_entropy
 from ratchet.problems import target_from_json
 from ratchet.problems.named_answers import named_answers
 from ratchet.registry.names import registered_name
@@ -88,9 +89,10 @@ def write_labelled_set(workspace: Workspace, params: Params, spec_of: SpecOf, fo
     digests = base_digests + writer.digests(kind.values(joined.arrays, manifest.input))
     reasons = _reasons(np.concatenate([base.labels, joined.labels]), digests, count)
     by_hour = _by_hour(workspace, params.data, folder)
+    joined, reasons = _split(workspace, params.data, joined, digests[count:], reasons, by_hour)
     kept = np.flatnonzero([not reason for reason in reasons])
     kept = kept[joined.rows[kept].with_row_index("place").sort("time", "answer", "row")["place"].to_numpy()]
-    rows, left_out = _stored(joined, kept, digests[count:], params.data, by_hour), _left_out(joined, reasons)
+    rows, left_out = _stored(joined, kept, digests[count:]), _left_out(joined, reasons)
     labels, splits = np.concatenate([base.labels, joined.labels[kept]]), [*base.splits, *rows["split"]]
     columns, changes = _columns(manifest, base.extra, labels, splits, params.data)
     new = kind.values(tuple(each[kept] for each in joined.arrays), manifest.input)
@@ -291,6 +293,31 @@ def _left_out(joined: LabelledRows, reasons: list[str]) -> "polars.DataFrame":
     return pl.concat([joined.left_out, rows.filter(pl.col("reason") != "")]).sort("answer", "row")
 
 
+def _split(
+    workspace: Workspace, settings: DataSettings, rows: LabelledRows, digests: list[str], reasons: list[str],
+    by_hour: bool,
+) -> tuple[LabelledRows, list[str]]:  # fmt: skip
+    """Return the rows with their splits, and why each is left out; empty: it is not.
+
+    Rows that were chosen for their entropy would bias test and validation: they are training rows, unless their hour is
+    in another split.
+    """
+    import polars as pl
+
+    unfair = chosen_by_entropy(log_folder(workspace.project)).with_columns(is_unfair=True)
+    keys = rows.rows.join(unfair, on=("answer", "row"), how="left", maintain_order="left")
+    hours = [f"hour {hour}" for hour in keys["time"].dt.epoch("s") // 3600]
+    splits, reasons = [], [*reasons]
+    for place, unit in enumerate(hours if by_hour else digests):
+        split, is_unfair = keys["split"][place], keys["is_unfair"][place]
+        drawn = drawn_split(unit, settings)
+        if split is None and is_unfair and by_hour and drawn != "train":
+            reasons[place] = reasons[place] or f"it was chosen for its entropy, and its hour is in the {drawn} split"
+        splits.append(split or ("train" if is_unfair else drawn))
+    named = rows.rows.with_columns(pl.Series("split", splits, dtype=pl.String))
+    return replace(rows, rows=named), reasons
+
+
 def drawn_split(unit: str, settings: DataSettings) -> str:
     """Return the split of a new request. New test rows are rows that no model has seen."""
     place = position(f"labelled {unit}")
@@ -299,9 +326,7 @@ def drawn_split(unit: str, settings: DataSettings) -> str:
     return "validation" if place < settings.test_fraction + settings.validation_fraction else "train"
 
 
-def _stored(
-    joined: LabelledRows, kept: NDArray[np.int64], digests: list[str], settings: DataSettings, by_hour: bool
-) -> "polars.DataFrame":
+def _stored(joined: LabelledRows, kept: NDArray[np.int64], digests: list[str]) -> "polars.DataFrame":
     """Return the table rows.parquet: where each request came from, its split, its label and its arrays."""
     import polars as pl
     import pyarrow as pa
@@ -310,10 +335,6 @@ def _stored(
         pl.Series("label", joined.labels[kept].tolist(), dtype=pl.List(pl.Float64)),
         pl.Series("digest", [digests[place] for place in kept], dtype=pl.String),
     )
-    hours = [f"hour {hour}" for hour in rows["time"].dt.epoch("s") // 3600]
-    units = hours if by_hour else rows["digest"].to_list()
-    drawn = pl.Series([drawn_split(unit, settings) for unit in units], dtype=pl.String)
-    rows = rows.with_columns(pl.col("split").fill_null(drawn))
     for place, each in enumerate(joined.arrays):
         starts = np.arange(len(kept) + 1) * math.prod(each.shape[1:])
         lists: Any = each[kept].tolist()  # texts

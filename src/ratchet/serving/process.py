@@ -261,6 +261,7 @@ def _log(workspace: Workspace, params: Params) -> RequestLog | None:
         inputs=serving.log_inputs,
         days=serving.log_days,
         mib=serving.log_mib,
+        window=params.monitoring.window,
         sketches=SketchLog(folder, window=params.monitoring.window),
     )
 

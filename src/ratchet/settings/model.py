@@ -503,7 +503,9 @@ class ServingSettings(Section):
         1.5, "it is withdrawn if it needs more than so many times the seconds of the served version"
     )
     log_share: Share = setting(1.0, "share of the requests that are logged")
-    log_inputs: Literal["hash", "keep", "none"] = setting("hash", "inputs in the log: hash (SHA-256), keep, or none")
+    log_inputs: Literal["hash", "sample", "keep", "none"] = setting(
+        "hash", "inputs in the log: hash (SHA-256), sample (also 200 rows of each window as they are), keep, or none"
+    )
     log_columns: Names = setting((), "columns of a table that are logged as they are, for slices")
     log_days: PositiveAmount = setting(
         30.0, "days after which logged requests are deleted, if the clock says so twice, a day apart"

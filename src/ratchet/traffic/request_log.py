@@ -7,10 +7,11 @@ killed server loses at most the last seconds.
 
 import contextlib
 import logging
+import math
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,7 +40,30 @@ _PAUSE, _REST = 0.05, 0.002  # seconds until the next ones, when few and when ma
 _MOST_BYTES = 64 << 20  # of requests and rows that wait to be written
 _MIB = 1 << 20
 _NOT_COUNTED = "requests cannot be counted to find drift"
+_SAMPLED, _SLICES, _OPEN = 200, 12, 64  # rows of a window; parts of a window among which they are spread; windows
 _PARTS_OF_LIMIT = 8  # a file of the log takes at most one eighth of log_mib, so that deletion of a file leaves the rest
+
+
+@dataclass
+class _InputSample:
+    """Chooses rows whose inputs are kept: at most `_SAMPLED` of a version in a window, spread over its time.
+
+    What quiet minutes leave over is for later ones.
+    """
+
+    window: int  # seconds
+    chosen: Counter[tuple[str, int]] = field(default_factory=Counter)
+
+    def rows(self, request: Logged) -> int:
+        """Return how many of the first rows of a request are chosen."""
+        start = int(request.time // self.window) * self.window
+        share = min(1.0, (request.time - start) / self.window + 1 / _SLICES)
+        key = (request.watched, start)
+        number = max(0, min(len(request.predictions), math.ceil(_SAMPLED * share) - self.chosen[key]))
+        self.chosen[key] += number
+        if len(self.chosen) > _OPEN:
+            del self.chosen[min(self.chosen, key=lambda each: each[1])]
+        return 0 if request.envelope == SHADOW else number
 
 
 @dataclass
@@ -68,15 +92,23 @@ class RequestLog:
         inputs: str,
         days: float,
         mib: float,
+        window: int = 60,
         sketches: "SketchLog | None" = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Start the thread. `inputs`: hash, keep or none. `clock`: seconds since 1970."""
+        """Start the thread.
+
+        Args:
+            inputs: hash, sample, keep or none.
+            window: minutes of which 200 rows keep their inputs, for `sample`.
+            clock: seconds since 1970.
+        """
         import polars  # noqa: F401  # now: later the import would hold up requests
         import pyarrow.parquet  # noqa: F401
 
         self.folder, self.sketches, self.lost, self.problem = folder, sketches, 0, ""
         self.share, self._inputs, self._days, self._mib, self._clock = share, inputs, days, mib, clock
+        self._sample = _InputSample(window * 60) if inputs == "sample" else None
         self._waiting: deque[Logged] = deque()
         self._parts: dict[tuple[str, str, str], _Part] = {}  # by hour, model and version
         self._bytes, self._files = 0, 0
@@ -150,7 +182,8 @@ class RequestLog:
             groups.setdefault((_hour(request.time), request.model, request.version), []).append(request)
         for key, group in groups.items():
             with self._counted(len(group), sum(map(size_of, group))):
-                table = table_of(group, inputs=self._inputs)
+                sampled = [self._sample.rows(request) for request in group] if self._sample else ()
+                table = table_of(group, inputs=self._inputs, sampled=sampled)
             part = self._parts.setdefault(key, _Part())
             part.tables.append(table)
             part.requests += len(group)

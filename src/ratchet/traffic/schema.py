@@ -101,13 +101,14 @@ def row_schema() -> "polars.Schema":
     return pl.Schema({**texts, "row": pl.Int32(), **times, "prediction": pl.List(pl.Float32)})
 
 
-def table_of(requests: Sequence[Logged], *, inputs: str) -> "pyarrow.Table":
+def table_of(requests: Sequence[Logged], *, inputs: str, sampled: Sequence[int] = ()) -> "pyarrow.Table":
     """Return the rows of requests that one version has answered.
 
     Columns are built whole: the server answers meanwhile, and a loop over rows would hold it up.
 
     Args:
-        inputs: hash, keep or none.
+        inputs: hash, sample, keep or none.
+        sampled: of each request, how many of its first rows keep their inputs; for `sample`.
     """
     import pyarrow as pa
 
@@ -134,11 +135,25 @@ def table_of(requests: Sequence[Logged], *, inputs: str) -> "pyarrow.Table":
     sliced = [request.columns() for request in requests]
     for name in sliced[0]:
         columns[SLICE + name] = pa.array([value for part in sliced for value in part[name]])
-    for name in requests[0].inputs if inputs == "keep" else ():
-        columns[INPUT + name] = _joined([request.inputs[name] for request in requests])
-    if inputs == "keep" and requests[0].texts:
-        columns[INPUT + "text"] = _joined([request.texts for request in requests])
-    return pa.table(columns)
+    return pa.table(columns | _inputs(requests, counts if inputs == "keep" else sampled))
+
+
+def _inputs(requests: Sequence[Logged], kept: Sequence[int]) -> "dict[str, pyarrow.Array]":
+    """Return the columns with inputs: of each request those of its first `kept` rows. Other rows have nulls."""
+    import pyarrow as pa
+
+    if not any(kept):
+        return {}
+    values = {INPUT + name: [request.inputs[name] for request in requests] for name in requests[0].inputs}
+    if requests[0].texts:
+        values[INPUT + "text"] = [request.texts for request in requests]
+    rows = np.concatenate([np.arange(len(request.predictions)) for request in requests])
+    is_kept = rows < np.repeat(kept, [len(request.predictions) for request in requests])
+    places = pa.array(np.cumsum(is_kept) - 1, pa.int64(), mask=~is_kept)
+    return {
+        name: _joined([part[:number] for part, number in zip(parts, kept, strict=True)]).take(places)
+        for name, parts in values.items()
+    }
 
 
 def _joined(parts: "Sequence[NDArray[Any] | Sequence[str]]") -> "pyarrow.Array":

@@ -132,3 +132,44 @@ def test_rows_chosen_by_entropy_do_not_bias_the_accuracy(tmp_path: Path) -> None
     (tmp_path / "chosen-by-entropy.parquet").unlink()
     assert (with_them := qualities(tmp_path / "requests")["m/1"].powered) is not None
     assert with_them.high < 0.675
+
+
+def test_worse_slices_and_labels_that_contradict_are_named(tmp_path: Path) -> None:
+    """Rows of elec: a model of the first 5,000, which is wrong in a third of the rows of one region."""
+    rows = elec()[:6000]
+    model = LogisticRegression(max_iter=1000).fit(rows[:5000, :-1], rows[:5000, -1])
+    later, regions = rows[5000:], np.resize(["north", "south", None], 1000)
+    predictions = model.predict_proba(later[:, :-1]).astype(np.float32)
+    right = predictions.argmax(1) == later[:, -1]
+    flipped = right & (regions == "south") & (np.arange(1000) % 9 < 3)
+    columns = {"region": regions.tolist(), "demand": later[:, 2].tolist()}
+    values = {"numbers": later[:, :-1]}
+    logged = Logged(
+        "0" * 32, BEGIN, 0.0, "own", "elec", "1", "p", "k", values, predictions, "classification 0", lambda: columns
+    )
+    other = logged._replace(answer="1" * 32, columns=dict)  # of a server without log_columns
+    for each in (logged, other):
+        log = RequestLog(tmp_path / "requests", share=1.0, inputs="none", days=1e6, mib=64.0, clock=lambda: BEGIN)
+        log.add(each.answer, partial(lambda each: each, each))
+        log.close()
+    store = LabelStore(tmp_path / "requests", clock=lambda: BEGIN)
+    truth = np.where(flipped, 1 - later[:, -1], later[:, -1])
+    store.add({("0" * 32, row): [1 - truth[row]] for row in range(7)}, problem="classification", days=1e6)
+    store.add({("0" * 32, row): [truth[row]] for row in range(1000)}, problem="classification", days=1e6)
+    store.add({("f" * 32, row): [1.0] for row in range(3)}, problem="classification", days=1e6)
+    quality = qualities(tmp_path / "requests")["elec/1"]
+    slices = {(each.column, each.value): each for each in quality.slices}
+    assert {name: each.is_worse for name, each in slices.items() if name[0] == "region"} == {
+        ("region", "north"): False, ("region", "south"): True,
+    }  # fmt: skip
+    south = slices["region", "south"]
+    assert south.mean.value == pytest.approx((right & ~flipped)[regions == "south"].mean())
+    assert {value for column, value in slices if column == "demand"} == {"low", "middle", "high"}
+    assert quality.corrected == 7
+    line, lost = quality_lines(tmp_path / "requests", {"elec/1"})
+    assert (
+        "; 7 labels contradict an earlier one of their row: the newest counts; of 5 slices significantly worse: "
+        in line
+    )
+    assert f"region=south (accuracy {100 * south.mean.value:.1f} % (95 % CI " in line
+    assert lost == "not used: 3 labels of rows that the log does not have"

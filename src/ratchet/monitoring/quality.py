@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.evaluation.intervals import Interval
+from ratchet.evaluation.intervals import Interval, difference_of, mean_of, share_interval
 from ratchet.evaluation.metrics import NamedMetric
+from ratchet.evaluation.slices import Slice, rows_by_slice, thirds
 from ratchet.evaluation.wording import ci_text
 from ratchet.monitoring.features import matrix_of
 from ratchet.monitoring.to_label import chosen_by_entropy
 from ratchet.monitoring.windows import first_hour, pieces
 from ratchet.problems.named_answers import NAMED_ANSWERS
 from ratchet.traffic.label_store import LabelStore
+from ratchet.traffic.schema import SLICE
 
 if TYPE_CHECKING:
     import polars
@@ -56,6 +58,8 @@ class Quality:
         powered: accuracy of all rows, from confidence and the labels of rows that were not chosen by entropy; None: of
             numbers, or too few labels.
         expected: accuracy of the rows without a label by their confidence alone; None: of numbers, or there are none.
+        corrected: labelled rows whose earlier label was another.
+        slices: labelled rows that have one value in a column of serving.log_columns, without those chosen by entropy.
     """
 
     metric: str
@@ -64,6 +68,8 @@ class Quality:
     labelled: Interval | None
     powered: Interval | None
     expected: Interval | None
+    corrected: int = 0
+    slices: tuple[Slice, ...] = ()
 
 
 def accuracy_sequence(right: Floats) -> Interval:
@@ -154,7 +160,8 @@ class _Version:
         right = answers.right_rows(predictions[has_label], labels)
         errors = np.abs(predictions[has_label] - labels).mean(axis=1) if right is None else right.astype(np.float64)
         sure = np.zeros(len(errors)) if confidence is None else confidence[has_label]
-        keys = rows.filter(pl.Series(has_label)).select("labelled", "answer", "row", "fair")
+        keys = rows.filter(pl.Series(has_label))
+        keys = keys.select("labelled", "answer", "row", "fair", "corrected", pl.selectors.starts_with(SLICE))
         self.labelled.append(keys.with_columns(score=pl.Series(errors), confidence=pl.Series(sure)))
 
     def quality(self) -> Quality:
@@ -166,15 +173,18 @@ class _Version:
             expected = Interval(max(0.0, mean - reach), mean, min(1.0, mean + reach))
         if not self.labelled:
             return Quality("", 0, self.rows, None, None, expected)
-        rows = pl.concat(self.labelled).sort("labelled", "answer", "row")
+        rows = pl.concat(self.labelled, how="diagonal_relaxed").sort("labelled", "answer", "row")
+        corrected, slices = int(rows["corrected"].sum()), _slices(rows.filter("fair"), is_accuracy=has_confidence)
         scores, confidence = rows["score"].to_numpy(), rows["confidence"].to_numpy()
         if not has_confidence:
             interval = error_sequence(scores) if len(scores) >= _FEWEST else None
-            return Quality("mean absolute error", len(scores), self.rows, interval, None, None)
+            name = "mean absolute error"
+            return Quality(name, len(scores), self.rows, interval, None, None, corrected, slices)
         fair, others = rows["fair"].to_numpy(), replace(self.others)
         others.add(confidence[~fair])  # their labels are no sample of all rows
         powered = prediction_powered(scores[fair], confidence[fair], others) if fair.sum() >= _FEWEST else None
-        return Quality("accuracy", len(scores), self.rows, accuracy_sequence(scores), powered, expected)
+        labelled = accuracy_sequence(scores)
+        return Quality("accuracy", len(scores), self.rows, labelled, powered, expected, corrected, slices)
 
     @property
     def _variance(self) -> float:
@@ -182,43 +192,90 @@ class _Version:
         return self.others.mean * (1 - self.others.mean)
 
 
+def _slices(rows: "polars.DataFrame", *, is_accuracy: bool) -> tuple[Slice, ...]:
+    """Return the slices of labelled rows by their logged columns; numbers are in thirds."""
+    columns: dict[str, list[str | None]] = {}
+    for name in (name for name in rows.columns if name.startswith(SLICE)):
+        values: list[str | None] | None = rows[name].cast(str).to_list()
+        if rows[name].dtype.is_numeric():
+            numbers = rows[name].cast(float).fill_null(math.nan).to_numpy()
+            values = thirds(numbers, reference=numbers)
+        columns |= {name.removeprefix(SLICE): values} if values else {}
+    chosen, scores = rows_by_slice(columns, least=_FEWEST), rows["score"].to_numpy()
+    corrected, slices = 1 - _ALPHA / max(1, len(chosen)), []  # Bonferroni
+
+    def interval(values: Floats, level: float) -> Interval:
+        if not is_accuracy:
+            return mean_of(values, confidence=level)
+        return share_interval(int(values.sum()), len(values), confidence=level)
+
+    for name, value, places in chosen:
+        here, others = scores[places], np.delete(scores, places)
+        gap = difference_of(interval(here, corrected), interval(others, corrected))
+        is_worse = gap.high < 0 if is_accuracy else gap.low > 0
+        slices.append(Slice(name, value, len(here), interval(here, 1 - _ALPHA), gap, is_worse))
+    return tuple(slices)
+
+
 def qualities(requests: Path) -> dict[str, Quality]:
     """Return the quality of each version in the log whose problem has labels, by NAME/VERSION."""
+    return {name: version.quality() for name, version in sorted(_versions(requests)[0].items())}
+
+
+def _versions(requests: Path) -> tuple[dict[str, _Version], int]:
+    """Return the versions in the log whose problem has labels, and the number of labels without a row in the log."""
     import polars as pl
 
     versions: dict[str, _Version] = {}
     labels = LabelStore(requests).newest().drop("problem")
     unfair = chosen_by_entropy(requests).with_columns(fair=False)
     labels = labels.join(unfair, on=("answer", "row"), how="left").with_columns(pl.col("fair").fill_null(True))
-    begin = first_hour(requests)
-    windows = pieces(requests, begin, _END, window=_HOUR, columns=("prediction", "target")) if begin is not None else ()
+    begin, lost = first_hour(requests), len(labels)
+    columns = ("prediction", "target", SLICE)
+    windows = pieces(requests, begin, _END, window=_HOUR, columns=columns) if begin is not None else ()
     for piece in windows:
         problem = str(piece.rows["target"][0]).partition(" ")[0]
+        lost -= len(piece.rows.join(labels, on=("answer", "row"), how="semi"))
         if problem in NAMED_ANSWERS and NAMED_ANSWERS[problem].takes_labels:
             rows = piece.rows.join(labels, on=("answer", "row"), how="left", maintain_order="left")
             versions.setdefault(piece.version, _Version(problem)).add(rows.drop_nulls("prediction"))
-    return {name: version.quality() for name, version in sorted(versions.items())}
+    return versions, lost
 
 
 def quality_lines(requests: Path, names: "set[str]") -> list[str]:
-    """Return a sentence about the quality of each of these versions."""
-    return [f"{name}: {_text(each)}" for name, each in qualities(requests).items() if name in names and _text(each)]
+    """Return a sentence about the quality of each of these versions, and one about labels without a row in the log."""
+    versions, lost = _versions(requests)
+    texts = {name: _text(version.quality()) for name, version in sorted(versions.items()) if name in names}
+    lines = [f"{name}: {text}" for name, text in texts.items() if text]
+    return [*lines, f"not used: {lost:,} labels of rows that the log does not have"] if lost else lines
 
 
 def _text(quality: Quality) -> str:
     texts = []
-    if quality.labelled and quality.metric == "accuracy":
-        texts.append(f"accuracy {_share(quality.labelled)} of {quality.labels:,} labelled rows")
-    elif quality.labelled:
-        low, value, high = quality.labelled.low, quality.labelled.value, quality.labelled.high
-        texts.append(f"mean absolute error {value:.4g} (95 % CI {low:.4g} to {high:.4g}) of {quality.labels:,} labels")
+    if quality.labelled:
+        texts.append(f"{_mean(quality.metric, quality.labelled)} of {quality.labels:,} labelled rows")
     elif quality.labels:
         texts.append(f"{quality.labels} labels, too few")
     if quality.powered:
         texts.append(f"{_share(quality.powered)} of all {quality.rows:,} rows, from labels and confidence")
     if quality.expected:
         texts.append(f"{_share(quality.expected)} of the rows without a label if their confidence is right")
+    if quality.corrected:
+        texts.append(f"{quality.corrected:,} labels contradict an earlier one of their row: the newest counts")
+    worse = [
+        f"{each.column}={each.value} ({_mean(quality.metric, each.mean)} of {each.rows:,} labels)"
+        for each in quality.slices
+        if each.is_worse
+    ]
+    if quality.slices:
+        texts.append(f"of {len(quality.slices)} slices significantly worse: {', '.join(worse) or 'none'}")
     return "; ".join(texts)
+
+
+def _mean(metric: str, mean: Interval) -> str:
+    if metric == "accuracy":
+        return f"{metric} {_share(mean)}"
+    return f"{metric} {mean.value:.4g} (95 % CI {mean.low:.4g} to {mean.high:.4g})"
 
 
 def _share(interval: Interval) -> str:

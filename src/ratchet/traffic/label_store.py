@@ -78,11 +78,15 @@ class LabelStore:
         return Stored(len(rows) - corrected, corrected, len(labels) - len(rows))
 
     def newest(self) -> "polars.DataFrame":
-        """Return the newest label of each row: answer, row, label (float32 list), problem and labelled (UTC)."""
+        """Return the newest label of each row: answer, row, label (float32 list), problem, labelled (UTC), corrected.
+
+        `corrected`: whether an earlier label of the row was another.
+        """
         import polars as pl
 
         frames = [read_file(path, _schema()) for path in stored_files(self.folder, "*.parquet")]
         rows = pl.concat([_frame({}, "", 0.0), *frames])
+        rows = rows.with_columns(corrected=pl.len().over("answer", "row") > 1)
         return rows.unique(("answer", "row"), keep="last", maintain_order=True)
 
 

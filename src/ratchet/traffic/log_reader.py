@@ -95,7 +95,7 @@ def read_file(
     Args:
         path: a file that Ratchet wrote.
         schema: columns that it must have, with their types.
-        columns: only these; None: all.
+        columns: only these; one that ends with a dot stands for all whose names begin so; None: all.
 
     Raises:
         FileNotFoundError: it was merged or deleted meanwhile.
@@ -108,7 +108,9 @@ def read_file(
     try:
         # pyarrow raises errors for damage where Polars can panic.
         with pq.ParquetFile(path) as file:
-            frame = polars.from_arrow(file.read(columns))
+            begins = tuple(name for name in columns or () if name.endswith("."))
+            stored = [name for name in file.schema_arrow.names if name.startswith(begins)] if begins else []
+            frame = polars.from_arrow(file.read(columns and [*columns, *stored]))
     except (FileNotFoundError, PermissionError):
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -120,7 +122,7 @@ def read_file(
         if not wrong:
             return frame
         set_aside(path, f"column {wrong[0]!r} is missing or has another type")
-    return polars.DataFrame(schema={name: schema[name] for name in columns or schema})
+    return polars.DataFrame(schema={name: schema[name] for name in columns or schema if name in schema})
 
 
 def set_aside(path: Path, reason: str) -> None:

@@ -268,7 +268,8 @@ def _text(quality: Quality) -> str:
         if each.is_worse
     ]
     if quality.slices:
-        texts.append(f"of {len(quality.slices)} slices significantly worse: {', '.join(worse) or 'none'}")
+        number = f"{len(worse)} of {len(quality.slices)} slices significantly worse"
+        texts.append(f"{number}: {', '.join(worse)}" if worse else number)
     return "; ".join(texts)
 
 

@@ -24,7 +24,7 @@ LIMITS = {
     "scale": 730,
     "search": 1_170,
     "servers": 1_500,
-    "serving": 6_862,
+    "serving": 6_870,
     "settings": 2_493,
     "tasks": 5_195,
     "tokens": 400,

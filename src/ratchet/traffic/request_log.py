@@ -57,9 +57,9 @@ class _InputSample:
     def rows(self, request: Logged) -> int:
         """Return how many of the first rows of a request are chosen."""
         start = int(request.time // self.window) * self.window
-        share = min(1.0, (request.time - start) / self.window + 1 / _SLICES)
+        upto = int((request.time - start) * _SLICES / self.window) + 1
         key = (request.watched, start)
-        number = max(0, min(len(request.predictions), math.ceil(_SAMPLED * share) - self.chosen[key]))
+        number = max(0, min(len(request.predictions), math.ceil(_SAMPLED * upto / _SLICES) - self.chosen[key]))
         self.chosen[key] += number
         if len(self.chosen) > _OPEN:
             del self.chosen[min(self.chosen, key=lambda each: each[1])]

@@ -58,6 +58,25 @@ def test_flat_images_are_not_near_duplicates() -> None:
     assert search(flat) == set()
 
 
+def test_search_finds_what_comparing_all_images_finds() -> None:
+    """More images than may share a part of a fingerprint are flat; copies among the others differ by noise."""
+    drawn_images, generator = drawn(40, 16).astype(np.int64), np.random.default_rng(1)
+    copies = np.repeat(drawn_images, 5, axis=0)
+    copies = np.clip(copies + generator.integers(-12, 13, copies.shape), 0, 255).astype(np.uint8)
+    images = signatures(np.concatenate([copies, np.full((2_100, 16, 16, 3), 7, np.uint8)]))
+    marks, small = images.fingerprints, images.small.reshape(-1, 64).astype(float)
+    pairs = set()
+    for one in range(len(copies)):
+        differ = marks[one] ^ marks
+        shares = [(differ >> np.uint64(shift)) & np.uint64(0xFFFF) == 0 for shift in (0, 16, 32, 48)]
+        near = np.any(shares, axis=0) & (np.bitwise_count(differ) <= 8) & (np.arange(len(marks)) > one)
+        for other in np.flatnonzero(near):
+            if np.ptp(small[other]) and np.corrcoef(small[one], small[other])[0, 1] >= 0.98:
+                pairs.add((one, int(other)))
+    assert len(pairs) > 100
+    assert similar_pairs(images).rows() == sorted(pairs)  # each once
+
+
 def test_an_empty_set_has_no_pairs() -> None:
     assert search(np.zeros((0, 16, 16, 3), np.uint8)) == set()
 

@@ -25,7 +25,7 @@ _WHOLE = 1024  # integer that stands for a cosine of 1
 _BLOCK = 1 << 16  # values of eight bytes: they fit into the processor's cache
 _MAX_BITS = 8  # of 64, in which fingerprints of near-duplicates may differ
 _PARTS = 4  # of 16 bits: fingerprints that differ in at most three bits always share one
-_PAIRS_BLOCK = 1 << 16  # pairs of images that are in memory at once
+_PAIRS_BLOCK = 1 << 14  # pairs of images that are in memory at once
 _CROWD = 2_000  # images that share a part: more of them are empty images, not copies of each other
 _MIN_CORRELATION = 0.98  # of the small images
 
@@ -42,11 +42,11 @@ def near_duplicate_pairs(index: pl.DataFrame, blocks: list[Signatures]) -> pl.Da
 
     `index` has columns id, split and pixels; its rows are the images of the blocks in order.
     """
-    ordered = index.select("id", "split", "pixels")
-    pairs = similar_pairs(Signatures(*map(np.concatenate, zip(*blocks, strict=True))))
-    left, right = (ordered[pairs[name].to_numpy()] for name in ("one", "other"))
-    named = left.rename(lambda name: f"one_{name}").hstack(right.rename(lambda name: f"other_{name}"))
-    return named.filter(pl.col("one_pixels") != pl.col("other_pixels")).drop("one_pixels", "other_pixels")
+    pairs, pixels = similar_pairs(Signatures(*map(np.concatenate, zip(*blocks, strict=True)))), index["pixels"]
+    pairs = pairs.filter(pixels.gather(pairs["one"]) != pixels.gather(pairs["other"]))
+    return pl.DataFrame(
+        {f"{side}_{name}": index[name].gather(pairs[side]) for side in pairs.columns for name in ("id", "split")}
+    )
 
 
 def signatures(pixels: Pixels) -> Signatures:
@@ -76,37 +76,47 @@ def _signatures(grey: NDArray[np.float64]) -> Signatures:
 
 
 def similar_pairs(images: Signatures) -> pl.DataFrame:
-    """Return pairs of images that look the same, `one` < `other`."""
-    blocks = [pl.DataFrame(schema={"one": pl.Int64, "other": pl.Int64})]
+    """Return pairs of images that look the same, `one` < `other`.
+
+    Correlations are of whole numbers, so that they are the same on every machine.
+    """
+    flat = images.small.reshape(len(images.small), _SIDE**2)
+    totals, squares = flat.sum(axis=1, dtype=np.int64), _products(flat, flat)
+    spread = (_SIDE**2 * squares - totals**2).astype(np.float64)  # of the values, 0 of a flat image
+    blocks = [pl.DataFrame(schema={"one": pl.UInt32, "other": pl.UInt32})]
     for left, right in _candidates(images.fingerprints):
-        same = (_normal(images.small[left]) * _normal(images.small[right])).sum(axis=1) >= _MIN_CORRELATION
+        common = _SIDE**2 * _products(flat[left], flat[right]) - totals[left] * totals[right]
+        same = (common > 0) & (common >= _MIN_CORRELATION * np.sqrt(spread[left] * spread[right]))
         blocks.append(pl.DataFrame({"one": left[same], "other": right[same]}, schema=blocks[0].schema))
-    return pl.concat(blocks).unique().sort("one", "other")
+    return pl.concat(blocks).sort("one", "other")
 
 
 def _candidates(marks: NDArray[np.uint64]) -> Iterator[tuple[Rows, Rows]]:
-    """Yield rows, and higher rows with similar fingerprints, in blocks. A pair may come several times."""
-    for part in range(_PARTS):
-        values = ((marks >> np.uint64(16 * part)) & np.uint64(0xFFFF)).astype(np.int64)
+    """Yield rows, and higher rows with similar fingerprints, in blocks. Each pair comes once."""
+    parts = marks.astype("<u8").view("<u2").reshape(-1, _PARTS).T.astype(np.int64)
+    sizes = [np.bincount(values, minlength=1 << 16) for values in parts]
+    searched = [size[values] <= _CROWD for size, values in zip(sizes, parts, strict=True)]
+    for part, values in enumerate(parts):
         order = np.argsort(values, kind="stable")
-        ends = np.concatenate([[0], np.cumsum(np.bincount(values, minlength=1 << 16))])
-        start, counts = ends[values], ends[values + 1] - ends[values]
-        counts = np.where(counts <= _CROWD, counts, 0)
-        block = np.cumsum(counts) // _PAIRS_BLOCK
-        for rows in np.split(np.arange(len(marks)), np.flatnonzero(np.diff(block)) + 1):
-            right = np.repeat(rows, counts[rows])
-            before = np.cumsum(counts[rows]) - counts[rows]
-            left = order[np.arange(len(right)) + np.repeat(start[rows] - before, counts[rows])]
-            near = (left < right) & (np.bitwise_count(marks[left] ^ marks[right]) <= _MAX_BITS)
-            yield left[near], right[near]
+        later = np.cumsum(sizes[part])[values[order]] - np.arange(1, len(marks) + 1)  # rows with the same part
+        later[~searched[part][order]] = 0
+        block = np.cumsum(later) // _PAIRS_BLOCK
+        for places in np.split(np.arange(len(marks)), np.flatnonzero(np.diff(block)) + 1):
+            counts = later[places]
+            start = np.repeat(places + 1 - np.cumsum(counts) + counts, counts)
+            left, right = order[np.repeat(places, counts)], order[start + np.arange(len(start))]
+            near = np.bitwise_count(marks[left] ^ marks[right]) <= _MAX_BITS
+            left, right = left[near], right[near]
+            fresh = np.ones(len(left), bool)
+            for earlier in range(part):
+                fresh &= (parts[earlier][left] != parts[earlier][right]) | ~searched[earlier][left]
+            yield left[fresh], right[fresh]
 
 
-def _normal(images: Pixels) -> NDArray[np.float32]:
-    """Return images as vectors of mean 0 and length 1, so that brightness and contrast do not count."""
-    flat = images.reshape(len(images), _SIDE**2).astype(np.float32)
-    flat -= flat.mean(axis=1, keepdims=True)
-    normal: NDArray[np.float32] = flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1e-6)
-    return normal
+def _products(one: Pixels, other: Pixels) -> Rows:
+    """Return the sum of the products of each two rows. Floats of 24 bits hold these sums exactly."""
+    products: NDArray[np.float32] = np.einsum("ij,ij->i", one.astype(np.float32), other.astype(np.float32))
+    return products.astype(np.int64)
 
 
 @lru_cache

@@ -7,6 +7,7 @@ import hashlib
 import io
 from functools import cached_property, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import polars as pl
@@ -40,7 +41,7 @@ Shape = tuple[int, int, int]  # side in pixels, channels, bits of the largest va
 AUTO_DEPTH = 16  # bits: for sets without 16-bit images
 _SAMPLED_CLASSES = 10  # a trial run takes as many samples without classes as of this number of classes
 AUTO_SIDE = 64  # pixels: packed side of images that differ in size or are larger
-_FACTS_OF_READING = ("stamp", "bytes", "permitted", "readable", "problem", "frames", "grey", "depth")
+_FACTS_OF_READING = ("stamp", "bytes", "permitted", "readable", "problem", "frames", "grey")
 
 
 def ingest_images(task: IngestTask) -> Manifest:
@@ -81,21 +82,23 @@ class _Ingest:
         """Return the current packed set if it was made of the same inputs and not altered since, else None."""
         if self.task.cache is None or self.listing["stamp"].null_count():
             return None
-        if self.cache.inputs != self._inputs or self.cache.outputs != self._outputs():
+        if self.cache.inputs != self._inputs or self.cache.outputs != self._outputs(self.task.packed):
             return None
         self.task.report(self.total, self.total)
         return Manifest.read(self.task.packed)
 
     def run(self) -> Manifest:
         """Write the packed set, the quarantine table and the cache."""
-        with files.draft_directory(self.task.packed) as draft:
-            manifest, facts, shape = self._fill(draft)
-        if self.task.cache is not None:
-            fact_cache.write(self.task.cache, facts, shape=shape, inputs=self._inputs, outputs=self._outputs())
+        with files.draft_directory(self.task.packed) as draft, TemporaryDirectory(dir=draft) as folder:
+            facts = Path(folder, "facts")
+            manifest, shape = self._fill(draft, facts)
+            if self.task.cache is not None:  # if this process is killed here, the next one decodes pixels again
+                outputs = self._outputs(draft)
+                fact_cache.write(self.task.cache, pl.read_ipc(facts), shape=shape, inputs=self._inputs, outputs=outputs)
         return manifest
 
-    def _fill(self, draft: Path) -> tuple[Manifest, pl.DataFrame, Shape]:
-        """Fill the draft. Return its manifest, the facts of all samples and the packed shape."""
+    def _fill(self, draft: Path, stored: Path) -> tuple[Manifest, Shape]:
+        """Fill the draft, and store the facts of all samples. Return its manifest and the packed shape."""
         shape = self._guess_shape()
         while True:
             with Scratch(draft / "scratch", side=shape[0], channels=shape[1], depth=shape[2]) as scratch:
@@ -108,8 +111,10 @@ class _Ingest:
                 if good.is_empty():
                     self.task.check_quarantine(bad, total=self.total)
                 if self._shape(good) == shape:
+                    facts.write_ipc(stored)
                     packed = self._packed_set(facts, bad, used, pixels)
-                    return self._pack(draft, packed, facts, pixels), facts, shape
+                    del facts, good, known  # they take as much memory as all that follows
+                    return self._pack(draft, packed, pixels), shape
             shape = self._shape(good)  # rare: the guess was wrong, or came from samples that are bad
 
     def _check(self, facts: pl.DataFrame) -> pl.DataFrame:
@@ -153,7 +158,7 @@ class _Ingest:
         counts = set_rules.quarantined_by_class(facts, bad) if labels.classes else {}
         set_rules.SetRules(self.settings, labels.classes, self.task.quarantine, counts).check_index(index)
         return PackedSet(
-            name=self.source.name, source=self.settings.source, index=pixels.locate(index),
+            name=self.source.name, source=self.settings.source, index=pixels.locate(index.drop("normal")),
             labels=labels.take(index[packed_set.LABEL_PLACE].to_numpy()), bad=bad, released=used,
             extra=[name for name in self.listing.columns if name not in LISTING],
         )  # fmt: skip
@@ -166,7 +171,7 @@ class _Ingest:
         shown = pl.Series(classes, dtype=pl.String).gather(good["label"])
         return TargetTable(Classes, "", classes, labels, shown, {})
 
-    def _pack(self, draft: Path, packed: PackedSet, facts: pl.DataFrame, pixels: PixelStore) -> Manifest:
+    def _pack(self, draft: Path, packed: PackedSet, pixels: PixelStore) -> Manifest:
         index, settings, blocks = packed.index, self.settings, list[Signatures]()
         values: dict[str, NDArray[np.int64]] = {}  # histograms of the splits, (channels, 256)
 
@@ -188,7 +193,7 @@ class _Ingest:
                 index, packed.labels, pixels=packed_pixels(values["train"]), extra=packed.extra,
                 request=image_rules.image_terms(settings), near_duplicates=near_duplicate_pairs(index, blocks),
             )  # fmt: skip
-            depths = facts.join(index.select("row"), on="row", how="semi")["depth"].drop_nulls()
+            depths = index["depth"].drop_nulls()
             if len(depths):
                 samples = dict(depths.value_counts().sort("depth").rows())
                 profile["depth"] = {"bits": pixels.depth, "samples": samples}
@@ -217,12 +222,11 @@ class _Ingest:
         settings = self.settings.model_dump(mode="json", exclude={"workers"})
         return files.digest_json([settings, self.names, deciding_code(), hashlib.sha256(tables.getvalue()).hexdigest()])
 
-    def _outputs(self) -> str:
-        """Digest of the current outputs: the content of small files and the sizes of large ones; "" if one is missing.
+    def _outputs(self, packed: Path) -> str:
+        """Digest of a packed set and the quarantine table: the content of small files and the sizes of large ones.
 
-        DVC digests the large files too.
+        It is "" if a file is missing. DVC digests the large files too.
         """
-        packed = self.task.packed
         small = [packed / name for name in ("manifest.json", "index.parquet", "profile.json")] + [self.task.quarantine]
         if not all(path.is_file() for path in small):
             return ""

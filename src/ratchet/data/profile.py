@@ -61,8 +61,9 @@ def image_profile(
 
 def copies(index: pl.DataFrame, labels: TargetTable, *, digest: str = "pixels") -> dict[str, object]:
     """Return the part of a profile about rows with the same `digest`: how many, and those with different labels."""
+    again = exact_duplicates.copies(index.select("split", pixels=digest))
     return {
-        "copies_within_splits": index.height - index.select("split", digest).n_unique(),
+        "copies_within_splits": again.height - again.n_unique(),
         **conflicts(index.with_columns(pixels=digest), labels),
     }
 

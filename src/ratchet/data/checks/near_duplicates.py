@@ -81,7 +81,7 @@ def similar_pairs(images: Signatures) -> pl.DataFrame:
     Correlations are of whole numbers, so that they are the same on every machine.
     """
     flat = images.small.reshape(len(images.small), _SIDE**2)
-    totals, squares = flat.sum(axis=1, dtype=np.int64), _products(flat, flat)
+    totals, squares = flat.sum(axis=1, dtype=np.int64), np.einsum("ij,ij->i", flat, flat, dtype=np.int64)
     spread = (_SIDE**2 * squares - totals**2).astype(np.float64)  # of the values, 0 of a flat image
     blocks = [pl.DataFrame(schema={"one": pl.UInt32, "other": pl.UInt32})]
     for left, right in _candidates(images.fingerprints):
@@ -93,7 +93,7 @@ def similar_pairs(images: Signatures) -> pl.DataFrame:
 
 def _candidates(marks: NDArray[np.uint64]) -> Iterator[tuple[Rows, Rows]]:
     """Yield rows, and higher rows with similar fingerprints, in blocks. Each pair comes once."""
-    parts = marks.astype("<u8").view("<u2").reshape(-1, _PARTS).T.astype(np.int64)
+    parts = marks.astype("<u8").view("<u2").reshape(-1, _PARTS).T
     sizes = [np.bincount(values, minlength=1 << 16) for values in parts]
     searched = [size[values] <= _CROWD for size, values in zip(sizes, parts, strict=True)]
     for part, values in enumerate(parts):

@@ -9,11 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from ratchet import urls
 from ratchet.data.system_files import Ignored, is_system_name, is_system_path
 from ratchet.errors import DataError, StorageUnavailable, first_line
+
+if TYPE_CHECKING:
+    import polars as pl
 
 __all__ = [
     "Storage", "Tree", "expanded", "is_storage_error", "is_url", "open_storage", "read_whole", "unreachable",
@@ -23,6 +26,7 @@ __all__ = [
 _FRESH = 2_000_000_000  # nanoseconds: file systems have coarse clocks, so a recent change may not show in a stamp
 _MAX_IN_MEMORY = 8 << 20  # bytes: larger local files are not read into memory
 _MAX_REMOTE = 1 << 30  # bytes: a remote file is fetched into memory
+_BLOCK = 4_096  # names that are Python objects at once
 _TRIES = 4
 _LONGEST_REASON = 300  # characters
 _LIBRARIES = frozenset({
@@ -33,23 +37,40 @@ _LIBRARIES = frozenset({
 
 @dataclass
 class Tree:
-    """Files and folders of a storage; paths are relative to it, with `/` between the parts.
+    """Files and folders of a storage; paths are relative to it, with `/` between the parts."""
 
-    `stamps` has one entry per name: a text that changes whenever the file does, or None if that is not certain.
-    """
-
-    names: list[str] = field(default_factory=list)
-    stamps: list[str | None] = field(default_factory=list)
     faults: dict[str, str] = field(default_factory=dict)  # name -> why the file cannot be used
     folders: list[str] = field(default_factory=list)
     ignored: Ignored = field(default_factory=Ignored)
+    _blocks: "list[pl.DataFrame]" = field(default_factory=list)  # they take a third of the memory of Python objects
+    _latest: list[tuple[str, str | None]] = field(default_factory=list)
 
     def add(self, name: str, stamp: str | None = None, *, fault: str | None = None) -> None:
         """Add a file."""
-        self.names.append(name)
-        self.stamps.append(stamp)
+        self._latest.append((name, stamp))
+        if len(self._latest) >= _BLOCK:
+            self._close_block()
         if fault is not None:
             self.faults[name] = fault
+
+    @property
+    def files(self) -> "pl.DataFrame":
+        """Columns `id`, the path, and `stamp`, a text that changes whenever the file does; null: not certain."""
+        import polars as pl
+
+        self._close_block()
+        return pl.concat(self._blocks)
+
+    @property
+    def names(self) -> "pl.Series":
+        """Paths of all files."""
+        return self.files["id"]
+
+    def _close_block(self) -> None:
+        import polars as pl
+
+        self._blocks.append(pl.DataFrame(self._latest, {"id": pl.String, "stamp": pl.String}, orient="row"))
+        self._latest = []
 
     def inner_folders(self) -> dict[str, list[str]]:
         """Return the names of the folders directly in each folder ("": the top), sorted."""

@@ -1,6 +1,9 @@
 """Reading all samples of a source: facts of every sample in a frame, and pixels in a scratch file."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import polars as pl
@@ -88,12 +91,14 @@ class Survey:
             (first + start, unread["id"][start : start + step].to_list()) for start in range(0, unread.height, step)
         )
         frames, facts = [_NO_FACTS], dict[str, list[Any]]()
-        for columns in self._by_workers(ReadTask(self._source.read, decoder, scratch), chunks, count=unread.height):
-            facts = {name: facts.get(name, []) + values for name, values in columns.items()}
-            if len(facts["bytes"]) >= _FRAME_ROWS:
-                frames.append(image_rules.facts_frame(facts))
-                facts = {}
-            self._advance(len(columns["bytes"]))
+        with TemporaryDirectory(dir=scratch.path.parent) as folder:  # the workers take much memory until they end
+            for columns in self._by_workers(ReadTask(self._source.read, decoder, scratch), chunks, count=unread.height):
+                facts = {name: facts.get(name, []) + values for name, values in columns.items()}
+                if len(facts["bytes"]) >= _FRAME_ROWS:
+                    image_rules.facts_frame(facts).write_ipc(Path(folder, f"{len(os.listdir(folder)):08}"))
+                    facts = {}
+                self._advance(len(columns["bytes"]))
+            frames += map(pl.read_ipc, sorted(Path(folder).iterdir()))
         frames += [image_rules.facts_frame(facts)] if facts else []
         read = pl.concat(frames, how="diagonal").with_columns(place=unread["place"])
         read = read.with_columns(at=pl.when(pl.col("pixels").is_not_null()).then(pl.int_range(pl.len()) + first))

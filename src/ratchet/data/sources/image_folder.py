@@ -183,11 +183,10 @@ class ImageFolder:
         self, tree: Tree, classes: Mapping[SplitName | None, Sequence[str]], *, levels: bool
     ) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Return the listing, and the quarantine rows of files that cannot be samples."""
-        columns = {"id": tree.names, "stamp": tree.stamps}
         depth = 1 if self.given else 0
         at = depth + self._level - 1
         parts = pl.col("id").str.splitn("/", at + 2)
-        every = pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String)).sort("id").with_row_index("row")
+        every = tree.files.sort("id").with_row_index("row")
         every = every.with_columns(
             fault=pl.col("id").replace_strict(tree.faults, default=None, return_dtype=pl.String),
             top=parts.struct[0] if self.given else pl.lit(""),

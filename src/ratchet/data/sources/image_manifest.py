@@ -273,10 +273,7 @@ class ImageManifest:
         """Return id, stamp and `there` of all files; None if the storage cannot list them."""
         if not storage.can_list:
             return None
-        tree = storage.tree()
-        return pl.DataFrame(
-            {"id": tree.names, "stamp": tree.stamps}, schema={"id": pl.String, "stamp": pl.String}
-        ).with_columns(there=pl.lit(True))
+        return storage.tree().files.with_columns(there=pl.lit(True))
 
 
 def _bad_targets(rows: pl.DataFrame, targets: TargetTable) -> list[pl.DataFrame]:

@@ -66,13 +66,13 @@ def test_search_finds_what_comparing_all_images_finds() -> None:
     images = signatures(np.concatenate([copies, np.full((2_100, 16, 16, 3), 7, np.uint8)]))
     marks, small = images.fingerprints, images.small.reshape(-1, 64).astype(float)
     pairs = set()
-    for one in range(len(copies)):
-        differ = marks[one] ^ marks
+    for row in range(len(copies)):
+        differ = marks[row] ^ marks
         shares = [(differ >> np.uint64(shift)) & np.uint64(0xFFFF) == 0 for shift in (0, 16, 32, 48)]
-        near = np.any(shares, axis=0) & (np.bitwise_count(differ) <= 8) & (np.arange(len(marks)) > one)
+        near = np.any(shares, axis=0) & (np.bitwise_count(differ) <= 8) & (np.arange(len(marks)) > row)
         for other in np.flatnonzero(near):
-            if np.ptp(small[other]) and np.corrcoef(small[one], small[other])[0, 1] >= 0.98:
-                pairs.add((one, int(other)))
+            if np.ptp(small[other]) and np.corrcoef(small[row], small[other])[0, 1] >= 0.98:
+                pairs.add((row, int(other)))
     assert len(pairs) > 100
     assert similar_pairs(images).rows() == sorted(pairs)  # each once
 

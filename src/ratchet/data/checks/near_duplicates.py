@@ -113,9 +113,9 @@ def _candidates(marks: NDArray[np.uint64]) -> Iterator[tuple[Rows, Rows]]:
             yield left[fresh], right[fresh]
 
 
-def _products(one: Pixels, other: Pixels) -> Rows:
+def _products(first: Pixels, second: Pixels) -> Rows:
     """Return the sum of the products of each two rows. Floats of 24 bits hold these sums exactly."""
-    products: NDArray[np.float32] = np.einsum("ij,ij->i", one.astype(np.float32), other.astype(np.float32))
+    products: NDArray[np.float32] = np.einsum("ij,ij->i", first.astype(np.float32), second.astype(np.float32))
     return products.astype(np.int64)
 
 

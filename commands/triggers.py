@@ -9,7 +9,7 @@ from ratchet import files, settings
 from ratchet.errors import SettingsError
 from ratchet.kinds.registry import kind_chosen
 from ratchet.monitoring.rule import DriftRule
-from ratchet.monitoring.triggers import CALENDAR, Comparison, compare, triggers_of
+from ratchet.monitoring.triggers import CALENDAR, TriggerComparison, compare, triggers_of
 from ratchet.reports.trigger_page import HEADER, trigger_page, trigger_rows, trigger_sentences
 from ratchet.settings.model import Params
 from ratchet.traffic.log_reader import log_folder
@@ -96,7 +96,7 @@ def _recorded_cost(workspace: Workspace, params: Params, history: "Recorded") ->
     return 3600 * sum(hours) / len(hours) if hours else 0.0
 
 
-def _print(comparison: Comparison, title: str, notes: list[str], page: Path) -> None:
+def _print(comparison: TriggerComparison, title: str, notes: list[str], page: Path) -> None:
     from rich.table import Table
 
     table = Table(*HEADER, box=None, pad_edge=False)

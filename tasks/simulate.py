@@ -18,7 +18,7 @@ from ratchet.data.manifest import Manifest
 from ratchet.errors import TrainingError
 from ratchet.monitoring.rule import DriftRule
 from ratchet.monitoring.sketch import Reference
-from ratchet.monitoring.triggers import CALENDAR, Answered, Comparison, History, compare, triggers_of
+from ratchet.monitoring.triggers import CALENDAR, Answered, History, TriggerComparison, compare, triggers_of
 from ratchet.registry.models import ModelRegistry
 from ratchet.serving.versions.alias_watcher import load
 from ratchet.settings.model import Params
@@ -53,7 +53,7 @@ _SAME = {
 class Simulation(NamedTuple):
     """Result of a simulation. `same_as_last`: loss per row of answers that repeat the label of the row before."""
 
-    comparison: Comparison
+    comparison: TriggerComparison
     same_as_last: float
     folder: Path
 

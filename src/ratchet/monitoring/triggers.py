@@ -16,7 +16,17 @@ from ratchet.monitoring.watch import WatchedVersion, advanced
 from ratchet.problems.named_answers import NamedAnswers
 from ratchet.typed_json import STRICT
 
-__all__ = ["CALENDAR", "Answered", "Comparison", "History", "Replay", "Trigger", "compare", "losses", "triggers_of"]
+__all__ = [
+    "CALENDAR",
+    "Answered",
+    "History",
+    "Replay",
+    "Trigger",
+    "TriggerComparison",
+    "compare",
+    "losses",
+    "triggers_of",
+]
 
 _PERMUTATIONS = 40  # of good windows, for the chance of a false alarm
 CALENDAR = (2, 4)
@@ -145,7 +155,7 @@ class Replay:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TriggerComparison:
     """All triggers over one history.
 
     Attributes:
@@ -184,7 +194,7 @@ def triggers_of(rule: DriftRule, calendar: Sequence[int]) -> list[Trigger]:
     return [Trigger("never"), *drift, *every, Trigger("always", every=1)]
 
 
-def compare(history: History, triggers: Sequence[Trigger], *, price: float, seed: int) -> Comparison:
+def compare(history: History, triggers: Sequence[Trigger], *, price: float, seed: int) -> TriggerComparison:
     """Replay triggers, choose the best by the first half, and find what was possible in the second.
 
     Args:
@@ -197,7 +207,7 @@ def compare(history: History, triggers: Sequence[Trigger], *, price: float, seed
     amount = price * sum(each.loss for each in first) / max(1, half)
     replays = [_judged(trigger, each, history, half, amount, seed) for trigger, each in steps.items()]
     best = min(replays, key=lambda replay: (replay.cost[0], replay.trainings))
-    return Comparison(amount, half, best.trigger, _optimum(history, half, amount), replays)
+    return TriggerComparison(amount, half, best.trigger, _optimum(history, half, amount), replays)
 
 
 def _replayed(trigger: Trigger, history: History) -> list[Step]:

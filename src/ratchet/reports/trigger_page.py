@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ratchet.monitoring.triggers import Comparison, Replay
+from ratchet.monitoring.triggers import Replay, TriggerComparison
 from ratchet.reports.charts import Chart, Line, line_chart
 from ratchet.reports.problem_sections import ReportSection, Table
 from ratchet.reports.templating import render_html
@@ -14,12 +14,12 @@ HEADER = ("trigger", "trainings", "useless", "delay", "CPU-hours", "false alarms
 _COLOURS = ("--series-1", "--series-2", "--series-3")
 
 
-def trigger_rows(comparison: Comparison) -> list[list[str]]:
+def trigger_rows(comparison: TriggerComparison) -> list[list[str]]:
     """Return a row for each trigger."""
     return [_row(replay, comparison.half) for replay in comparison.replays]
 
 
-def trigger_sentences(comparison: Comparison) -> list[str]:
+def trigger_sentences(comparison: TriggerComparison) -> list[str]:
     """Return which trigger is best by the first half, and how it did in the second."""
     best, least = comparison.recommended, comparison.optimum
     ratio = f"{best.cost[1] / least - 1:+.1%}" if least else "no loss was necessary"
@@ -30,7 +30,7 @@ def trigger_sentences(comparison: Comparison) -> list[str]:
     ]
 
 
-def trigger_page(comparison: Comparison, title: str, notes: Sequence[str]) -> str:
+def trigger_page(comparison: TriggerComparison, title: str, notes: Sequence[str]) -> str:
     """Return the page. `notes`: what the figures are, and their assumptions."""
     best = comparison.recommended
     shown = [best, *(each for each in comparison.replays if each.trigger in ("never", "always") and each != best)]

@@ -120,7 +120,7 @@ def project_folder() -> Iterator[Workspace]:
     """
     workspace = Workspace.find()
     os.chdir(workspace.root)
-    sys.path.insert(0, str(workspace.root))
+    workspace.make_importable()
     with disk_errors(workspace.root):
         yield workspace
 

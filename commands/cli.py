@@ -10,6 +10,7 @@ from commands.app import Panel, echo, exit_on_sigterm, interruptible, new_group,
 from commands.data import data
 from commands.keys import keys
 from commands.models import models
+from commands.new import new_project
 from commands.search import search
 from commands.servers import servers
 from commands.settings import settings_commands
@@ -229,6 +230,7 @@ def export(
         echo(write_program(workspace, version, variant=variant, to=place))
 
 
+app.add_typer(new_project)
 app.add_typer(settings_commands)
 app.add_typer(search, name="search", rich_help_panel=Panel.TRAINING)
 app.add_typer(data, name="data", rich_help_panel=Panel.TRAINING)

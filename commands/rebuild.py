@@ -16,7 +16,7 @@ from ratchet.provenance.comparison import Change, changes
 from ratchet.provenance.record import installed_packages, read_record_file
 from ratchet.registry.provenance_record import PACKED, PROVENANCE_TAG, RECORD_TAG, Provenance
 from ratchet.registry.versions import Version
-from ratchet.workspace import ROOT_VARIABLE, Workspace
+from ratchet.workspace import ROOT_VARIABLE, SAFE_PATH, Workspace
 from tasks.dvc_store import DvcStore, hash_of
 
 __all__ = ["Rebuild", "Recipe"]
@@ -116,7 +116,7 @@ class Rebuild:
         root = self.workspace.root
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_EXCLUDED)}
         threads = str(self.recipe.record.hardware.threads)
-        own = {"PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}", ROOT_VARIABLE: str(root)}
+        own = {"PYTHONPATH": self.workspace.import_path(), ROOT_VARIABLE: str(root)} | SAFE_PATH
         done = subprocess.run(
             [sys.executable, "-m", *program],
             cwd=root,

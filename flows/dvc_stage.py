@@ -11,7 +11,7 @@ from ratchet import files
 from ratchet.errors import RatchetError, WorkspaceError, first_line
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
-from tasks.code import code, require_own
+from tasks.code import code, lock, require_own
 from tasks.dvc_store import disable_progress_bars
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def refresh_code(params: Params, workspace: Workspace, *, say: Callable[[str], N
     Raises:
         WorkspaceError: the code that runs is not that of the workspace.
     """
+    lock(workspace)
     require_own(workspace)
     if not settle(workspace.root, "code", params=workspace.settings_as_read):
         code(params, workspace)

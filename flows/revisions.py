@@ -37,9 +37,7 @@ def project_or_revision(project: str) -> dict[str, str]:
         os.environ[_ERROR] = str(error)
         return {"directory": project}
     os.environ[ROOT_VARIABLE] = str(checkout.root)
-    others = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    own = [str(checkout.root), str(checkout.root / "src")]
-    os.environ["PYTHONPATH"] = os.pathsep.join([*own, *filter(None, others)])
+    os.environ["PYTHONPATH"] = checkout.import_path(os.environ.get("PYTHONPATH"))
     return {"directory": str(checkout.root)}
 
 

@@ -8,16 +8,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ratchet import files, settings
+from ratchet import __version__, files, settings
 from ratchet.code.closure import Choice, closure, digest_sources, module_path
 from ratchet.errors import SettingsError, WorkspaceError
 from ratchet.kinds.registry import kind_chosen
+from ratchet.settings.generated import SCHEMA
 from ratchet.settings.messages import spell
 from ratchet.settings.model import RUNTIME_SECTIONS, Params, neutral
 from ratchet.workspace import Workspace
 from tasks.progress import StageProgress
 
-__all__ = ["Code", "choice", "code", "completed_settings", "own_code", "require_current", "require_own", "stage_files"]
+__all__ = [
+    "Code",
+    "choice",
+    "code",
+    "completed_settings",
+    "lock",
+    "own_code",
+    "require_current",
+    "require_own",
+    "stage_files",
+]
 
 NO_RESULT = "it only reads code and settings; what it writes is tracked"
 
@@ -101,14 +112,38 @@ def _require_current_settings(name: str, params: Params, workspace: Workspace) -
         )
 
 
+def lock(workspace: Workspace) -> None:
+    """Note in ratchet.lock which Ratchet is installed, so that DVC sees an upgrade. A clone has the code itself."""
+    if workspace.has_code or _read_lock(workspace) == _installed():
+        return
+    files.write_json(workspace.lock, _installed())
+    files.write_bytes(workspace.schema, SCHEMA.read_bytes())
+
+
+def _read_lock(workspace: Workspace) -> dict[str, str]:
+    content: dict[str, str] = files.read_json(workspace.lock) if workspace.lock.exists() else {}
+    return content
+
+
+def _installed() -> dict[str, str]:
+    return {"ratchet": __version__, "code": digest_sources([], Path())}
+
+
 def require_own(workspace: Workspace) -> None:
     """Refuse to record a result for the code of the workspace if Python has found another folder's code.
 
     Raises:
         WorkspaceError: the message names both folders.
     """
+    if not workspace.has_code:
+        if _read_lock(workspace) != _installed():
+            raise WorkspaceError(
+                f"{workspace.lock}: names another Ratchet than the installed {__version__}, so DVC would record its "
+                "result for other code. Fix: `ratchet train`"
+            )
+        return
     own, running = (workspace.root / "src/ratchet").resolve(), module_path("ratchet")
-    if own.is_dir() and running is not None and running.resolve().parent != own:
+    if running is not None and running.resolve().parent != own:
         raise WorkspaceError(
             f"{own}: this code does not run, but that of {running.parent}, so DVC would record its result for other "
             "code. Fix: run `export PYTHONPATH=$PWD/src:$PWD` in the project folder"

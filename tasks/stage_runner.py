@@ -27,6 +27,7 @@ def run(stage: Callable[..., Any], *, unit: str) -> None:
     name = stage.__name__
     try:
         workspace = Workspace.find()
+        workspace.make_importable()
         params = settings.load(workspace.params)
         require_references(params, workspace)
         with (

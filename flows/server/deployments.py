@@ -10,6 +10,7 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 
 from ratchet import files
+from ratchet.code.closure import module_path
 from ratchet.errors import PlatformError
 from ratchet.servers.environment import service_environment
 from ratchet.servers.start import POOL
@@ -32,7 +33,11 @@ def create_pool(client: SyncPrefectClient) -> None:
 
 def deployment_digest(workspace: Workspace) -> str:
     """Return a digest of what the deployments are made from; the run form comes from the settings."""
-    return files.digest_tree(workspace.root, ("prefect.yaml", "flows/*.py", "src/ratchet/settings/*.py"))
+    flows, library = (path.parent for path in map(module_path, ("flows", "ratchet")) if path)
+    own = files.digest_tree(workspace.root, ("prefect.yaml",))
+    return files.digest_json(
+        [own, files.digest_tree(flows, ("*.py",)), files.digest_tree(library / "settings", ("*.py",))]
+    )
 
 
 def note(workspace: Workspace) -> Path:

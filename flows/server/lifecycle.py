@@ -20,6 +20,7 @@ from flows.server.runs_page import runs_page
 from flows.server.start_progress import StartProgress
 from flows.server.status import service_state
 from ratchet import files
+from ratchet.code.closure import PACKAGES
 from ratchet.errors import PlatformError, WorkspaceError
 from ratchet.registry import mlflow_store
 from ratchet.registry.relocation import require_here
@@ -58,13 +59,23 @@ def up(workspace: Workspace, params: Params, *, say: Callable[[str], None]) -> A
 
     Raises:
         PlatformError: a port is taken, a service dies while starting or does not answer, prefect.yaml is refused,
-            platform.prefect_api does not answer, or a secret that alerts need is missing. What this call started is
-            stopped again.
+            platform.prefect_api does not answer, a module of the project has the name of one of Ratchet's, or a secret
+            that alerts need is missing. What this call started is stopped again.
         TrackingRefused: the project folder was moved or copied.
     """
     require_here(workspace, params.tracking)
+    _require_names(workspace)
     with exclusive(workspace, say):
         return _Startup(workspace, params, say).run()
+
+
+def _require_names(workspace: Workspace) -> None:
+    """Refuse a module of the project that Prefect would take for Ratchet's: it looks in the working folder first."""
+    root = workspace.root
+    places = [path for name in PACKAGES for path in (root / f"{name}.py", root / name / "__init__.py")]
+    taken = [path for path in places if path.exists()]
+    if taken and not workspace.has_code:
+        raise PlatformError(f"{taken[0]}: Prefect would import it in place of Ratchet's. Fix: rename it")
 
 
 def down(workspace: Workspace, *, say: Callable[[str], None]) -> None:

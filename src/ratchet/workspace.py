@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,11 +13,13 @@ from typing import Literal
 
 from ratchet.errors import WorkspaceBusy, WorkspaceError
 
-__all__ = ["HOLDER_VARIABLE", "Workspace", "disk_errors"]
+__all__ = ["HOLDER_VARIABLE", "SAFE_PATH", "Workspace", "disk_errors"]
 
 NO_RESULT = "paths; dvc.yaml has them too"
 
 ROOT_VARIABLE = "RATCHET_ROOT"
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+"""Environment in which `python -m` does not look for modules in the working folder first."""
 HOLDER_VARIABLE = "RATCHET_HOLDER"
 """Environment variable with the folder that this process, or the one that started it, holds."""
 
@@ -72,7 +75,7 @@ def _project_of_worktree(root: Path) -> Path | None:
 class _In:
     """A path in one of the workspace's folders, which a subclass may move."""
 
-    def __init__(self, folder: Literal["data", "reports", "state"], name: str) -> None:
+    def __init__(self, folder: Literal["root", "data", "reports", "state"], name: str) -> None:
         self._folder, self._name = folder, name
 
     def __get__(self, workspace: "Workspace", _: type) -> Path:
@@ -86,6 +89,8 @@ class Workspace:
 
     root: Path
 
+    lock = _In("root", "ratchet.lock")  # which Ratchet a project without its code runs on; in git
+    schema = _In("state", "params.schema.json")  # of the settings, for editors, in such a project
     code = _In("data", "code.json")  # digests of the code that decides each stage
     settings = _In("data", "settings.json")  # settings that decide a result, with the defaults filled in
     packed = _In("data", "packed")
@@ -150,6 +155,27 @@ class Workspace:
             return Workspace(Path(note.read_text(encoding="utf-8")))
         owner = _project_of_experiment(self.root) or _project_of_worktree(self.root)
         return Workspace(owner) if owner and (owner / "params.yaml").is_file() else self
+
+    @property
+    def has_code(self) -> bool:
+        """True for the repository of Ratchet itself, and clones of it: the code in the folder runs."""
+        return (self.root / "src" / "ratchet").is_dir()
+
+    def make_importable(self) -> None:
+        """Let this process and those that it starts import the project's own modules.
+
+        They come last in a project that runs on an installed Ratchet: it may have a folder `tasks` of its own.
+        """
+        if self.has_code:
+            sys.path.insert(0, str(self.root))
+        else:
+            sys.path.append(str(self.root))
+            os.environ.update(SAFE_PATH)
+
+    def import_path(self, *others: str | None) -> str:
+        """Return the PYTHONPATH for a process that works in this folder; `others`: folders that come later."""
+        own = [str(self.root), str(self.root / "src")] if self.has_code else []
+        return os.pathsep.join([*own, *filter(None, others)])
 
     @property
     def is_checkout(self) -> bool:

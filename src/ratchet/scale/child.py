@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ratchet import files
 from ratchet.scale.calls import answer
+from ratchet.workspace import Workspace
 
 
 def main() -> None:
@@ -20,7 +21,7 @@ def main() -> None:
     path, pipe = Path(sys.argv[1]), int(sys.argv[2])
     os.set_inheritable(pipe, False)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # temporary files are removed
-    sys.path.insert(0, str(Path.cwd()))
+    Workspace(Path.cwd()).make_importable()
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read_lines, args=(lines,), name="calls", daemon=True).start()
     cores = json.loads(lines.get())

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from ratchet.errors import PlatformError, WorkspaceError
 from ratchet.servers.addresses import LOOPBACK, PREFECT_PASSWORD
 from ratchet.settings.model import AlertSettings
-from ratchet.workspace import Workspace
+from ratchet.workspace import SAFE_PATH, Workspace
 
 __all__ = [
     "ALERT_SECRETS",
@@ -73,6 +73,8 @@ def service_environment(
         if not _is_foreign(name) and name != "RATCHET_HOLDER" and (name not in ALERT_SECRETS or name in secrets)
     }
     variables |= {"PYTHONUNBUFFERED": "1", "RATCHET_ROOT": str(workspace.root), "PWD": str(workspace.root)}
+    if not workspace.has_code:
+        variables |= SAFE_PATH
     return variables | client_environment(workspace, api_url)
 
 

@@ -1,11 +1,9 @@
 """Commands and environments of the services."""
 
 import contextlib
-import os
 import socket
 import sys
 import uuid
-from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from ratchet.errors import PlatformError
@@ -86,7 +84,7 @@ def prefect_launch(
         environment |= _PRIVATE
     else:
         command += ["--api", api_url(host, port)]
-        environment["PYTHONPATH"] = _with_project(workspace, environment)
+        environment["PYTHONPATH"] = workspace.import_path(environment.get("PYTHONPATH"))
         # Block types that are registered already. The private server knows fewer, and must not share this file.
         environment["PREFECT_SERVER_MEMO_STORE_PATH"] = str(workspace.state / "prefect" / "memo_store_up.toml")
     name, health = "prefect-private" if private else "prefect", f"{api_url(host, port)}/health"
@@ -142,7 +140,7 @@ def mlflow_launch(workspace: Workspace, settings: PlatformSettings, *, tracking_
 def worker_launch(workspace: Workspace, settings: PlatformSettings, *, api: str) -> Launch:
     """Return the command and environment of the worker. Its runs can import from the project folder."""
     environment = service_environment(workspace, api)
-    environment["PYTHONPATH"] = _with_project(workspace, environment)
+    environment["PYTHONPATH"] = workspace.import_path(environment.get("PYTHONPATH"))
     environment["PREFECT_WORKER_QUERY_SECONDS"] = "2"  # a user waits for the run to begin; the default is 10
     module = [sys.executable, "-m", "flows.server.worker"]
     named = [api, worker_name(workspace)]
@@ -153,7 +151,7 @@ def worker_launch(workspace: Workspace, settings: PlatformSettings, *, api: str)
 def serving_launch(workspace: Workspace, host: str, settings: ServingSettings) -> Launch:
     """Return the command and environment of the model server. Models of the project's own code can be imported."""
     environment = service_environment(workspace)
-    environment["PYTHONPATH"] = _with_project(workspace, environment)
+    environment["PYTHONPATH"] = workspace.import_path(environment.get("PYTHONPATH"))
     command = [sys.executable, "-m", "ratchet.serving", "--host", host, "--port", str(settings.port), "--wait"]
     place = address(host, settings.port)
     service = _service(workspace, "serving", place, health=f"{place}/health", grace=settings.deadline + 2.0)
@@ -164,11 +162,6 @@ def worker_name(workspace: Workspace) -> str:
     """Return the name of this folder's worker: HOST:FOLDER, in characters that Prefect allows."""
     folder = str(workspace.root).strip("/")
     return f"{socket.gethostname()}:{folder.replace('/', '-').replace('%', '-')}"
-
-
-def _with_project(workspace: Workspace, environment: Mapping[str, str]) -> str:
-    """Return a PYTHONPATH by which a service can import the project's own flows."""
-    return os.pathsep.join(folder for folder in (str(workspace.root), environment.get("PYTHONPATH")) if folder)
 
 
 def _service(

@@ -7,12 +7,17 @@ from pathlib import Path
 
 from ratchet import files, git, settings
 from ratchet.errors import SettingsError
+from ratchet.project_files import FOLDER
 from ratchet.settings import messages as settings_errors
 from ratchet.settings.model import Params
+from ratchet.workspace import Workspace
 
-__all__ = ["Example", "compose", "listed", "use", "values"]
+__all__ = ["OWN_CODE", "Example", "compose", "find", "listed", "use", "values"]
 
 _KEPT = ("tracking", "platform", "serving")  # sections about the servers of this machine, not about the training
+OWN_CODE = {"data.code": "own/kind.py", "model.code": "own/model.py"}
+"""Where a project without Ratchet's code has its own, by dotted key."""
+_SCHEMA = "$schema=src/ratchet/settings/", "$schema=.ratchet/"  # in the repository, and in another project
 
 
 @dataclass(frozen=True)
@@ -52,16 +57,21 @@ class Example:
 
 def listed(root: Path) -> list[Example]:
     """Return the examples of the project folder `root`, by name."""
-    return [Example(path) for path in sorted((root / "examples").glob("*.yaml"))]
+    paths = {path.name: path for folder in (FOLDER, root) for path in (folder / "examples").glob("*.yaml")}
+    return [Example(path) for _, path in sorted(paths.items())]
 
 
-def compose(example: Example | None = None, *, own: Mapping[str, object] | None = None) -> str:
+def compose(example: Example | None = None, *, own: Mapping[str, object] | None = None, has_code: bool = True) -> str:
     """Return the shipped params.yaml with the settings of the example and of `own` (dotted keys).
+
+    Args:
+        has_code: the project has the code of Ratchet, and so the schema for editors.
 
     Raises:
         SettingsError: a setting of the example is not allowed.
     """
-    return _composed(example, own or {}).after
+    text = _composed(example, own or {}).after
+    return text if has_code else text.replace(*_SCHEMA, 1)
 
 
 def values(root: Path, name: str | None) -> dict[str, object]:
@@ -70,7 +80,7 @@ def values(root: Path, name: str | None) -> dict[str, object]:
     Raises:
         SettingsError: there is no such example, or a setting of it is not allowed.
     """
-    return settings.flatten(_composed(_find(listed(root), name), {}).params if name else Params())
+    return settings.flatten(_composed(find(root, name), {}).params if name else Params())
 
 
 def _composed(example: Example | None, own: Mapping[str, object]) -> settings.Edit:
@@ -80,11 +90,15 @@ def _composed(example: Example | None, own: Mapping[str, object]) -> settings.Ed
         return settings.plan(path, {**(example.settings if example else {}), **own})
 
 
-def _find(examples: list[Example], name: str) -> Example:
-    for example in examples:
-        if example.name == name:
-            return example
-    names = [each.name for each in examples]
+def find(root: Path, name: str) -> Example:
+    """Return an example of the project folder `root`.
+
+    Raises:
+        SettingsError: there is no such example.
+    """
+    names = [example.name for example in listed(root)]
+    if name in names:
+        return listed(root)[names.index(name)]
     near = settings_errors.nearest(name, names)
     raise SettingsError(
         f"examples/{name}.yaml: no such example. Allowed: {', '.join(names) or 'none'}"
@@ -100,17 +114,17 @@ def use(root: Path, name: str, *, force: bool = False) -> dict[str, tuple[object
     Raises:
         SettingsError: there is no such example; or params.yaml has changes that would be lost, and `force` is False.
     """
-    examples, params = listed(root), root / "params.yaml"
-    example = _find(examples, name)
+    params, has_code = root / "params.yaml", Workspace(root).has_code
+    example = find(root, name)
     before = _current(params, force=force)
     usual = settings.flatten(Params())
-    own = {key: value for key, value in before.items() if key.partition(".")[0] in _KEPT and value != usual[key]}
-    if not (force or _is_reproducible(params, examples, own)):
+    own = {key: value for key, value in before.items() if _is_kept(key, has_code) and value != usual[key]}
+    if not (force or _is_reproducible(params, own)):
         raise SettingsError(
             "params.yaml: it has uncommitted changes (see `git diff params.yaml`). Fix: commit them first, or replace "
             f"them with `ratchet use {name} --force`"
         )
-    files.write_text(params, compose(example, own=own))
+    files.write_text(params, compose(example, own=own, has_code=has_code))
     loaded = settings.load(params)
     source = root / Path(loaded.data.path).expanduser()
     folder = source.parent if source.suffix else source
@@ -129,10 +143,15 @@ def _current(params: Path, *, force: bool) -> dict[str, object]:
         return settings.flatten(Params())
 
 
-def _is_reproducible(params: Path, examples: list[Example], own: Mapping[str, object]) -> bool:
+def _is_kept(key: str, has_code: bool) -> bool:
+    return key.partition(".")[0] in _KEPT or (not has_code and key in OWN_CODE)
+
+
+def _is_reproducible(params: Path, own: Mapping[str, object]) -> bool:
     """Whether params.yaml is as committed, as shipped or as an earlier `use` wrote it, so that nothing is lost."""
-    text = params.read_text(encoding="utf-8")
-    return text == _committed(params) or any(text == compose(each, own=own) for each in [None, *examples])
+    text, root = params.read_text(encoding="utf-8"), params.parent
+    shipped = (compose(each, own=own, has_code=Workspace(root).has_code) for each in [None, *listed(root)])
+    return text == _committed(params) or any(text == each for each in shipped)
 
 
 def _committed(params: Path) -> str | None:

@@ -5,15 +5,17 @@ import re
 import shlex
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from commands.app import Panel, echo, new_group
 from ratchet import files, git, project_files
 from ratchet.errors import WorkspaceError
-from ratchet.settings import example_files
 from ratchet.workspace import Workspace, disk_errors
+
+if TYPE_CHECKING:
+    from ratchet.settings.example_files import Example
 
 __all__ = ["new_project"]
 
@@ -42,6 +44,7 @@ def new(
     like: Annotated[str, typer.Option(metavar="EXAMPLE", help="Whose settings it begins with.")] = "digits",
 ) -> None:
     """Make a project in a folder of its own."""
+    from ratchet.settings import example_files
     from tasks.code import lock
 
     root = folder.expanduser().resolve()
@@ -77,7 +80,9 @@ def _commit(root: Path) -> None:
     git.run(root, "commit", "--quiet", "--message", "New project")
 
 
-def _fill(root: Path, name: str, example: example_files.Example) -> None:
+def _fill(root: Path, name: str, example: "Example") -> None:
+    from ratchet.settings import example_files
+
     for path in project_files.NAMES:
         text = (project_files.FOLDER / path).read_text(encoding="utf-8")
         files.write_text(root / path, _adapted(path, text, name))

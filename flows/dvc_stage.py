@@ -66,7 +66,8 @@ def refresh_code(params: Params, workspace: Workspace, *, say: Callable[[str], N
     Raises:
         WorkspaceError: the code that runs is not that of the workspace.
     """
-    lock(workspace)
+    if not workspace.has_code:
+        lock(workspace)
     require_own(workspace)
     if not settle(workspace.root, "code", params=workspace.settings_as_read):
         code(params, workspace)

@@ -113,16 +113,9 @@ def _require_current_settings(name: str, params: Params, workspace: Workspace) -
 
 
 def lock(workspace: Workspace) -> None:
-    """Note in ratchet.lock which Ratchet is installed, so that DVC sees an upgrade. A clone has the code itself."""
-    if workspace.has_code or _read_lock(workspace) == _installed():
-        return
+    """Note in ratchet.lock which Ratchet is installed, so that DVC sees an upgrade."""
     files.write_json(workspace.lock, _installed())
     files.write_bytes(workspace.schema, SCHEMA.read_bytes())
-
-
-def _read_lock(workspace: Workspace) -> dict[str, str]:
-    content: dict[str, str] = files.read_json(workspace.lock) if workspace.lock.exists() else {}
-    return content
 
 
 def _installed() -> dict[str, str]:
@@ -136,14 +129,14 @@ def require_own(workspace: Workspace) -> None:
         WorkspaceError: the message names both folders.
     """
     if not workspace.has_code:
-        if _read_lock(workspace) != _installed():
+        if files.read_json(workspace.lock) != _installed():
             raise WorkspaceError(
                 f"{workspace.lock}: names another Ratchet than the installed {__version__}, so DVC would record its "
                 "result for other code. Fix: `ratchet train`"
             )
         return
     own, running = (workspace.root / "src/ratchet").resolve(), module_path("ratchet")
-    if running is not None and running.resolve().parent != own:
+    if own.is_dir() and running is not None and running.resolve().parent != own:
         raise WorkspaceError(
             f"{own}: this code does not run, but that of {running.parent}, so DVC would record its result for other "
             "code. Fix: run `export PYTHONPATH=$PWD/src:$PWD` in the project folder"

@@ -158,8 +158,8 @@ class Workspace:
 
     @property
     def has_code(self) -> bool:
-        """True for the repository of Ratchet itself, and clones of it: the code in the folder runs."""
-        return (self.root / "src" / "ratchet").is_dir()
+        """True for the repository of Ratchet and clones of it, whose own code runs; False on an installed Ratchet."""
+        return not self.lock.exists()
 
     def make_importable(self) -> None:
         """Let this process and those that it starts import the project's own modules.

@@ -7,9 +7,10 @@ each: "loop" is `ratchet.training.fit_in_processes` with two pieces, "ddp" the u
 round to round. Wall and CPU seconds are those of the steps after the first ten, the latter of both processes. Claims:
 the medians of the ratios loop / ddp are at most 1.05 (CPU) and 1.15 (wall).
 
-Kills: a training of random pieces, processes, optimizer and accumulation gets SIGKILL after a random step, continues
-in another number of processes, and must end with the bits of an undisturbed run in one. The process that is killed is
-the first, or another one, after whose loss all continue in the same number.
+Kills: a training of random pieces, optimizer, accumulation, shards and widths gets ten SIGKILLs after random steps,
+continues each time in a random number of processes, and must end with the bits of an undisturbed run in one. Killed is
+the first process, or another one, after whose loss all continue in the same number. All are copies of a process that
+has imported everything.
 
 Memory: a decoder with 38 million parameters in 1, 2 and 4 processes with `training.shard: fsdp`. The peak of a process
 less what it had before the model; the largest of all processes. Claims: at most .6 at 2 and .35 at 4 of one process.
@@ -19,7 +20,6 @@ import contextlib
 import importlib
 import json
 import os
-import pickle
 import random
 import resource
 import signal
@@ -28,9 +28,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from typing import BinaryIO, ClassVar
 
 import numpy as np
 import psutil
@@ -42,6 +45,7 @@ from bench.project import ROOT, pack, scratch
 from bench.report import Row, alone, options, ratio, spread
 from ratchet.data.manifest import Manifest
 from ratchet.kinds import ModelSpec
+from ratchet.parent_process import end_with_parent
 from ratchet.problems import NextToken
 from ratchet.settings.model import TrainingSettings
 from ratchet.tokens.token_ids import encode, tokens
@@ -56,16 +60,18 @@ from ratchet.training import (
     fit,
     fit_in_processes,
     open_split,
+    rank_processes,
 )
 from ratchet.training.checkpoint import OthersCheckpoints
 from ratchet.training.models.decoder import Decoder
-from ratchet.training.ranks import Ranks
+from ratchet.training.ranks import Meeting, Ranks
 from ratchet.training.streams import StreamSplit
 from tasks.training_job import make_plan
 
 __all__ = ["measure"]
 
 _BATCH, _WARM, _STEPS = 256, 10, 40
+_CHAIN = 10  # kills of a training
 _CLAIMS = {"cpu": 1.05, "wall": 1.15}
 _DECODER = {"layers": 12, "heads": 8, "width": 512}
 _MEMORY = {2: 0.6, 4: 0.35}  # of one process
@@ -81,7 +87,9 @@ def measure(rounds: int, *, kills: int, quick: bool) -> list[Row]:
             for name in sorted(seconds, reverse=bool(number % 2)):
                 seconds[name].append(_run(name, folder / "packed", steps))
             print(f"round {number + 1}: " + ", ".join(f"{name} {taken[-1]}" for name, taken in seconds.items()))
-        different = sum(_differs(folder, number) for number in range(kills))
+        pack(folder / "few" / "packed", rows=640, held_out=100)
+        chains = [min(_CHAIN, kills - done) for done in range(0, kills, _CHAIN)]
+        different = sum(_differs(folder / "few", number, length) for number, length in enumerate(chains))
     condition = f"ConvNet, batch {_BATCH}, 2 processes, {steps} steps, median of {rounds} rounds"
     rows = []
     for kind, claim in _CLAIMS.items():
@@ -113,10 +121,28 @@ def _plan(packed: Path, **changes: object) -> Plan:
     return replace(plan, batch_size=_BATCH, precision="fp32", device="cpu", checkpoint_steps=0, log_every=1, **changes)
 
 
-def _inputs(packed: Path, plan: Plan) -> TrainingInputs:
+def _inputs(packed: Path, plan: Plan, *, is_odd: bool = False) -> TrainingInputs:
     manifest = Manifest.read(packed)
     train, validation = (open_split(packed, name) for name in ("train", "validation"))
-    return TrainingInputs(train, validation, ModelSpec("convnet", manifest.input, manifest.target), plan)
+    own = {"factory": "bench.processes:OddNet", "code": "bench/processes.py", "root": str(ROOT)} if is_odd else {}
+    return TrainingInputs(train, validation, ModelSpec("convnet", manifest.input, manifest.target, **own), plan)
+
+
+class OddNet(nn.Module):
+    """A network whose widths no number of processes divides, where kernels round the last elements otherwise."""
+
+    def __init__(self, *, classes: int, channels: int, height: int, width: int) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(channels, 7, 3), nn.BatchNorm2d(7), nn.ReLU(), nn.MaxPool2d(4))
+        features = 7 * ((height - 2) // 4) * ((width - 2) // 4)
+        self.blocks = nn.ModuleList([nn.Linear(features, 131), nn.Linear(131, 37)])
+        self.head = nn.Sequential(nn.Dropout(0.3), nn.Linear(37, classes))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        hidden = self.features(images).flatten(1)
+        for block in self.blocks:
+            hidden = torch.relu(block(hidden))
+        return self.head(hidden)
 
 
 def _clocks() -> tuple[float, float]:
@@ -210,9 +236,8 @@ def _peak_of_rank(rank: int, count: int, folder: Path) -> tuple[float, float]:
     torch.set_num_threads(1)
     ranks = Ranks(rank, count)
     if count > 1:
-        ranks.join(str(folder / "meeting"), torch.device("cpu"))
-    for name in ("torch.distributed.fsdp", "torch._dynamo"):  # code that only several processes load
-        importlib.import_module(name)
+        ranks.join(Meeting(str(folder / "meeting")), torch.device("cpu"))
+    _load_shards()
     before = psutil.Process().memory_info().rss
     inputs = TrainingInputs(*splits, ModelSpec("decoder", described, target), plan)
     *_, end = fit(inputs, store=(OthersCheckpoints if rank else CheckpointStore)(folder / "checkpoints"), ranks=ranks)
@@ -221,58 +246,143 @@ def _peak_of_rank(rank: int, count: int, folder: Path) -> tuple[float, float]:
     return peak, peak - before / 2**20
 
 
-def _differs(folder: Path, number: int) -> bool:
-    """Whether a killed training ends with other bits than an undisturbed one."""
+def _load_shards() -> None:
+    """Import what only several processes import."""
+    for name in ("torch.distributed.fsdp", "torch._dynamo"):
+        importlib.import_module(name)
+
+
+def _differs(folder: Path, number: int, kills: int) -> bool:
+    """Whether a training that is killed so many times ends with other bits than an undisturbed one."""
+    _load_shards()
     chance = random.SystemRandom()
-    pieces = chance.choice((2, 4))
+    pieces, is_odd = chance.choice((2, 4)), chance.random() < 1 / 2
     plan = _plan(
-        folder / "packed", pieces=pieces, max_steps=8, epochs=1, accumulation=chance.choice((1, 2)),
+        folder / "packed", pieces=pieces, epochs=9, accumulation=chance.choice((1, 2)), keep_last=2,
         optimizer=chance.choice(("adamw", "sgd", "adam")), ema_decay=chance.choice((0.0, 0.9)),
         shard=chance.choice(("none", "fsdp")),
     )  # fmt: skip
-    plan = replace(plan, checkpoint_steps=2, batch_size=chance.choice((33, 64)))
-    if plan.shard == "none" and chance.random() < 1 / 3:
+    plan = replace(plan, checkpoint_steps=2, batch_size=chance.choice((33, 64)), max_steps=4 * kills + 8)
+    if plan.shard == "none" and chance.random() < 1 / 4:
         plan = replace(plan, optimizer="muon")
-    sizes = chance.sample((1, 2, 4)[: pieces.bit_length()], 2)
     killed, expected = folder / f"killed-{number}", folder / f"undisturbed-{number}"
-    kills_other = sizes[0] > 1 and chance.random() < 1 / 2
-    content = json.dumps([str(folder / "packed"), str(killed), chance.randrange(1, 8), kills_other])
-    code = "import sys, pickle, bench.processes as b; b._train_and_die(pickle.load(sys.stdin.buffer), sys.argv[1])"
-    sent = pickle.dumps(replace(plan, processes=sizes[0]))
-    ended = subprocess.run([sys.executable, "-c", code, content], input=sent, env=_environment(), check=False)
-    assert ended.returncode == (0 if kills_other else -signal.SIGKILL)
-    digests = [
-        _digest(folder / "packed", replace(plan, processes=size), at)
-        for size, at in ((sizes[1], killed), (1, expected))
-    ]
-    print(
-        f"kill {number + 1}: {sizes} processes, {pieces} pieces, {plan.optimizer}, {plan.shard}, "
-        f"{'another process' if kills_other else 'the first'}: {len(set(digests)) == 1}",
-        flush=True,
-    )
-    return len(set(digests)) > 1
+    sizes = []
+    while kills:
+        sizes.append(chance.choice((1, 2, 4)[: pieces.bit_length()]))
+        others = chance.randrange(min(3, kills)) if sizes[-1] > 1 else 0  # after four losses it would end
+        at = sorted(chance.sample(range(1, 3 * others + 4), others + 1))
+        train = folder / "packed", replace(plan, processes=sizes[-1]), killed, at, is_odd
+        pid = _fork(_train_and_die, *train, spares=(sizes[-1] - 1) * (others + 1))
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        assert code == -signal.SIGKILL, code
+        kills -= others + 1
+    digests = []
+    for size, at in ((chance.choice((1, 2)), killed), (1, expected)):
+        result = folder / "digest"
+        train = folder / "packed", replace(plan, processes=size), at, result, is_odd
+        os.waitpid(_fork(_digest, *train, spares=size - 1), 0)
+        digests.append(result.read_text())
+        result.unlink()
+    form = f"{plan.optimizer}, {plan.shard}, {'odd' if is_odd else 'usual'} widths, batches of {plan.batch_size}"
+    print(f"{number + 1}: {sizes} processes, {pieces} pieces, {form}: {digests[0] == digests[1]}", flush=True)
+    return digests[0] != digests[1]
 
 
-def _train_and_die(plan: Plan, content: str) -> None:
-    packed, folder, step, kills_other = json.loads(content)
-    for event in fit_in_processes(
-        _inputs(Path(packed), plan), packed=Path(packed), store=CheckpointStore(Path(folder))
-    ):
-        if isinstance(event, Points) and event.step == step:
-            if not kills_other:
-                os.kill(os.getpid(), signal.SIGKILL)
-            for process in psutil.Process().children()[:1] if kills_other else ():
-                process.kill()
-                kills_other = False
+def _fork(function: Callable[..., object], *arguments: object, spares: int = 0) -> int:
+    """Call the function in a copy of this process, without the seconds that imports take. Return its number."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        _Spare.waiting = [_Spare() for _ in range(spares)]
+        rank_processes.subprocess.Popen = _take_spare  # type: ignore[misc, assignment]
+        function(*arguments)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
 
 
-def _digest(packed: Path, plan: Plan, folder: Path) -> str:
-    *_, end = fit_in_processes(_inputs(packed, plan), packed=packed, store=CheckpointStore(folder))
+def _take_spare(command: list[str], *, stdin: int, stdout: int, stderr: BinaryIO) -> "_Spare":
+    """Run the code of `[python, "-c", code]` in a copy of this process, in place of a new one."""
+    spare = _Spare.waiting.pop()
+    spare.stdin.write(json.dumps([command[2], stderr.name]).encode() + b"\n")
+    spare.stdin.flush()
+    return spare
+
+
+class _Spare:
+    """A copy of a process from before it trained, because PyTorch cannot be forked afterwards."""
+
+    waiting: "ClassVar[list[_Spare]]"
+
+    def __init__(self) -> None:
+        (own, to), (of, given) = os.pipe(), os.pipe()
+        self.returncode: int | None = None
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                end_with_parent(parent)
+                os.dup2(own, 0)
+                os.dup2(given, 1)
+                os.closerange(3, 256)  # a pipe that stays open would hide the end of its owner
+                sys.stdin = open(0, closefd=False)  # noqa: SIM115
+                code, log = json.loads(sys.stdin.buffer.readline())
+                os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
+                exec(code, {})
+                os._exit(0)
+            except SystemExit as ended:
+                print(ended.code, file=sys.stderr, flush=True)
+            finally:
+                os._exit(1)
+        os.close(own)
+        os.close(given)
+        self.stdin, self.stdout = os.fdopen(to, "wb"), os.fdopen(of, "rb")
+
+    def poll(self) -> int | None:
+        if self.returncode is None and (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
+            self.returncode = os.waitstatus_to_exitcode(ended[1])
+        return self.returncode
+
+    def wait(self, timeout: float = float("inf")) -> int:
+        began = time.monotonic()
+        while (code := self.poll()) is None:
+            if time.monotonic() - began > timeout:
+                raise subprocess.TimeoutExpired("", timeout)
+            time.sleep(0.01)
+        return code
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+
+def _train_and_die(packed: Path, plan: Plan, folder: Path, at: list[int], is_odd: bool) -> None:
+    """Kill another process at all numbers of `at` but the last: there this one. They count the steps made here."""
+    made, inputs = 0, _inputs(packed, plan, is_odd=is_odd)
+    for event in fit_in_processes(inputs, packed=packed, store=CheckpointStore(folder)):
+        if not isinstance(event, Points):
+            continue
+        made += 1
+        if made == at[-1]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif made in at:
+            waiting = {spare.pid for spare in _Spare.waiting}
+            others = [child for child in psutil.Process().children() if child.pid not in waiting]
+            random.SystemRandom().choice(others).kill()
+    os.kill(os.getpid(), signal.SIGKILL)  # it has ended before
+
+
+def _digest(packed: Path, plan: Plan, folder: Path, result: Path, is_odd: bool) -> None:
+    """Train to the end, and write the digest of history and weights."""
+    *_, end = fit_in_processes(_inputs(packed, plan, is_odd=is_odd), packed=packed, store=CheckpointStore(folder))
     assert isinstance(end, Finished)
     digest = sha256(repr(end.history).encode())
     for name in sorted(end.weights):
         digest.update(end.weights[name].contiguous().numpy().tobytes())
-    return digest.hexdigest()
+    result.write_text(digest.hexdigest())
 
 
 def _contend(name: str, packed: Path, steps: int) -> tuple[float, float]:

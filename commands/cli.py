@@ -95,6 +95,20 @@ def train(
 
 
 @app.command(rich_help_panel=Panel.TRAINING)
+def join(
+    address: Annotated[
+        str, typer.Argument(metavar="HOST:PORT", help="Of the first machine.", show_default="training.rendezvous")
+    ] = "",
+) -> None:
+    """Take part in the training of another machine, as one of its nodes. Writes nothing into the project."""
+    exit_on_sigterm()
+    with project_folder() as workspace, interruptible("its training goes on without this machine"):
+        from tasks.nodes import join as join_node
+
+        join_node(workspace, address, say=lambda text: echo(f"ratchet: {text}", err=True))
+
+
+@app.command(rich_help_panel=Panel.TRAINING)
 def verify_resume(
     steps: Annotated[
         int | None,

@@ -21,6 +21,7 @@ from tasks.baseline import Baseline, validated
 from tasks.changed_code import resumed
 from tasks.finished import bring_back, set_aside
 from tasks.machine import MachineUse
+from tasks.nodes import facts
 from tasks.progress import StageProgress
 from tasks.stopping import Budget, BudgetSpent, TrainingStopped, on_request
 from tasks.trained_model import TrainedModel, record_training
@@ -146,6 +147,7 @@ class _Recorder:
             packed=self.workspace.packed,
             store=store,
             profile_to=self.run.journal.folder / "profile",
+            facts=facts(job),
             stop=lambda: stop_requested() or self.budget.is_spent(),
             before_step=self.begin_step,
             examine=doctor.examine,

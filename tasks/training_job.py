@@ -114,7 +114,7 @@ def make_plan(settings: TrainingSettings, target: Target, *, seed: int, kind: st
 
 def deciding(plan: "training.Plan") -> dict[str, Any]:
     """Return the settings that decide the weights, by name. Later ones are left out where they change nothing."""
-    usual = {"pieces": 1, "threads": "auto", "shard": "none", "reduction": "exact"}
+    usual = {"pieces": 1, "nodes": 1, "threads": "auto", "shard": "none", "reduction": "exact"}
     decides = {name: value for name, value in asdict(plan).items() if name not in neutral(plan.reduction)}
     return {name: value for name, value in decides.items() if name not in usual or value != usual[name]}
 

@@ -7,7 +7,7 @@ REPOSITORY = Path(__file__).parents[1]
 LIMITS = {
     "baselines": 650,
     "code": 450,
-    "commands": 4_100,
+    "commands": 4_120,
     "data": 11_180,
     "doctor": 1_220,
     "evaluation": 3_270,
@@ -26,11 +26,11 @@ LIMITS = {
     "search": 1_170,
     "servers": 1_500,
     "serving": 6_870,
-    "settings": 2_505,
-    "tasks": 5_210,
+    "settings": 2_515,
+    "tasks": 5_310,
     "tokens": 400,
     "traffic": 1_020,
-    "training": 9_235,
+    "training": 9_840,
 }
 
 

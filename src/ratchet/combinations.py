@@ -49,6 +49,12 @@ def shard_fault(training: Any, obstacles: list[str]) -> str:
 
 def reduction_fault(training: Any) -> str:
     """Return why PyTorch may not add the gradients: the number of processes is not known by the settings."""
+    least, _, most = str(training.nodes).partition(":")
+    if training.reduction == "fast" and (most or least) != least:
+        return (
+            f"training.nodes: found {training.nodes}, and with training.reduction fast the number decides the weights. "
+            f"Fix: `ratchet set training.nodes={most}`, or `ratchet set training.reduction=exact`"
+        )
     if training.reduction != "fast" or training.processes != "auto":
         return ""
     return (

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from ports import reserved_port
 from waiting import until
 
 from ratchet import settings
@@ -38,6 +40,7 @@ from ratchet.training import (
     fit_in_processes,
     open_split,
 )
+from ratchet.training.nodes import join_training
 from ratchet.training.ranks import PieceSum, Ranks
 from ratchet.training.step import pieces_of
 from tasks.training_job import deciding, make_plan
@@ -117,9 +120,12 @@ class Bench:
         }  # fmt: skip
         return replace(make_plan(TrainingSettings(), self.spec.target, seed=0), **{**known, **changes})
 
-    def events(self, plan: Plan, name: str, **more: Any) -> Iterator[Event]:
+    def inputs(self, plan: Plan) -> TrainingInputs:
         train, validation = (open_split(self.packed, split, self.spec.input) for split in ("train", "validation"))
-        inputs = TrainingInputs(train, validation, self.spec, plan, identity={"data": "digits"})
+        return TrainingInputs(train, validation, self.spec, plan, identity={"data": "digits"})
+
+    def events(self, plan: Plan, name: str, **more: Any) -> Iterator[Event]:
+        inputs = self.inputs(plan)
         store = CheckpointStore(self.root / name, keep_last=plan.keep_last, keep_best=plan.keep_best)
         return fit_in_processes(inputs, packed=self.packed, store=store, **more)
 
@@ -384,6 +390,60 @@ def test_error_of_another_process_ends_the_training(fault: str, text: str, bench
         assert not [event for event in events if isinstance(event, Trouble)]
 
 
+@pytest.fixture
+def two_nodes(bench: Bench) -> Iterator[tuple[Plan, int]]:
+    """A plan of two nodes, and the number of the other one's launcher."""
+    plan = bench.plan(nodes=2, rendezvous=f"127.0.0.1:{reserved_port('127.0.0.1')}")
+    content = pickle.dumps((bench, plan)).hex()
+    code = f"import test_processes; test_processes.join_node(bytes.fromhex({content!r}))"
+    paths = {"PYTHONPATH": os.pathsep.join((str(Path(__file__).parent), *sys.path))}
+    with subprocess.Popen([sys.executable, "-c", code], env=os.environ | paths) as other:
+        yield plan, other.pid
+        assert other.wait() == 0
+
+
+def join_node(content: bytes) -> None:
+    bench, plan = pickle.loads(content)
+
+    def prepare(state: dict[str, Any]) -> tuple[TrainingInputs, Path, Path]:
+        assert state["facts"] == {"key": "digits"}
+        return bench.inputs(plan), bench.packed, bench.root / "nodes"
+
+    join_training(plan.rendezvous, prepare=prepare, say=print)
+
+
+def test_a_hung_process_is_named_with_its_node(two_nodes: Plan, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    (plan, launcher), (undisturbed, _) = two_nodes, bench.run("undisturbed")
+    events: list[Event] = []
+    for event in bench.events(plan, "nodes", facts={"key": "digits"}):
+        events.append(event)
+        if isinstance(event, Trouble):
+            monkeypatch.undo()
+        elif getattr(event, "step", 0) == 12 and not any(isinstance(each, Trouble) for each in events):
+            os.kill(*others(of=launcher), signal.SIGSTOP)
+            monkeypatch.setattr(Ranks, "LONGEST_WAIT", 1.0)
+    [trouble] = [event for event in events if isinstance(event, Trouble)]
+    assert f"process 2 (node {socket.gethostname()}) of 2 has not answered for 1 s" in trouble.text
+    assert_same(events[-1], undisturbed)
+
+
+def test_nodes_that_do_not_come_end_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ratchet.training.nodes._GATHER", 0.0)
+    address = f"127.0.0.1:{reserved_port('127.0.0.1')}"
+    with pytest.raises(TrainingError, match=f"1 of at least 2 nodes came .*Fix: run `ratchet join {address}`"):
+        list(bench.events(bench.plan(nodes="2:4", rendezvous=address), "alone", facts={}))
+    with pytest.raises(TrainingError, match=f"no first node answers at {address} .*Fix: start it"):
+        join_training(address, prepare=lambda state: (_ for _ in ()).throw(AssertionError), say=print)
+    alone, _ = bench.run("alone", nodes="2:4", rendezvous=address)
+    assert alone.step == 24
+
+
+def test_a_fast_sum_of_any_number_of_nodes_is_refused(bench: Bench) -> None:
+    plan = bench.plan(reduction="fast", nodes="1:2", rendezvous="127.0.0.1:1")
+    with pytest.raises(TrainingError, match=r"training.nodes: found 1:2, .*`ratchet set training.nodes=2"):
+        list(bench.events(plan, "refused", facts={}))
+
+
 def test_processes_that_cannot_share_the_pieces_are_refused(bench: Bench) -> None:
     with pytest.raises(TrainingError, match=r"training.processes: found 2.*1 of training.pieces.*training.pieces=2"):
         list(bench.events(bench.plan(processes=2, pieces=1), "refused"))
@@ -403,9 +463,9 @@ def test_a_batch_norm_gets_two_samples_in_each_piece(bench: Bench) -> None:
     assert_same(bench.run("several", processes=2, **plan)[0], first)
 
 
-def others() -> list[int]:
-    """Return the numbers of the other processes of this one's training."""
-    command = ["pgrep", "--parent", str(os.getpid()), "--full", "ratchet.training.processes"]
+def others(of: int | None = None) -> list[int]:
+    """Return the numbers of the processes that this one, or another one, has started to train."""
+    command = ["pgrep", "--parent", str(of or os.getpid()), "--full", "ratchet.training.rank_processes"]
     return list(map(int, subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()))
 
 

@@ -19,7 +19,7 @@ from ratchet.training import Split, TableSplit
 from ratchet.training.batches import ShardedArray
 from ratchet.training.losses import Objective
 from ratchet.training.precision import Precision
-from ratchet.training.ranks import Ranks
+from ratchet.training.ranks import Meeting, Ranks
 from ratchet.training.validation import larger_is_better, validate
 from tests.training.conftest import make_plan
 
@@ -83,13 +83,12 @@ def metrics_of_numbers(ranks: Ranks) -> list[dict[str, float]]:
 
 def test_two_ranks_compute_the_bits_of_one(tmp_path: Path) -> None:
     meeting, first = str(tmp_path / "meeting"), Ranks(0, 2)
-    code = (
-        f"from {__name__} import *; r = Ranks(1, 2); r.join({meeting!r}, CPU); print(json.dumps(metrics_of_numbers(r)))"
-    )
+    joined = f"r = Ranks(1, 2); r.join(Meeting({meeting!r}), CPU)"
+    code = f"from {__name__} import *; {joined}; print(json.dumps(metrics_of_numbers(r)))"
     paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen([sys.executable, "-c", code], env=os.environ | paths, stdout=subprocess.PIPE) as other:
         try:
-            first.join(meeting, CPU)
+            first.join(Meeting(meeting), CPU)
             shared = metrics_of_numbers(first)
         finally:
             distributed.destroy_process_group()

@@ -415,6 +415,14 @@ def _contradictions(params: Params) -> Iterator[str]:
             f"data.problem: found {data.problem}. Allowed with images: only with data.source image-manifest, whose "
             f"table has such targets, and it is {data.source}. Fix: set it to auto"
         )
+    least, _, most = str(params.training.nodes).partition(":")
+    if int(most or least) < int(least):
+        yield f"training.nodes: found {least}:{most}. Allowed: MIN:MAX. Fix: set it to {most}:{least}"
+    elif int(most or least) > 1 and params.training.rendezvous == "none":
+        yield (
+            f"training.rendezvous: found none. Allowed with training.nodes {params.training.nodes}: HOST:PORT, an "
+            "address of the first machine that the others reach, and a free port. Fix: set it to HOST:29400"
+        )
     if unknown := source_names.refusal(data.source):
         yield unknown
     yield from search_faults.faults(params)

@@ -270,6 +270,12 @@ class TrainingSettings(Section):
     processes: Literal["auto"] | PowerOfTwo = setting(
         1, "processes of the training, which share the pieces of a step; auto: one for each GPU or core", decides=False
     )
+    nodes: Positive | Annotated[str, Field(pattern=r"^[1-9]\d*:[1-9]\d*$")] = setting(
+        1, "machines of the training, each with as many processes: a number, or MIN:MAX", decides=False
+    )
+    rendezvous: Annotated[str, Field(pattern=r"^(none|\S+:\d+)$")] = setting(
+        "none", "HOST:PORT of the first of several machines, where the others find it", decides=False
+    )
     shard: Literal["none", "auto", "fsdp"] = setting(
         "none",
         "fsdp: each process keeps a share of the model (PyTorch's FSDP2); auto: from 100 million parameters; none",
@@ -615,7 +621,7 @@ differently.
 
 def neutral(reduction: str) -> frozenset[str]:
     """Return the settings of NEUTRAL as they are with a `training.reduction`: processes decide a fast sum."""
-    return NEUTRAL - {"processes"} if reduction == "fast" else NEUTRAL
+    return NEUTRAL - {"processes", "nodes"} if reduction == "fast" else NEUTRAL
 
 
 class _Partial(Section):

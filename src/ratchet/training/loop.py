@@ -57,7 +57,7 @@ def fit(
     before_step: Callable[[], object] = never,
     examine: Callable[..., Iterable[object]] | None = None,
     ranks: Ranks | None = None,
-) -> Iterator[Event]:
+) -> Generator[Event]:
     """Train, or continue at the newest checkpoint in `store`.
 
     Args:
@@ -142,7 +142,7 @@ class _Training:
         self.store, self.stop, self.examine, self.ranks, self.before_step = store, stop, examine, ranks, before_step
 
         # Where and how it runs
-        self.device = choose_device(self.plan.device, rank=self.ranks.rank, ranks=self.ranks.count)
+        self.device = choose_device(self.plan.device, rank=self.ranks.local, ranks=self.ranks.count)
         keep_freed_memory(self.device, keep=self.plan.shard == "none" or self.ranks.count == 1)
         self.precision = choose_precision(self.plan.precision, self.device, channels_last=self.plan.channels_last)
         target = inputs.spec.target

@@ -75,6 +75,8 @@ class Plan:
     shard: str
     reduction: str
     processes: int | str
+    nodes: int | str
+    rendezvous: str
     threads: int | str
     workers: int
     sample_timeout: float

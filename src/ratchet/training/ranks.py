@@ -25,7 +25,7 @@ from torch.nn import functional
 from ratchet.training.device import precise_type
 from ratchet.training.sample_timeout import Interrupted, never
 
-__all__ = ["AgreedMemoryError", "LostRank", "PieceSum", "Ranks", "lost_ranks", "raise_agreed"]
+__all__ = ["AgreedMemoryError", "Board", "LostRank", "Meeting", "PieceSum", "Ranks", "lost_ranks", "raise_agreed"]
 
 _TICK = timedelta(seconds=0.25)  # between two looks at the others
 _JOIN = timedelta(seconds=60)  # for all to connect, which are ready; signals are not handled meanwhile
@@ -81,6 +81,54 @@ class PieceSum:
         return total
 
 
+class Board:
+    """Which rank was last seen to wait, and whether all are asked to stop: in memory that the ranks share."""
+
+    def __init__(self, count: int, path: Path | None = None) -> None:
+        self._seen = np.zeros(count + 1, np.float64)
+        if path is not None:
+            with path.open("ab") as file:
+                file.truncate(self._seen.nbytes)
+            self._seen = np.memmap(path, np.float64, "r+", shape=self._seen.shape)
+
+    def see(self, rank: int) -> None:
+        """Note that this rank waits now."""
+        self._seen[rank] = time.monotonic()
+
+    def missing(self, seconds: float) -> list[int]:
+        """Return the ranks that were not seen for so long."""
+        return [int(rank) for rank in np.flatnonzero(time.monotonic() - self._seen[:-1] > seconds)]
+
+    def ask_to_stop(self) -> None:
+        self._seen[-1] = 1
+
+    def is_asked_to_stop(self) -> bool:
+        return bool(self._seen[-1])
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Meeting place of the ranks of one machine: a file, and the loopback interface."""
+
+    path: str
+
+    @property
+    def interface(self) -> str:
+        """The network interface on which the ranks listen."""
+        return "lo0" if sys.platform == "darwin" else "lo"
+
+    def store(self, count: int) -> Any:
+        """Return the store of torch.distributed for so many ranks."""
+        return distributed.FileStore(self.path, count)  # type: ignore[attr-defined]  # PyTorch has no stubs of it
+
+    def board(self, count: int) -> Board:
+        return Board(count, Path(f"{self.path}-board"))
+
+    def name(self, rank: int) -> str:
+        """Return a rank's name for people."""
+        return f"process {rank + 1}"
+
+
 @dataclass
 class Ranks:
     """The processes of a training, as one of them sees them.
@@ -88,6 +136,7 @@ class Ranks:
     Attributes:
         rank: its number. Rank 0 reports events and writes checkpoints.
         count: of processes.
+        local: its number among those of its machine.
         watch: called a few times a second while this rank waits for the others, with the seconds waited.
         stop: rank 0 has been asked to stop before this step.
         is_stopping: it was so at the last step; all ranks stop there.
@@ -99,34 +148,30 @@ class Ranks:
 
     rank: int = 0
     count: int = 1
+    local: int = 0
     watch: Callable[[float], None] = lambda seconds: None
     stop: bool = field(default=False, init=False)
     is_stopping: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        # In memory that all ranks share: when each was last seen to wait for the others; whether all are asked to stop.
-        self._board = np.zeros(self.count + 1, np.float64)
+        self._board = Board(self.count)
 
     @property
     def is_first(self) -> bool:
         """Whether this process reports events and writes checkpoints."""
         return self.rank == 0
 
-    def join(self, meeting: str, device: torch.device) -> None:
-        """Connect the processes of one machine. `meeting` is a file by which they find each other."""
-        board = Path(f"{meeting}-board")
-        with board.open("ab") as file:
-            file.truncate(self._board.nbytes)
-        self._board = np.memmap(board, np.float64, "r+", shape=self._board.shape)
-        store = distributed.FileStore(meeting, self.count)  # type: ignore[attr-defined]  # PyTorch has no stubs of it
+    def join(self, meeting: Meeting, device: torch.device) -> None:
+        """Connect the processes."""
+        self._meeting, self._board = meeting, meeting.board(self.count)
         has_gpu = device.type == "cuda"
         if has_gpu:
             torch.cuda.set_device(device)
-        with _on_loopback():
+        with _listening_on(meeting.interface):
             try:
                 distributed.init_process_group(
                     "nccl" if has_gpu else "gloo",
-                    store=store,
+                    store=meeting.store(self.count),
                     rank=self.rank,
                     world_size=self.count,
                     timeout=_JOIN,
@@ -192,16 +237,15 @@ class Ranks:
 
     def wait(self, begin: Callable[[], Any]) -> None:
         """Do with the other ranks what `begin` begins. On a CPU signals are handled meanwhile."""
-        began = self._board[self.rank] = time.monotonic()
+        began = time.monotonic()
         try:
             work = begin()
             while not _is_done(work):
-                now = self._board[self.rank] = time.monotonic()
-                seconds = now - began
+                self._board.see(self.rank)
+                seconds = time.monotonic() - began
                 self.watch(seconds)
                 if seconds > self.LONGEST_WAIT:
-                    missing = (at + 1 for at in range(self.count) if now - self._board[at] > seconds / 2)
-                    names = ", ".join(f"process {number}" for number in missing)
+                    names = ", ".join(map(self._meeting.name, self._board.missing(seconds / 2)))
                     raise LostRank(f"{names} of {self.count} has not answered for {seconds:.0f} s")
         except (RuntimeError, distributed.DistError) as error:
             raise LostRank(str(error).splitlines()[0]) from error
@@ -209,8 +253,8 @@ class Ranks:
     def is_asked_to_stop(self, stop: Callable[[], bool] = never) -> bool:
         """Return whether `stop` has returned True in one of the processes."""
         if stop():
-            self._board[-1] = 1
-        return bool(self._board[-1])
+            self._board.ask_to_stop()
+        return self._board.is_asked_to_stop()
 
 
 def _is_done(work: Any) -> bool:
@@ -228,9 +272,9 @@ def _is_done(work: Any) -> bool:
 
 
 @contextmanager
-def _on_loopback() -> Iterator[None]:
-    """Let what connects inside listen on this machine only."""
-    names = {f"{backend}_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo" for backend in ("GLOO", "NCCL")}
+def _listening_on(interface: str) -> Iterator[None]:
+    """Let what connects inside listen on this network interface only."""
+    names = {f"{backend}_SOCKET_IFNAME": interface for backend in ("GLOO", "NCCL")}
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(names)
     try:

@@ -107,6 +107,7 @@ class _Node:
     number: int
     entry: dict[str, Any] = field(default_factory=dict)
     seen: float = 0.0  # when its entry last changed
+    seen_before: float = 0.0  # when it changed before that
 
     @property
     def name(self) -> str:
@@ -209,7 +210,8 @@ class FirstNode:
                 raise Interrupted
             self._look()
             yield from (Notice(self._refused.pop(0)) for _ in list(self._refused))
-            nodes = [node for node in self._nodes.values() if node.is_ready and node.seen > began]
+            # One entry may be of a node that has ended: its kernel still sends it when a cut network is there again.
+            nodes = [node for node in self._nodes.values() if node.is_ready and node.seen_before > began]
             size, waited = self._size(1 + len(nodes)), time.monotonic() - began
             if size == self.sizes[-1] or (size and waited > _LAST_CALL):
                 break
@@ -285,7 +287,7 @@ class FirstNode:
             if entry != node.entry:
                 if (reason := entry.get("refused")) and not node.entry.get("refused"):
                     self._refused.append(f"node {entry['name']} cannot take part: {reason}")
-                node.entry, node.seen = entry, self._looked
+                node.entry, node.seen, node.seen_before = entry, self._looked, node.seen
 
 
 class _Link:

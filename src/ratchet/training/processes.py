@@ -6,6 +6,7 @@ It starts the others of its machine, and with `training.nodes` it is the first p
 import contextlib
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,7 @@ __all__ = ["count_processes", "fit_in_processes"]
 NO_RESULT = "it starts processes; what they compute is decided elsewhere"
 
 _MOST_LOSSES = 3
+_LEAVE = 1.0  # seconds that the end of a group may take here
 Stop = Callable[[], bool]
 
 
@@ -213,5 +215,14 @@ class _Others:
 
 
 def _disconnect() -> None:
+    """Leave the group of processes.
+
+    PyTorch waits until its connections are closed, which may take many minutes when the network is cut. Then a thread
+    waits for that.
+    """
     if distributed.is_initialized():
+        groups = [distributed.distributed_c10d._get_default_group()]
         distributed.destroy_process_group()
+        thread = threading.Thread(target=groups.clear, name="old-group", daemon=True)
+        thread.start()
+        thread.join(_LEAVE)

@@ -97,7 +97,8 @@ def train(
 @app.command(rich_help_panel=Panel.TRAINING)
 def join(
     address: Annotated[
-        str, typer.Argument(metavar="HOST:PORT", help="Of the first machine.", show_default="training.rendezvous")
+        str,
+        typer.Argument(metavar="ADDRESS", help="HOST:PORT of the first machine.", show_default="training.rendezvous"),
     ] = "",
 ) -> None:
     """Take part in the training of another machine, as one of its nodes. Writes nothing into the project."""

@@ -17,6 +17,7 @@ from ports import reserved_port
 from waiting import until
 
 from ratchet import settings
+from ratchet.errors import RatchetError
 
 pytestmark = pytest.mark.system
 
@@ -218,9 +219,9 @@ def test_a_node_with_other_settings_is_refused_by_name(make_nodes, new_project, 
     settings.override(other.workspace.params, SETTINGS | changes)
     subprocess.run(["cp", "-r", nodes.project.workspace.packed, other.workspace.packed], check=True)
     text = other.refused("ratchet", "join")
-    assert "differs from the first one: training.learning_rate (here 0.5, there 0.002)" in text
+    assert "differs from the first one: training.learning_rate (here 0.5, there 2.0e-3)" in text
     nodes.wait_for("cannot take part: this machine differs", first)
-    settings.override(other.workspace.params, SETTINGS | {"training.rendezvous": nodes.address})
+    settings.override(other.workspace.params, {"training.learning_rate": 0.002})
     assert "is not that of the first machine. Allowed: the same folder" in other.refused("ratchet", "join")
     (other.root / "data" / "running").symlink_to(nodes.project.root / "data" / "running")
     assert "the training has ended at step" in other.good("ratchet", "join")
@@ -230,8 +231,6 @@ def test_a_node_with_other_settings_is_refused_by_name(make_nodes, new_project, 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"training.rendezvous": "none"}, "training.rendezvous: found none"),
-        ({"training.nodes": "3:2"}, "training.nodes: found 3:2. Allowed: MIN:MAX"),
         ({"training.nodes": 3}, "training.nodes: found 3, and no such number of nodes"),
         ({"training.rendezvous": "203.0.113.7:29400"}, "which this machine cannot open"),
         ({"training.rendezvous": "127.0.0.1:99999"}, "training.rendezvous: found 127.0.0.1:99999. Allowed: HOST:PORT"),
@@ -241,3 +240,19 @@ def test_wrong_nodes_are_refused(changes: dict[str, Any], message: str, make_nod
     project = make_nodes("wrong").project
     settings.override(project.workspace.params, changes)
     assert message in project.refused(*project.stage("train"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message", "fix"),
+    [
+        ({"training.rendezvous": "none"}, "training.rendezvous: found none", {"training.rendezvous": "HOST:29400"}),
+        ({"training.nodes": "3:2"}, "training.nodes: found 3:2. Allowed: MIN:MAX", {"training.nodes": "2:3"}),
+    ],
+)
+def test_contradictions_of_nodes_are_refused_when_set(
+    changes: dict[str, Any], message: str, fix: dict[str, Any], make_nodes
+) -> None:
+    params = make_nodes("contradiction").project.workspace.params
+    with pytest.raises(RatchetError, match=message):
+        settings.override(params, changes)
+    settings.override(params, changes | fix)

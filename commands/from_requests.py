@@ -8,7 +8,7 @@ from pathlib import Path
 from commands.app import echo
 from ratchet import settings
 from ratchet.errors import DataError
-from ratchet.monitoring.labelled_set import write_labelled_set
+from ratchet.monitoring.labelled_set import training_hours, write_labelled_set
 from ratchet.monitoring.retraining import ON_DRIFT
 from ratchet.monitoring.specs import StoredSpecs
 from ratchet.monitoring.to_label import write_rows_to_label
@@ -18,6 +18,7 @@ from ratchet.workspace import Workspace
 
 __all__ = ["print_labelled_set"]
 
+_TO_LABEL = ".label-these.parquet"
 _NAME = re.compile(r"\w[\w.-]*")
 
 
@@ -29,7 +30,7 @@ def print_labelled_set(workspace: Workspace, name: str, *, to_label: bool) -> No
         raise DataError(f"NAME: found {name}, which only train-flow/on-drift writes. Fix: take another name")
     folder, params = Path("data", "labelled", name), settings.load(workspace.params)
     if to_label:
-        _print_rows_to_label(workspace, params, folder.with_name(f"{name}.label-these.parquet"))
+        _print_rows_to_label(workspace, params, folder.with_name(name + _TO_LABEL))
         return
     with workspace.hold("ratchet data from-requests"):
         written = write_labelled_set(workspace, params, StoredSpecs(workspace, params), folder)
@@ -44,7 +45,9 @@ def print_labelled_set(workspace: Workspace, name: str, *, to_label: bool) -> No
 
 
 def _print_rows_to_label(workspace: Workspace, params: Params, path: Path) -> None:
-    rows = write_rows_to_label(path, log_folder(workspace.project), StoredSpecs(workspace, params), seed=params.seed)
+    may_train = training_hours(workspace, params.data, path.with_name(path.name.removesuffix(_TO_LABEL)))
+    specs = StoredSpecs(workspace, params)
+    rows = write_rows_to_label(path, log_folder(workspace.project), specs, seed=params.seed, may_train=may_train)
     if not len(rows):
         raise DataError(
             f"{log_folder(workspace.project)}: no request with its input and without a label. Fix: `ratchet set "

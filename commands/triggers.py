@@ -1,12 +1,13 @@
 """`ratchet simulate` and `ratchet backtest-triggers`: rules about when to train again, over a table or the own log."""
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commands.app import echo, new_console
 from ratchet import files, settings
-from ratchet.errors import SettingsError
+from ratchet.errors import RegistryError, SettingsError
 from ratchet.kinds.registry import kind_chosen
 from ratchet.monitoring.rule import DriftRule
 from ratchet.monitoring.triggers import CALENDAR, TriggerComparison, compare, triggers_of
@@ -71,29 +72,40 @@ def print_backtest(workspace: Workspace, *, hours: int, price: float, html: Path
             "Fix: another number of hours"
         )
     history = Recorded.read(log_folder(workspace), window=window, period=seconds, now=time.time())
-    history.cost = _recorded_cost(workspace, params, history)
+    history.cost, deleted = _recorded_cost(workspace, params, history)
     chosen = params.monitoring
     rule = DriftRule(window, chosen.season, chosen.alpha, chosen.good_windows)
-    comparison = compare(history, triggers_of(rule, CALENDAR), price=price, seed=params.seed)
+    comparison = compare(history, triggers_of(rule, CALENDAR, period=seconds), price=price, seed=params.seed)
     assumed = (
-        "Assumed: a training brings back the loss that the version had in its first periods, until data change again."
+        "Assumed: a training takes back a significant rise of the loss since the first periods of the version, until "
+        "data change again."
     )
     _print(
         comparison,
         "Backtest of triggers",
-        [_LOSS, _USELESS, assumed],
+        [_LOSS, _USELESS, assumed, *deleted],
         html or workspace.state / "monitoring" / "backtest.html",
     )
 
 
-def _recorded_cost(workspace: Workspace, params: Params, history: "Recorded") -> float:
-    """Return the mean processor time of the trainings of the recorded versions; 0 if none was recorded."""
+def _recorded_cost(workspace: Workspace, params: Params, history: "Recorded") -> tuple[float, list[str]]:
+    """Return the mean processor time of the trainings of the recorded versions, and notes about those without one.
+
+    It is 0 if none was recorded.
+    """
+    from ratchet.registry.mlflow_store import or_none
     from ratchet.registry.models import ModelRegistry
 
     registry = ModelRegistry(workspace, params)
-    runs = [registry.client.get_run(registry.find(name).run_id) for name in sorted({*history.versions})]
-    hours = [run.data.metrics["cost/cpu_hours"] for run in runs if "cost/cpu_hours" in run.data.metrics]
-    return 3600 * sum(hours) / len(hours) if hours else 0.0
+    hours, notes = list[float](), list[str]()
+    for name in sorted({*history.versions}):
+        try:
+            run = or_none(partial(registry.client.get_run, registry.find(name).run_id))
+        except RegistryError as error:
+            notes.append(f"The cost of its training is not known. {error}.")
+            continue
+        hours += [run.data.metrics["cost/cpu_hours"]] if run and "cost/cpu_hours" in run.data.metrics else []
+    return 3600 * sum(hours) / len(hours) if hours else 0.0, notes
 
 
 def _print(comparison: TriggerComparison, title: str, notes: list[str], page: Path) -> None:

@@ -7,7 +7,7 @@ REPOSITORY = Path(__file__).parents[1]
 LIMITS = {
     "baselines": 650,
     "code": 450,
-    "commands": 4_120,
+    "commands": 4_135,
     "data": 11_180,
     "doctor": 1_220,
     "evaluation": 3_270,
@@ -15,7 +15,7 @@ LIMITS = {
     "flows": 3_660,
     "gate": 1_470,
     "kinds": 2_480,
-    "monitoring": 3_120,
+    "monitoring": 3_200,
     "problems": 1_010,
     "project_files": 30,
     "provenance": 1_060,

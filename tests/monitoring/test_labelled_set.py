@@ -28,7 +28,7 @@ from ratchet.kinds import ModelSpec, TableInput
 from ratchet.kinds.ingest import sample_files
 from ratchet.kinds.registry import kind_of
 from ratchet.monitoring import retraining
-from ratchet.monitoring.labelled_set import LabelledSet, write_labelled_set
+from ratchet.monitoring.labelled_set import LabelledSet, training_hours, write_labelled_set
 from ratchet.monitoring.retraining import LabelledData, NotTrained
 from ratchet.monitoring.to_label import rows_to_label, write_rows_to_label
 from ratchet.problems.named_answers import named_answers
@@ -353,6 +353,47 @@ def test_rows_chosen_by_entropy_are_training_rows_only(adult: Place) -> None:
     assert set(rows.filter(pl.col("chosen") == "entropy")["split"]) == {"train"}
     assert rows["split"].n_unique() > 1
     assert sum(count for reason, count in ordered.left_out.items() if "chosen for its entropy" in reason) > 0
+
+
+def test_entropy_rows_of_sets_from_before_leave_the_test_split(adult: Place) -> None:
+    adult.set(test_fraction=0.4, validation_fraction=0.3)
+    adult.request(0, NEW)
+    adult.label(adult.true_labels(0, NEW))
+    before = pl.read_parquet(adult.write().folder / "rows.parquet")
+    unfair = before.filter(pl.col("split") != "train")[::2]
+    unfair.select("answer", "row").write_parquet(log_folder(adult.workspace).parent / "chosen-by-entropy.parquet")
+    again = adult.write()
+    rows = pl.read_parquet(again.folder / "rows.parquet").join(unfair, on=("answer", "row"))
+    assert (len(rows), set(rows["split"])) == (len(unfair), {"train"})
+    assert adult.write().digest == again.digest
+    shutil.rmtree(again.folder)
+    record = log_folder(adult.workspace).parent / "chosen-by-entropy.parquet"
+    record.rename(record.with_name("later"))
+    adult.set(**data_settings(adult.write()))
+    record.with_name("later").rename(record)
+    data = adult.ingest()
+    for file in log_files(log_folder(adult.workspace)):
+        file.unlink()
+    april = adult.write("april")
+    left_out = {reason: count for reason, count in april.left_out.items() if "the data have it in the" in reason}
+    assert sum(left_out.values()) == len(unfair)
+    after = adult.ingest(**data_settings(april))
+    assert len(unfair) == sum(data.splits[name].rows - after.splits[name].rows for name in ("validation", "test"))
+    assert after.splits["train"].rows == data.splits["train"].rows
+
+
+def test_rows_of_test_hours_are_not_chosen_by_entropy(adult: Place) -> None:
+    adult.set(order_by="age", test_fraction=0.45, validation_fraction=0.42)
+    adult.request(0, NEW, certain=[0.5 + row / NEW / 2 for row in range(NEW)])
+    spec, folder = adult.spec, adult.workspace.data / "labelled" / "march"
+    hours = training_hours(adult.workspace, adult.params.data, folder)
+    listed = rows_to_label(log_folder(adult.workspace), lambda name: spec, seed=0, may_train=hours)
+    chosen = listed.filter(pl.col("chosen") == "entropy")
+    every = set(listed["time"].dt.epoch("s") // 3600)
+    assert set(chosen["time"].dt.epoch("s") // 3600) == {hour for hour in every if hours(hour)} != every
+    truth = adult.true_labels(0, NEW)
+    adult.label({key: truth[key] for key in listed.select("answer", "row").iter_rows()})
+    assert not [reason for reason in adult.write().left_out if "entropy" in reason]
 
 
 def test_only_rows_that_can_become_samples_are_to_be_labelled(adult: Place) -> None:

@@ -147,6 +147,7 @@ def test_worse_slices_and_labels_that_contradict_are_named(tmp_path: Path) -> No
     logged = Logged(
         "0" * 32, BEGIN, 0.0, "own", "elec", "1", "p", "k", values, predictions, "classification 0", lambda: columns
     )
+    columns["rare"] = ["common"] * 999 + ["rare"]  # one other row is no comparison
     other = logged._replace(answer="1" * 32, columns=dict)  # of a server without log_columns
     for each in (logged, other):
         log = RequestLog(tmp_path / "requests", share=1.0, inputs="none", days=1e6, mib=64.0, clock=lambda: BEGIN)
@@ -165,6 +166,7 @@ def test_worse_slices_and_labels_that_contradict_are_named(tmp_path: Path) -> No
     south = slices["region", "south"]
     assert south.mean.value == pytest.approx((right & ~flipped)[regions == "south"].mean())
     assert {value for column, value in slices if column == "demand"} == {"low", "middle", "high"}
+    assert not [value for column, value in slices if column == "rare"]
     assert quality.corrected == 7
     worse = sum(each.is_worse for each in quality.slices)
     line, lost = quality_lines(tmp_path / "requests", {"elec/1"})

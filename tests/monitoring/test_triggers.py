@@ -5,6 +5,7 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
 from ratchet.errors import NoRequests
@@ -14,7 +15,7 @@ from ratchet.monitoring.recorded import Recorded
 from ratchet.monitoring.rule import DriftRule
 from ratchet.monitoring.sketch import Reference
 from ratchet.monitoring.sketch_log import SketchLog
-from ratchet.monitoring.triggers import Answered, History, Trigger, compare, triggers_of
+from ratchet.monitoring.triggers import Answered, History, Trigger, compare, merged, triggers_of
 from ratchet.problems import Classes
 from ratchet.reports.trigger_page import trigger_page, trigger_rows
 from ratchet.traffic.label_store import LabelStore
@@ -30,12 +31,12 @@ CALENDARS = [Trigger("never"), Trigger("every 2 periods", every=2), Trigger("alw
 class Losses(History):
     """Losses of all models in all periods, without windows."""
 
-    def __init__(self, losses: np.ndarray) -> None:
-        self.losses, self.periods = losses, losses.shape[1] - 1
+    def __init__(self, losses: np.ndarray, unlabelled: int = 0) -> None:
+        self.losses, self.periods, self.unlabelled = losses, losses.shape[1] - 1, unlabelled
 
     def answered(self, model: int, period: int) -> Answered:
         assert model < period
-        return Answered(100, float(self.losses[model, period]))
+        return Answered(0, 0.0) if period == self.unlabelled else Answered(100, float(self.losses[model, period]))
 
     def reference(self, model: int) -> Reference | None:
         return None
@@ -74,9 +75,11 @@ def test_trainings_count_with_their_use_delay_and_cost() -> None:
     assert (two.trainings, two.useless, two.delay) == (3, 2, 1.0)  # after 2, 4 and 6
     assert two.cost == pytest.approx([0.1 + 2 * 10 / 400, (40 + 40 + 10 + 10 + 10) / 400])
     assert [step.champion for step in always.steps[:4]] == [1, 2, 2, 4]
+    *_, always = compare(Losses(losses, unlabelled=3), CALENDARS, price=1.0, seed=0).replays
+    assert (always.trainings, always.useless, always.delay) == (7, 5, 0.0)
 
 
-def logged(folder: Path, *, labels: bool = True) -> None:
+def logged(folder: Path, *, labels: bool = True, change: int = CHANGE) -> None:
     """Write five days of answers with labels, as a server does. The answers and the share of wrong ones change."""
     now = BEGIN + LAST * HOUR
     log = RequestLog(
@@ -85,9 +88,9 @@ def logged(folder: Path, *, labels: bool = True) -> None:
     known = {}
     for hour in range(LAST):
         random, answer = np.random.default_rng(hour), f"{hour:032x}"
-        cat = 1 / (1 + np.exp(-random.normal(2.0 * (hour >= CHANGE), 1.0, 200)))
+        cat = 1 / (1 + np.exp(-random.normal(2.0 * (hour >= change), 1.0, 200)))
         answers = np.stack([cat, 1 - cat], 1).astype(np.float32)
-        wrong = random.random(200) < (0.4 if hour >= CHANGE else 0.1)
+        wrong = random.random(200) < (0.4 if hour >= change else 0.1)
         known |= {(answer, row): [float(label)] for row, label in enumerate(answers.argmax(1) ^ wrong)}
         values = {"pixels": random.integers(0, 256, (200, 2, 2, 1), np.uint8)}
         named = (answer, BEGIN + hour * HOUR + 60, 0.01, "own", "digits", "3", "record", "anna", values, answers)
@@ -127,9 +130,37 @@ def test_rule_with_a_longer_window_merges_windows(tmp_path: Path) -> None:
     folder = tmp_path / "requests"
     logged(folder)
     history = Recorded.read(folder, window=HOUR, period=6 * HOUR, now=BEGIN + LAST * HOUR)
+    windows = history.answered(0, 2).windows
+    wider = merged(windows, 2 * HOUR)
+    assert [each.start for each in wider] == [BEGIN + 6 * HOUR + 2 * HOUR * place for place in range(3)]
+    assert [each.rows for each in wider] == [400, 400, 400]
+    assert wider[0] == replace(windows[0] + windows[1], start=windows[0].start)
     wide = compare(history, [Trigger("wide", rule=replace(RULE, window=2 * HOUR))], price=0.0, seed=0).replays[0]
     assert wide.trainings
     assert all(step.champion is None for step in wide.steps[:12])  # before the change
+
+
+@pytest.mark.parametrize(
+    ("window", "season", "hours", "longest"),
+    [(60, "none", 24, 120), (60, "none", 5, 60), (480, "day", 24, 480), (480, "none", 24, 480), (240, "day", 24, 480)],
+)
+def test_longer_windows_fit_season_and_period(window: int, season: str, hours: int, longest: int) -> None:
+    rule = DriftRule(window * 60, season, 0.05, 10)
+    triggers = triggers_of(rule, (4,), period=hours * HOUR)
+    assert max(each.rule.window for each in triggers if each.rule) == longest * 60
+
+
+def test_trainings_gain_nothing_from_noise(tmp_path: Path) -> None:
+    folder = tmp_path / "requests"
+    logged(folder, change=LAST)
+    history = Recorded.read(folder, window=HOUR, period=6 * HOUR, now=BEGIN + LAST * HOUR)
+    never, *_, always = compare(history, triggers_of(RULE, (4,)), price=0.0, seed=1).replays
+    assert always.loss(0) == never.loss(0) > 0
+    assert (always.trainings, always.useless) == (19, 19)
+    chosen = pl.DataFrame({"answer": [f"{12:032x}"] * 150, "row": range(150)}, schema_overrides={"row": pl.Int32})
+    chosen.write_parquet(tmp_path / "chosen-by-entropy.parquet")
+    fair = Recorded.read(folder, window=HOUR, period=6 * HOUR, now=BEGIN + LAST * HOUR)
+    assert [fair.answered(0, period).rows for period in (2, 3)] == [1200, 1050]
 
 
 def test_missing_history_says_what_to_do(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ time, and keeps it. The set keeps the requests that it has, also when the log ha
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from ratchet.training import Split
 
-__all__ = ["LabelledSet", "drawn_split", "write_labelled_set"]
+__all__ = ["LabelledSet", "drawn_split", "training_hours", "write_labelled_set"]
 
 _AT_ONCE = 8 << 20  # bytes of packed samples that are in memory
 
@@ -84,7 +84,10 @@ def write_labelled_set(workspace: Workspace, params: Params, spec_of: SpecOf, fo
     base_digests = [digest for part in base.parts() for digest in writer.digests(part)]
     logged = labelled_rows(log_folder(workspace.project), spec_of, manifest.input, manifest.target)
     earlier = _earlier(folder, manifest, base.labels.shape[1])
-    joined = _joined(logged, earlier)
+    unfair = _unfair_rows(workspace, params.data)
+    is_out = np.isin(base_digests, unfair["digest"].to_list()) & (np.array(base.splits) != "train")
+    base, base_digests = base.without(is_out), np.array(base_digests)[~is_out].tolist()
+    joined = _joined(logged, earlier, unfair.select(earlier.left_out.columns))
     kind, count = kind_of(manifest.input), len(base.splits)
     digests = base_digests + writer.digests(kind.values(joined.arrays, manifest.input))
     reasons = _reasons(np.concatenate([base.labels, joined.labels]), digests, count)
@@ -145,6 +148,28 @@ def _by_hour(workspace: Workspace, settings: DataSettings, folder: Path) -> bool
     return settings.order_by != "none" or any(stored)
 
 
+def training_hours(workspace: Workspace, settings: DataSettings, folder: Path) -> Callable[[int], bool]:
+    """Return whether new requests of an hour, counted since 1970, can be training rows of a set."""
+    by_hour = _by_hour(workspace, settings, folder)
+    return lambda hour: not by_hour or drawn_split(f"hour {hour}", settings) == "train"
+
+
+def _unfair_rows(workspace: Workspace, settings: DataSettings) -> "polars.DataFrame":
+    """Return digest and reason of packed requests that are in test or validation, but were chosen for their entropy.
+
+    A set from before can have them.
+    """
+    import polars as pl
+
+    source = workspace.root / settings.path
+    sets = [place / "rows.parquet" for place in (source, source.parent) if (place / "dataset.json").is_file()]
+    keys = {"answer": pl.String, "row": pl.Int32, "split": pl.String, "digest": pl.String}
+    rows = pl.concat([pl.DataFrame(schema=keys), *(pl.read_parquet(path, columns=[*keys]) for path in sets)])
+    rows = rows.join(chosen_by_entropy(log_folder(workspace.project)), on=("answer", "row"), how="semi")
+    reason = pl.format("it was chosen for its entropy, and the data have it in the {} split", "split")
+    return rows.filter(pl.col("split") != "train").with_columns(reason=reason)
+
+
 def _write_records(
     draft: Path, manifest: Manifest, rows: "polars.DataFrame", left_out: "polars.DataFrame", *, by_hour: bool
 ) -> str:
@@ -177,6 +202,7 @@ class _Base:
     Attributes:
         input_spec: of the set.
         packed: the splits.
+        places: rows of each split.
         labels: as `NamedAnswers.label` returns them.
         splits: of each.
         extra: columns of the index that come from the source.
@@ -184,6 +210,7 @@ class _Base:
 
     input_spec: Input
     packed: "list[Split]"
+    places: list[NDArray[np.int64]]
     labels: NDArray[np.float64]
     splits: list[str]
     extra: "polars.DataFrame"
@@ -191,11 +218,20 @@ class _Base:
     def parts(self) -> Iterator[Any]:
         """Yield the samples as raw values, a few MiB of them at a time."""
         kind = kind_of(self.input_spec)
-        for split in self.packed:
+        for split, places in zip(self.packed, self.places, strict=True):
             size = sum(array.nbytes for array in split.arrays)
             step = max(1, _AT_ONCE * len(split) // max(1, size))
-            for begin in range(0, len(split), step):
-                yield kind.samples(split, np.arange(begin, min(begin + step, len(split))), self.input_spec)
+            for begin in range(0, len(places), step):
+                yield kind.samples(split, places[begin : begin + step], self.input_spec)
+
+    def without(self, is_out: NDArray[np.bool_]) -> "_Base":
+        """Return the other samples."""
+        parts = np.split(~is_out, np.cumsum([len(each) for each in self.places])[:-1])
+        places = [rows[is_in] for rows, is_in in zip(self.places, parts, strict=True)]
+        splits = np.array(self.splits)[~is_out].tolist()
+        return replace(
+            self, places=places, labels=self.labels[~is_out], splits=splits, extra=self.extra.filter(~is_out)
+        )
 
     @classmethod
     def read(cls, packed: Path, manifest: Manifest) -> "_Base":
@@ -210,7 +246,8 @@ class _Base:
         index = pl.read_parquet(packed / "index.parquet")
         index = index.sort(pl.col("split").cast(pl.String).cast(pl.Enum(SPLITS)), "row")
         extra = index.select([name for name in extra_columns(index) if name != "packed"])
-        return cls(manifest.input, [*splits.values()], np.concatenate(labels), names, extra)
+        places = [np.arange(len(split)) for split in splits.values()]
+        return cls(manifest.input, [*splits.values()], places, np.concatenate(labels), names, extra)
 
 
 def _earlier(folder: Path, manifest: Manifest, width: int) -> LabelledRows:
@@ -247,8 +284,8 @@ def _earlier(folder: Path, manifest: Manifest, width: int) -> LabelledRows:
     )
 
 
-def _joined(logged: LabelledRows, earlier: LabelledRows) -> LabelledRows:
-    """Return the rows of both: those with a split first, then in the order of time.
+def _joined(logged: LabelledRows, earlier: LabelledRows, unfair: "polars.DataFrame") -> LabelledRows:
+    """Return the rows of both: those with a split first, then in the order of time. `unfair`: left out of the data.
 
     The label that the log has now replaces an earlier one. The split stays.
     """
@@ -261,7 +298,7 @@ def _joined(logged: LabelledRows, earlier: LabelledRows) -> LabelledRows:
     places = rows["place"].to_numpy()
     arrays = tuple(np.concatenate(parts)[places] for parts in zip(logged.arrays, earlier.arrays, strict=True))
     labels = np.concatenate([logged.labels, earlier.labels])[places]
-    left_out = pl.concat([logged.left_out, earlier.left_out]).join(rows, on=("answer", "row"), how="anti")
+    left_out = pl.concat([unfair, logged.left_out, earlier.left_out]).join(rows, on=("answer", "row"), how="anti")
     return LabelledRows(arrays, labels, rows.drop("place"), left_out.unique(("answer", "row"), keep="first"))
 
 
@@ -300,7 +337,7 @@ def _split(
     """Return the rows with their splits, and why each is left out; empty: it is not.
 
     Rows that were chosen for their entropy would bias test and validation: they are training rows, unless their hour is
-    in another split.
+    in another split. That is also so if a set from before has them in another split.
     """
     import polars as pl
 
@@ -310,10 +347,10 @@ def _split(
     splits, reasons = [], [*reasons]
     for place, unit in enumerate(hours if by_hour else digests):
         split, is_unfair = keys["split"][place], keys["is_unfair"][place]
-        drawn = drawn_split(unit, settings)
-        if split is None and is_unfair and by_hour and drawn != "train":
-            reasons[place] = reasons[place] or f"it was chosen for its entropy, and its hour is in the {drawn} split"
-        splits.append(split or ("train" if is_unfair else drawn))
+        own = split or drawn_split(unit, settings)
+        if is_unfair and by_hour and own != "train":
+            reasons[place] = reasons[place] or f"it was chosen for its entropy, and its hour is in the {own} split"
+        splits.append("train" if is_unfair else own)
     named = rows.rows.with_columns(pl.Series("split", splits, dtype=pl.String))
     return replace(rows, rows=named), reasons
 

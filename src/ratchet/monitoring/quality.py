@@ -201,7 +201,8 @@ def _slices(rows: "polars.DataFrame", *, is_accuracy: bool) -> tuple[Slice, ...]
             numbers = rows[name].cast(float).fill_null(math.nan).to_numpy()
             values = thirds(numbers, reference=numbers)
         columns |= {name.removeprefix(SLICE): values} if values else {}
-    chosen, scores = rows_by_slice(columns, least=_FEWEST), rows["score"].to_numpy()
+    scores, chosen = rows["score"].to_numpy(), rows_by_slice(columns, least=_FEWEST)
+    chosen = [each for each in chosen if len(scores) - len(each[2]) >= _FEWEST]  # few others have no sure mean
     corrected, slices = 1 - _ALPHA / max(1, len(chosen)), []  # Bonferroni
 
     def interval(values: Floats, level: float) -> Interval:

@@ -1,7 +1,7 @@
 """History of a project's own server, for `ratchet backtest-triggers`: stored sketches, and labels that arrived.
 
-What a training would have changed is not recorded. It is assumed to bring back the loss that the version had at first,
-and to learn what had changed until then: only what changes later is lost.
+What a training would have changed is not recorded. It is assumed to take back the rise of the loss since the first
+periods of the version, as far as its interval is above 0: noise gains nothing. What changes later is lost.
 """
 
 from dataclasses import dataclass, replace
@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from ratchet.errors import NoRequests
+from ratchet.evaluation.intervals import Interval, difference_of, mean_of, share_interval
 from ratchet.monitoring.features import matrix_of
 from ratchet.monitoring.sketch import Reference, WindowSketch
 from ratchet.monitoring.sketch_log import first_hour, read_reference, read_sketches, sketch_folder
-from ratchet.monitoring.triggers import Answered, History, losses
+from ratchet.monitoring.to_label import chosen_by_entropy
+from ratchet.monitoring.triggers import Answered, Floats, History, losses
 from ratchet.monitoring.windows import pieces
 from ratchet.problems.named_answers import NAMED_ANSWERS
 from ratchet.traffic.label_store import LabelStore
@@ -22,6 +24,7 @@ __all__ = ["Recorded"]
 
 _FIRST = 3  # periods with labels from which the loss of a version at first is taken
 _FEWEST = 4  # periods
+_LEVEL = 0.99  # confidence that the loss has risen
 
 
 @dataclass
@@ -32,12 +35,14 @@ class Recorded(History):
         folder: of the sketches.
         versions: that answered, in each period from 1 on.
         record: its answers.
+        losses: of its labelled rows.
         cost: processor seconds of a training, by the recorded ones.
     """
 
     folder: Path
     versions: list[str]
     record: list[Answered]
+    losses: list[Floats]
     cost: float
 
     @classmethod
@@ -59,30 +64,34 @@ class Recorded(History):
                 "`ratchet serve` with serving.log=true, and wait; or `ratchet simulate` with a table that has dates"
             )
         lost, versions, record = _lost(requests, min(windows), end, period), list[str](), list[Answered]()
+        rows = list[Floats]()
         for start, by_version in sorted(windows.items()):
             version = max(by_version, key=lambda name: sum(each.rows for each in by_version[name]))
-            rows, loss = lost.get((version, start), (0, 0.0))
+            rows.append(lost.get((version, start), np.zeros(0)))
             versions.append(version)
-            record.append(Answered(rows, loss, by_version[version]))
+            record.append(Answered(len(rows[-1]), float(rows[-1].sum()), by_version[version]))
         if not any(each.rows for each in record):
             raise NoRequests(
-                f"{requests}: no logged answer has a label, so no loss is known. Fix: POST labels to /v1/labels; "
-                "`ratchet data from-requests NAME --to-label` chooses requests"
+                f"{requests}: no logged answer has a label, so no loss is known; labels of rows that were chosen for "
+                "their entropy do not count. Fix: POST labels to /v1/labels; `ratchet data from-requests NAME "
+                "--to-label` chooses requests"
             )
-        return cls(folder, versions, record, 0.0)
+        return cls(folder, versions, record, rows, 0.0)
 
     def __post_init__(self) -> None:
         self.periods = len(self.record)
 
     def answered(self, model: int, period: int) -> Answered:
         recorded, first = self.record[period - 1], self._first(period)
-        if model < first or not recorded.rows:
+        before = [rows for rows in self.losses[first:model] if len(rows)]
+        if len(before) < 2 or not recorded.rows:
             return recorded
-        levels = [each.loss / each.rows for each in self.record[first:model] if each.rows]
-        normal = float(np.mean(levels[:_FIRST])) if levels else 0.0
-        after = max(normal, levels[-1]) if levels else 0.0
-        loss = normal + max(0.0, recorded.loss / recorded.rows - after)
-        return replace(recorded, loss=min(loss * recorded.rows, recorded.loss)) if levels else recorded
+        normal, last = np.concatenate(before[:-1][:_FIRST]), before[-1]
+        if difference_of(_interval(last), _interval(normal)).low <= 0:
+            return recorded
+        level, usual = recorded.loss / recorded.rows, float(normal.mean())
+        learned = min(float(last.mean()) - usual, max(0.0, level - usual))
+        return replace(recorded, loss=(level - learned) * recorded.rows)
 
     def reference(self, model: int) -> Reference | None:
         version, windows = self.versions[model], self.record[model].windows
@@ -107,16 +116,26 @@ class Recorded(History):
         return first
 
 
-def _lost(requests: Path, begin: int, end: int, period: int) -> dict[tuple[str, int], tuple[int, float]]:
-    """Return the number of labelled rows and their loss, by version and start of the period."""
+def _interval(values: Floats) -> Interval:
+    """Return the interval of the mean of losses; Wilson's, if each is 0 or 1."""
+    if np.isin(values, (0.0, 1.0)).all():
+        return share_interval(int(values.sum()), len(values), confidence=_LEVEL)
+    if len(values) < 2:
+        return Interval(-np.inf, float(values[0]), np.inf)
+    return mean_of(values, confidence=_LEVEL)
+
+
+def _lost(requests: Path, begin: int, end: int, period: int) -> dict[tuple[str, int], Floats]:
+    """Return the loss of each labelled row, by version and start of the period. Rows chosen by entropy are left out."""
     labels = LabelStore(requests).newest().drop("problem")
-    lost: dict[tuple[str, int], tuple[int, float]] = {}
+    labels = labels.join(chosen_by_entropy(requests), on=("answer", "row"), how="anti")
+    lost: dict[tuple[str, int], Floats] = {}
     for piece in pieces(requests, begin, end, window=period, columns=("prediction", "target")):
         problem = str(piece.rows["target"][0]).partition(" ")[0]
         rows = piece.rows.join(labels, on=("answer", "row"), how="inner").drop_nulls("prediction")
         if problem in NAMED_ANSWERS and NAMED_ANSWERS[problem].takes_labels and len(rows):
             values = np.array(rows["label"].to_list(), np.float64)
             loss = losses(NAMED_ANSWERS[problem], matrix_of(rows["prediction"]).astype(np.float64), values)
-            before = lost.get((piece.version, piece.start), (0, 0.0))
-            lost[piece.version, piece.start] = before[0] + len(rows), before[1] + float(loss.sum())
+            before = lost.get((piece.version, piece.start), np.zeros(0))
+            lost[piece.version, piece.start] = np.concatenate([before, loss])
     return lost

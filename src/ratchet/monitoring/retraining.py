@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ratchet import files
 from ratchet.errors import NoRequests, PlatformError, RatchetError
 from ratchet.monitoring.labelled_rows import SpecOf
-from ratchet.monitoring.labelled_set import LabelledSet, write_labelled_set
+from ratchet.monitoring.labelled_set import LabelledSet, training_hours, write_labelled_set
 from ratchet.monitoring.to_label import write_rows_to_label
 from ratchet.settings.model import Params
 from ratchet.traffic.label_store import LabelStore
@@ -93,13 +93,16 @@ def collect(
     if missing <= 0:
         return LabelledData(dataset, len(new), rows)
     _write(project, replace(record, attempt=now, missing=missing))
-    raise _missing_labels(project, params, spec_of, dataset, len(new))
+    hours = training_hours(workspace, params.data, dataset.folder)
+    raise _missing_labels(project, params, spec_of, dataset, len(new), hours)
 
 
-def _missing_labels(project: Workspace, params: Params, spec_of: SpecOf, dataset: LabelledSet, new: int) -> NotTrained:
+def _missing_labels(
+    project: Workspace, params: Params, spec_of: SpecOf, dataset: LabelledSet, new: int, hours: Callable[[int], bool]
+) -> NotTrained:
     """Write the requests to label, and return the error that names them."""
     path = _folder(project) / "label-these.parquet"
-    to_label = write_rows_to_label(path, log_folder(project), spec_of, seed=params.seed)
+    to_label = write_rows_to_label(path, log_folder(project), spec_of, seed=params.seed, may_train=hours)
     fix = f"send the labels of the requests in {path} to /v1/labels; the training begins when they are there"
     if not len(to_label):
         fix = "set serving.log_inputs=keep, and wait for requests: the log has none with its input and without a label"

@@ -5,6 +5,7 @@ rows were chosen by entropy is recorded beside the log.
 """
 
 import hashlib
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,11 +30,13 @@ _ROWS = 200
 _END, _HOUR = 1 << 40, 3600
 
 
-def write_rows_to_label(path: Path, requests: Path, spec_of: SpecOf, *, seed: int) -> "polars.DataFrame":
+def write_rows_to_label(
+    path: Path, requests: Path, spec_of: SpecOf, *, seed: int, may_train: Callable[[int], bool] = lambda hour: True
+) -> "polars.DataFrame":
     """Write the rows that `rows_to_label` returns to a Parquet file, and record which were chosen by entropy."""
     import polars as pl
 
-    rows = rows_to_label(requests, spec_of, seed=seed)
+    rows = rows_to_label(requests, spec_of, seed=seed, may_train=may_train)
     with files.draft_file(path, private=True) as draft:
         rows.write_parquet(draft)
     if len(rows):
@@ -53,10 +56,13 @@ def chosen_by_entropy(requests: Path) -> "polars.DataFrame":
     return pl.read_parquet(path) if path.exists() else pl.DataFrame(schema={"answer": pl.String, "row": pl.Int32})
 
 
-def rows_to_label(requests: Path, spec_of: SpecOf, *, seed: int) -> "polars.DataFrame":
+def rows_to_label(
+    requests: Path, spec_of: SpecOf, *, seed: int, may_train: Callable[[int], bool] = lambda hour: True
+) -> "polars.DataFrame":
     """Return up to 200 rows of the log which have their input and no label, neither their own nor of an equal input.
 
-    Columns: answer, row, time, version, chosen (entropy or random), entropy (null for numbers), and those of the log.
+    Columns: answer, row, time, version, chosen (entropy or random), entropy, and those of the log. Entropy is null for
+    numbers, and for hours since 1970 whose rows cannot be training rows: none of them is chosen by it.
     """
     import polars as pl
 
@@ -76,6 +82,7 @@ def rows_to_label(requests: Path, spec_of: SpecOf, *, seed: int) -> "polars.Data
         if new.is_empty():
             continue
         entropy = answers.entropy(matrix_of(new["prediction"]).astype(np.float64))
+        entropy = entropy if may_train(piece.start // _HOUR) else np.full(len(new), np.nan)
         keys = new.select("answer", "row").iter_rows()
         order = [hashlib.sha256(f"{seed} {answer} {row}".encode()).hexdigest() for answer, row in keys]
         new = new.with_columns(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.monitoring.rule import RULE, DriftRule
+from ratchet.monitoring.rule import RULE, SEASONS, DriftRule
 from ratchet.monitoring.sketch import Reference, WindowSketch
 from ratchet.monitoring.watch import WatchedVersion, advanced
 from ratchet.problems.named_answers import NamedAnswers
@@ -19,12 +19,14 @@ from ratchet.typed_json import STRICT
 __all__ = [
     "CALENDAR",
     "Answered",
+    "Floats",
     "History",
     "Replay",
     "Trigger",
     "TriggerComparison",
     "compare",
     "losses",
+    "merged",
     "triggers_of",
 ]
 
@@ -101,7 +103,7 @@ class Trigger:
         """Return what is known of a model after new windows."""
         if self.rule is None or not new:
             return before
-        windows = _merged(new, self.rule.window)
+        windows = merged(new, self.rule.window)
         return advanced(self.rule, new[0].version, before, windows, lambda bins: history.reference(model))
 
     def is_due(self, periods: int, watched: WatchedVersion) -> bool:
@@ -126,7 +128,8 @@ class Replay:
     """A history under one trigger.
 
     Attributes:
-        useless: trainings that did not lower the loss of the next period, those that the gate refused included.
+        useless: trainings that did not lower the loss of the next period, those that the gate refused included. Periods
+            without labels do not count, here and in delay.
         delay: periods in which a training would have lowered the loss of the next one, before each training that did.
         cpu_hours: of all trainings.
         false_alarm: share of permutations of good windows with an alarm; None: no drift is watched, or too few windows.
@@ -185,10 +188,15 @@ def losses(answers: NamedAnswers | type[NamedAnswers], predictions: Floats, labe
     return loss
 
 
-def triggers_of(rule: DriftRule, calendar: Sequence[int]) -> list[Trigger]:
-    """Return the triggers that are compared: of drift around a rule, of a calendar, always and never."""
-    alphas = sorted({rule.alpha, 0.01, 0.2})
-    rules = [replace(rule, alpha=alpha) for alpha in alphas] + [replace(rule, window=2 * rule.window)]
+def triggers_of(rule: DriftRule, calendar: Sequence[int], *, period: int = 0) -> list[Trigger]:
+    """Return the triggers that are compared: of drift around a rule, of a calendar, always and never.
+
+    A window of twice the length is among them if a season and a period have whole ones. `period`: seconds; 0: periods
+    of the history begin and end with such windows.
+    """
+    rules = [replace(rule, alpha=alpha) for alpha in sorted({rule.alpha, 0.01, 0.2})]
+    if SEASONS[rule.season] % (2 * rule.window) == period % (2 * rule.window) == 0:
+        rules.append(replace(rule, window=2 * rule.window))
     drift = [Trigger(f"{RULE}, alpha {each.alpha:g}, window {each.window // 60} min", rule=each) for each in rules]
     every = [Trigger(f"every {number} periods", every=number) for number in calendar]
     return [Trigger("never"), *drift, *every, Trigger("always", every=1)]
@@ -229,8 +237,9 @@ def _replayed(trigger: Trigger, history: History) -> list[Step]:
 def _judged(trigger: Trigger, steps: list[Step], history: History, half: int, price: float, seed: int) -> Replay:
     useless, waited, delays, cpu = 0, 0, list[int](), 0.0
     for period, step in enumerate(steps[:-1], start=1):
-        kept = history.answered(step.model, period + 1).loss
-        pays = history.answered(period, period + 1).loss < kept
+        after = history.answered(step.model, period + 1)
+        kept, has_labels = after.loss, after.rows > 0
+        pays = has_labels and history.answered(period, period + 1).loss < kept
         if step.champion is None:
             waited += pays
             continue
@@ -238,7 +247,7 @@ def _judged(trigger: Trigger, steps: list[Step], history: History, half: int, pr
         if history.answered(step.champion, period + 1).loss < kept:
             delays.append(waited)
         else:
-            useless += 1
+            useless += has_labels
         waited = 0
     parts = (steps[:half], steps[half:])
     cost = [_cost(part, price) for part in parts]
@@ -279,7 +288,7 @@ def _false_alarm(trigger: Trigger, history: History, price: float, seed: int) ->
         gain = history.answered(0, period + 1).loss - history.answered(period, period + 1).loss
         if gain > price or history.ends(period):
             break
-    windows = _merged(windows, trigger.rule.window)
+    windows = merged(windows, trigger.rule.window)
     if len(windows) < 2 * trigger.rule.good_windows * trigger.rule.classes:
         return None
     random, classes = np.random.default_rng(seed), [trigger.rule.season_class(each.start) for each in windows]
@@ -294,10 +303,10 @@ def _false_alarm(trigger: Trigger, history: History, price: float, seed: int) ->
     return alarms / _PERMUTATIONS
 
 
-def _merged(windows: Sequence[WindowSketch], length: int) -> list[WindowSketch]:
+def merged(windows: Sequence[WindowSketch], length: int) -> list[WindowSketch]:
     """Return windows of a length in seconds, which is a multiple of theirs."""
-    merged: dict[int, WindowSketch] = {}
+    longer: dict[int, WindowSketch] = {}
     for window in windows:
         start = window.start // length * length
-        merged[start] = merged.get(start, WindowSketch(window.version, start)) + window
-    return list(merged.values())
+        longer[start] = longer.get(start, WindowSketch(window.version, start)) + window
+    return list(longer.values())

@@ -7,6 +7,7 @@ import pytest
 
 from ratchet import files
 from ratchet.data.checks.leakage import revealing_columns
+from ratchet.data.checks.paired_columns import PairSearch
 from ratchet.data.profile import bins
 from ratchet.reports.data_card import card
 
@@ -127,8 +128,9 @@ def test_a_copy_of_the_second_target_is_named(table) -> None:
 
 @pytest.mark.parametrize("kind", ["sum", "ratio", "larger", "body mass index", "xor", "one of two texts"])
 def test_two_columns_that_determine_the_target_together_are_named(table, kind: str) -> None:
-    first, second, coin = DRAWN.normal(0, 1, 1000), DRAWN.normal(0, 5, 1000), DRAWN.integers(0, 2, 1000)
-    rare = DRAWN.random(1000) < 0.06
+    draw, count = np.random.default_rng(0), 2000
+    first, second, coin = draw.normal(0, 1, count), draw.normal(0, 5, count), draw.integers(0, 2, count)
+    rare = draw.random(count) < 0.06
     left, right, target = {
         "sum": (first - second, second, first),
         "ratio": (np.exp(first + second), np.exp(second), np.exp(first)),
@@ -137,11 +139,37 @@ def test_two_columns_that_determine_the_target_together_are_named(table, kind: s
         "xor": (coin, coin ^ (first > 0), np.where(first > 0, "yes", "no")),
         "one of two texts": (np.where(rare & (coin == 1), "x", "o"), np.where(rare & (coin == 0), "p", "q"), rare),
     }[kind]
-    content = csv_of(noise=DRAWN.random(1000), left=left, right=right, other=DRAWN.integers(0, 4, 1000), label=target)
+    content = csv_of(noise=draw.random(count), left=left, right=right, other=draw.integers(0, 4, count), label=target)
     table.write(content)
     table.ingest()
     assert [leak.get("columns") for leak in table.profile()["telling"]["class"]] == [["left", "right"]]
     assert leaks_of(table, content, drop=("left", "right")) == []
+
+
+@pytest.mark.parametrize("kind", ["late", "one zero", "one fill value", "missing"])
+def test_two_columns_with_gaps_or_nearly_equal_are_named(table, kind: str) -> None:
+    draw, count = np.random.default_rng(0), 2000
+    first, second = draw.lognormal(0, 1, count), draw.lognormal(0, 1, count)
+    scheduled = 1.7e9 + draw.integers(0, 365 * 86_400, count)
+    holed = [None if row % 9 == 0 else value for row, value in enumerate(first.tolist())]
+    actual = scheduled + draw.normal(0, 1800, count)
+    left, right, target = {
+        "late": (scheduled, actual, np.where(actual > scheduled, "late", "in time")),
+        "one zero": (np.where(np.arange(count) == 3, 0.0, first), second, first * second),
+        "one fill value": (np.where(np.arange(count) == 3, 9.96921e36, first), second, first - second),
+        "missing": (holed, second, np.where(first > second, "up", "down")),
+    }[kind]
+    table.write(csv_of(noise=draw.random(count), left=left, right=right, label=target))
+    table.ingest()
+    assert [leak.get("columns") for leak in table.profile()["telling"]["class"]] == [["left", "right"]]
+
+
+def test_pairs_of_noise_beside_a_rare_class_are_not_named() -> None:
+    for seed in range(10):
+        draw, split = np.random.default_rng(seed), ["train"] * 65 + ["validation"] * 15
+        rows = pl.DataFrame({"split": split} | {f"n{place}": draw.normal(0, 1, 80) for place in range(100)})
+        label = pl.Series((draw.permutation(80) < 3).astype(np.int64))
+        assert PairSearch(rows, rows.columns[1:]).leaks(label, has_classes=True) == []
 
 
 @pytest.mark.parametrize("count", [9, 12, 20, 24])

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ratchet.data.checks import exact_duplicates
 from ratchet.data.checks.leakage import determining_columns, revealing_columns, value_edges
-from ratchet.data.checks.paired_columns import revealing_pairs
+from ratchet.data.checks.paired_columns import PairSearch
 from ratchet.data.reading.pixels import QUANTILES
 from ratchet.data.tables.targets import TargetTable
 
@@ -124,9 +124,9 @@ def target_leaks(
 
 def paired_leaks(rows: pl.DataFrame, targets: TargetTable, columns: Sequence[str]) -> list[dict[str, Any]]:
     """Return the pairs of columns that predict a target together, each once; see `target_leaks`."""
-    leaking: dict[tuple[str, ...], dict[str, Any]] = {}
+    search, leaking = PairSearch(rows, columns), dict[tuple[str, ...], dict[str, Any]]()
     for target in _targets(targets):
-        for pair in revealing_pairs(rows, target, columns, has_classes=target.dtype == pl.Int64):
+        for pair in search.leaks(target, has_classes=target.dtype == pl.Int64):
             leaking.setdefault(tuple(pair["columns"]), pair)
     return list(leaking.values())
 

@@ -19,7 +19,7 @@ LIMITS = {
     "problems": 1_010,
     "project_files": 30,
     "provenance": 1_060,
-    "ratchet": 1_980,
+    "ratchet": 1_983,
     "registry": 4_480,
     "reports": 2_150,
     "scale": 730,
@@ -30,7 +30,7 @@ LIMITS = {
     "tasks": 5_310,
     "tokens": 400,
     "traffic": 1_020,
-    "training": 9_840,
+    "training": 9_845,
 }
 
 

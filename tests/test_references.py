@@ -87,6 +87,11 @@ def test_settings_that_exclude_each_other_are_refused_until_fixed(
     require_references(fixed, workspace)
 
 
+def test_settings_of_networks_are_not_refused_for_a_baseline(workspace: Workspace) -> None:
+    changed = params(workspace, model__name="baseline", training__reduction="fast", training__processes="auto")
+    assert list(broken_references(changed, workspace)) == []
+
+
 @pytest.mark.parametrize("key", ["data.code", "model.code"])
 def test_code_that_dvc_tracks_must_exist_for_every_kind(key: str) -> None:
     root = Path(__file__).parents[1]

@@ -59,7 +59,7 @@ def reduction_fault(training: Any) -> str:
         return ""
     return (
         "training.processes: found auto, and with training.reduction fast the number decides the weights. Fix: "
-        f"`ratchet set training.processes={training.pieces}`, or `ratchet set training.reduction=exact`"
+        "`ratchet set training.processes=1`, or `ratchet set training.reduction=exact`"
     )
 
 

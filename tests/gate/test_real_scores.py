@@ -179,13 +179,15 @@ def test_minimum_is_switched_off_and_unknown_metrics_are_refused() -> None:
         "champion",
         "reload",
     ]
-    with pytest.raises(SettingsError, match=r"gate\.minimum_metric: found accuracy\. Allowed .* mae, r2"):
+    with pytest.raises(SettingsError, match=r"gate\.minimum_metric: found accuracy\. Allowed .* mae, "):
         decide(candidate(errors()), None, minimum_metric="accuracy")
 
 
 def test_metric_that_is_not_defined_is_refused() -> None:
     verdict = decide(candidate(errors(), metrics={"mae": MEASURED["mae"]}), None)
     assert "r2 not defined" in message(verdict)
+    verdict = decide(candidate(errors(), metrics={"r2": MEASURED["r2"]}), None, minimum_metric="mae")
+    assert "mae not defined" in message(verdict)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from commands.from_requests import print_labelled_set
 from ratchet import files
 from ratchet.data.ingest import IngestTask, ingest
 from ratchet.data.manifest import Manifest
-from ratchet.errors import DataError, NoRequests
+from ratchet.errors import DataError, NoRequests, TrainingError
 from ratchet.kinds import ModelSpec, TableInput
 from ratchet.kinds.ingest import sample_files
 from ratchet.kinds.registry import kind_of
@@ -39,6 +39,7 @@ from ratchet.traffic.request_log import RequestLog
 from ratchet.traffic.schema import Logged, target_id
 from ratchet.training import model_input, open_split
 from ratchet.training.custom_class import CustomClass
+from ratchet.training.custom_samples import CustomSamples
 from ratchet.workspace import Workspace
 
 BEGIN = 1_760_000_400 // 3600 * 3600
@@ -658,6 +659,25 @@ class Waves:
     def arrays(value):
         return {"wave": np.sin(np.arange(8192, dtype=np.float32) * value)}
 """
+
+
+def test_own_arrays_json_is_left_to_the_class(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "import json\nimport numpy as np\n\nclass Own:\n"
+        "    def __init__(self, path):\n        self.rows = json.loads((path / 'arrays.json').read_text())\n"
+        "    def __len__(self):\n        return len(self.rows)\n"
+        "    def __getitem__(self, place):\n        return {'value': self.rows[place], 'label': 'a'}\n"
+        "    @staticmethod\n    def arrays(value):\n        return {'x': np.array([value], 'float32')}\n"
+    )
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "arrays.json").write_text("[1, 2, 3]")
+    samples = CustomSamples(CustomClass("own:Own", tmp_path, "own.py"), "set")
+    assert len(samples.open()) == 3
+    (tmp_path / "set" / ".ratchet-arrays.json").write_text('{"format": 99}')
+    with pytest.raises(TrainingError, match=r"\.ratchet-arrays\.json: not of a format .* Allowed: format 1\. Fix: "):
+        CustomSamples(CustomClass("own:Own", tmp_path, "own.py"), "set").open()
+    (tmp_path / "set" / ".ratchet-arrays.json").unlink()
+    assert len(CustomSamples(CustomClass("own:Own", tmp_path, "own.py"), "set").open()) == 3
 
 
 def test_packed_samples_are_written_part_by_part(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from ratchet.errors import DataError, NoRequests
 from ratchet.kinds import ArraysInput, Column, ImageInput, TableInput
 from ratchet.settings.model import DataSettings
 from ratchet.training.custom_class import digest_of
-from ratchet.training.stored_arrays import COLUMNS
+from ratchet.training.stored_arrays import ARRAYS_FORMAT, COLUMNS
 
 if TYPE_CHECKING:
     import pandas  # type: ignore[import-untyped]
@@ -143,7 +143,7 @@ class ArrayFiles(SampleFiles[dict[str, NDArray[Any]]]):
             begin += len(array)
         for stored in whole.values():
             stored.flush()
-        content = json.dumps(columns.to_dict(as_series=False), default=str)
+        content = json.dumps({"format": ARRAYS_FORMAT, "columns": columns.to_dict(as_series=False)}, default=str)
         (folder / COLUMNS).write_text(content, encoding="utf-8")
         return "", {}
 

@@ -86,6 +86,11 @@ class Tabled:
         lines = {name: get_args(hint)[1:] for name, hint in hints if get_origin(hint) is Annotated}
         return {name: line for name, (line, *_) in lines.items() if isinstance(line, Metric)}
 
+    @classmethod
+    def keys(cls) -> list[str]:
+        """Return the keys that `named` can have."""
+        return [line.key or field for field, line in cls.table().items()]
+
     def named(self) -> dict[str, NamedMetric]:
         """Return the metrics that have an interval, by key: those that gate.minimum_metric can name."""
         named = {}

@@ -56,6 +56,10 @@ class RegressionMetrics(Metrics):
     average: NumberMetrics  # of the only number, or the mean over all in training standard deviations
     per_number: tuple[NumberMetrics, ...]
 
+    @classmethod
+    def keys(cls) -> list[str]:
+        return NumberMetrics.keys()
+
     def named(self) -> dict[str, NamedMetric]:
         metrics = self.average.named()
         if len(self.per_number) == 1:

@@ -6,12 +6,15 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["COLUMNS", "MadeArrays", "StoredArrays"]
+from ratchet.errors import TrainingError
+
+__all__ = ["ARRAYS_FORMAT", "COLUMNS", "MadeArrays", "StoredArrays"]
 
 CHOSEN_BY = {"kind": ("arrays",)}
 
-COLUMNS = "arrays.json"
-"""File with the other columns. The arrays are NAME.npy beside it."""
+COLUMNS = ".ratchet-arrays.json"
+"""File with the format and the other columns. The arrays are NAME.npy beside it."""
+ARRAYS_FORMAT = 1
 
 
 class MadeArrays(dict[str, Any]):
@@ -22,7 +25,13 @@ class StoredArrays:
     """The samples in a folder, as an object of the user's class returns them."""
 
     def __init__(self, folder: Path) -> None:
-        self._columns: dict[str, list[Any]] = json.loads((folder / COLUMNS).read_bytes())
+        content = json.loads((folder / COLUMNS).read_bytes())
+        if not isinstance(content, dict) or content.get("format") != ARRAYS_FORMAT:
+            raise TrainingError(
+                f"{folder / COLUMNS}: not of a format that this version reads. Allowed: format {ARRAYS_FORMAT}. Fix: "
+                "write the data set again with the command that wrote it, or delete this file if the folder is your own"
+            )
+        self._columns: dict[str, list[Any]] = content["columns"]
         self._arrays = {path.stem: np.load(path, mmap_mode="r") for path in sorted(folder.glob("*.npy"))}
 
     def __len__(self) -> int:

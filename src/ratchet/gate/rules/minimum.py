@@ -6,6 +6,7 @@ from typing import Literal
 
 from ratchet.errors import SettingsError
 from ratchet.evaluation.metrics import NamedMetric
+from ratchet.evaluation.problems import ANSWERS
 from ratchet.evaluation.wording import ci_text, range_text, value_text
 from ratchet.gate.case import Case
 from ratchet.gate.result_text import Noun, RuleText, percent, result_text
@@ -52,10 +53,10 @@ def minimum(case: Case) -> MetricResult | None:
     if key == "none":
         return None
     metric = candidate.metrics.get(key)
-    if metric is None and key != candidate.default_metric:
+    known = ANSWERS[candidate.target.problem].metrics.keys()
+    if metric is None and key not in (candidate.default_metric, *known):
         raise SettingsError(
-            f"params.yaml: gate.minimum_metric: found {key}. Allowed for these data: auto, none, "
-            f"{', '.join(candidate.metrics)}"
+            f"params.yaml: gate.minimum_metric: found {key}. Allowed for these data: auto, none, {', '.join(known)}"
         )
     value = math.nan if metric is None else metric.interval.value
     passed = value <= limit if metric and not metric.larger_is_better else value >= limit

@@ -112,5 +112,7 @@ def test_only_living_nodes_of_other_machines_need_a_token() -> None:
 
 def test_ray_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(PlatformError, match=r"ray is not installed. Fix: uv pip install .* requirements-ray.txt"):
+    with pytest.raises(
+        PlatformError, match=r"ray is not installed. Fix: uv pip install .* requirements-ray.txt; .*ratchet\[ray\]"
+    ):
         scale.map("json:loads", ["1"], folder=str(tmp_path), settings=ScaleSettings(engine="ray"), state=tmp_path)

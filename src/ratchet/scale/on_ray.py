@@ -93,7 +93,8 @@ def _connected(address: str, code: Path) -> Any:
         import ray
     except ImportError:
         raise PlatformError(
-            "scale.engine: ray is not installed. Fix: uv pip install --require-hashes -r requirements-ray.txt"
+            "scale.engine: ray is not installed. Fix: uv pip install --require-hashes -r requirements-ray.txt; in a "
+            "project without that file: pip install 'ratchet[ray]'"
         ) from None
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1"}
     on_sigterm = signal.getsignal(signal.SIGTERM)

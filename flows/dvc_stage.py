@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = ["all_unchanged", "bring", "record", "refresh_code", "settle", "share"]
 
-_FIXES = {"not a git repository": "git init", "not inside of a DVC repository": "dvc init"}  # of a project from a zip
+_FIXES = {
+    "not a git repository": "git init",  # a project from a zip
+    "not inside of a DVC repository": "dvc init",
+    "Unable to read RWLock-file": "rm .dvc/tmp/rwlock",  # of a process that was killed while it wrote the file
+}
 
 
 def all_unchanged(root: Path, *, params: Path | None = None) -> bool:
@@ -212,6 +216,20 @@ def _reading(path: Path, copy: Path) -> Any:
     return WithCopy()
 
 
+def _release_own(repo: Any) -> None:
+    """Remove DVC's locks of files that have this process's id. This process has none yet, so the owner was killed.
+
+    In containers every killed process had the id 1, and DVC would wait for the new one with this id.
+    """
+    from dvc.rwlock import _edit_rwlock
+
+    with _edit_rwlock(repo.tmp_dir, repo.fs, repo.config["core"].get("hardlink_lock", False)) as locks:
+        own = os.getpid()
+        locks["write"] = {path: owner for path, owner in locks["write"].items() if owner["pid"] != own}
+        readers = {path: [each for each in all_ if each["pid"] != own] for path, all_ in locks["read"].items()}
+        locks["read"] = {path: left for path, left in readers.items() if left}
+
+
 @contextmanager
 def _opened(root: Path, *, locked: bool = True, params: Path | None = None) -> "Iterator[Repo]":
     import logging
@@ -230,6 +248,8 @@ def _opened(root: Path, *, locked: bool = True, params: Path | None = None) -> "
                 repo.fs = _reading(root / "params.yaml", params)
             try:
                 with lock_repo(repo) if locked else nullcontext():
+                    if locked:
+                        _release_own(repo)
                     yield repo
             finally:
                 repo.close()

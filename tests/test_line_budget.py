@@ -12,7 +12,7 @@ LIMITS = {
     "doctor": 1_220,
     "evaluation": 3_270,
     "exports": 740,
-    "flows": 3_660,
+    "flows": 3_680,
     "gate": 1_470,
     "kinds": 2_480,
     "monitoring": 3_200,

@@ -3,6 +3,8 @@
 The pipeline has two small real stages.
 """
 
+import json
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -319,3 +321,24 @@ def test_missing_source_is_named(root: Path, other: Path) -> None:
 def test_sharing_without_dvc_is_refused(root: Path, tmp_path: Path) -> None:
     with pytest.raises(WorkspaceError, match=r"^DVC: "):
         dvc_stage.share(root, tmp_path)
+
+
+def test_locks_of_a_killed_process_with_this_id_are_removed(root: Path) -> None:
+    """In a container every process that was killed had the id 1, as the next one has."""
+    run(root)
+    locks, path = root / ".dvc" / "tmp" / "rwlock", str(root / "doubled")
+    here, parent = ({"pid": number, "cmd": "dvc repro"} for number in (os.getpid(), os.getppid()))
+    locks.write_text(json.dumps({"write": {path: here}, "read": {path: [here]}}))
+    choose(root, times=3)
+    assert run(root)["double"] == "ran"
+    locks.write_text(json.dumps({"write": {path: parent}}))
+    with pytest.raises(WorkspaceError, match="busy"):
+        run(root)
+
+
+def test_a_damaged_file_of_locks_has_a_fix(root: Path) -> None:
+    (root / ".dvc" / "tmp" / "rwlock").write_text("")
+    with pytest.raises(WorkspaceError, match=r"Fix: `rm .dvc/tmp/rwlock`"):
+        run(root)
+    (root / ".dvc" / "tmp" / "rwlock").unlink()
+    assert run(root)["double"] == "ran"

@@ -1,5 +1,6 @@
 """Kubernetes' manifests in deploy/kubernetes: its schema, and the model server's command and probes on this machine."""
 
+import os
 import signal
 import socket
 import sys
@@ -23,7 +24,8 @@ from ratchet.settings.model import Params
 
 REPOSITORY = Path(__file__).parents[2]
 VERSIONS = ("1.30", "1.37")
-NAMES = ("project", "stages", "server")
+NAMES = ("project", "train", "server")
+POD = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 
 def manifests(name: str) -> Iterator[dict[str, Any]]:
@@ -34,7 +36,7 @@ def manifests(name: str) -> Iterator[dict[str, Any]]:
 
 def pods() -> dict[str, dict[str, Any]]:
     """Return the pod of each stage, and of the server."""
-    stages = {each["metadata"]["name"]: each["spec"]["jobTemplate"]["spec"] for each in manifests("stages")}
+    stages = {each["metadata"]["name"]: each["spec"]["jobTemplate"]["spec"] for each in manifests("train")}
     specs = {**stages, "server": next(manifests("server"))["spec"]}
     return {name: spec["template"]["spec"] for name, spec in specs.items()}
 
@@ -53,13 +55,13 @@ def test_a_misspelt_field_is_refused() -> None:
         kubernetes_validate.validate(deployment, VERSIONS[0], strict=True)
 
 
-def test_each_stage_has_a_template_that_runs_it() -> None:
-    stages = yaml.safe_load((REPOSITORY / "dvc.yaml").read_text())["stages"]
-    commands = {name: pod["containers"][0]["command"] for name, pod in pods().items() if name != "server"}
-    assert commands == {
-        f"ratchet-{name}": ["dvc", "repro", "--wait-for-lock", name] for name in stages if name != "code"
-    }
-    assert all(each["spec"]["suspend"] for each in manifests("stages"))
+def test_a_killed_pod_is_repeated_and_an_error_is_not() -> None:
+    """The exit codes are those of the test below; 137 is a kill for memory."""
+    assert all(each["spec"]["suspend"] for each in manifests("train"))
+    for each in manifests("train"):
+        rules = each["spec"]["jobTemplate"]["spec"]["podFailurePolicy"]["rules"]
+        assert [rule["action"] for rule in rules] == ["Ignore", "FailJob"]
+        assert rules[1]["onExitCodes"] == {"operator": "In", "values": [1, 2]}
 
 
 @pytest.mark.parametrize("name", pods())
@@ -116,6 +118,29 @@ def test_the_servers_command_answers_its_probes(new_project: Callable[[str], Any
         process.send_signal(signal.SIGTERM)
         code = process.wait()
     assert code in (0, -signal.SIGTERM)
+
+
+@pytest.mark.system
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts a process as the first of its own namespace")
+def test_a_stopped_pod_saves_a_checkpoint_and_continues(new_project: Callable[[str], Any], tmp_path: Path) -> None:
+    """The command runs as process 1, as in a pod: without a handler SIGTERM would not end it."""
+    project, log = new_project("pod-of-training"), tmp_path / "log"
+    settings.override(project.workspace.params, {"training.epochs": 2, "training.checkpoint_steps": 2})
+    command = (*POD, *pods()["ratchet-train"]["containers"][0]["command"])
+    process = project.start(*command, log=log)
+    until(lambda: newest_step(project) > 2, process=process, log=log)
+    (first,) = psutil.Process(process.pid).children()
+    first.send_signal(signal.SIGTERM)
+    assert process.wait() == 1, log.read_text()
+    stopped_at = newest_step(project)
+    assert f"stopped at step {stopped_at} of " in log.read_text()
+    assert f"continues at step {stopped_at} of " in project.good(*command)
+
+
+def newest_step(project: Any) -> int:
+    """Return the step of the newest checkpoint, 0 before the first."""
+    names = [path.stem for path in project.workspace.running.glob("*/step-*.safetensors")]
+    return max((int(name.removeprefix("step-")) for name in names), default=0)
 
 
 def own_address() -> str:

@@ -22,9 +22,18 @@ __all__ = ["new_project"]
 new_project = new_group()
 
 _OWN_FILES = {
+    ".dvc/config": """\
+[core]
+    analytics = false
+    autostage = false
+    remote = local
+['remote "local"']
+    url = ../.ratchet/remote
+""",
+    "data/releases.csv": "source,rule,content,reason,by,at\n",
     "pyproject.toml": "[tool.prefect.server.ephemeral]\nenabled = false  # without a server Prefect says so\n",
-    "own/kind.py": '"""Your own kind of data, as data.kind=own.kind:CLASS (docs/your-own-kind.md)."""\n',
-    "own/model.py": '"""Your own model, as model.factory=own.model:FUNCTION (docs/bring-your-model.md)."""\n',
+    "own/kind.py": '"""Your own data, as data.kind=own.kind:CLASS (the repository\'s docs/your-own-kind.md)."""\n',
+    "own/model.py": '"""Your model, as model.factory=own.model:MAKE (the repository\'s docs/bring-your-model.md)."""\n',
 }
 _README = """\
 # {name}
@@ -48,11 +57,12 @@ def new(
     from tasks.code import lock
 
     root = folder.expanduser().resolve()
-    if root.exists() and not (root.is_dir() and {path.name for path in root.iterdir()} <= {".git"}):
+    if root.exists() and not (root.is_dir() and all(_is_no_file(path) for path in root.iterdir())):
         raise WorkspaceError(f"{folder}: exists. Allowed: a folder that does not exist, or is empty. Fix: another name")
     example = example_files.find(project_files.FOLDER, like)
     with disk_errors(root):
         root.mkdir(parents=True, exist_ok=True)
+        files.clear_drafts(root)
         with tempfile.TemporaryDirectory(prefix=files.DRAFT, dir=root) as draft:
             _fill(Path(draft), root.name, example)
             for path in Path(draft).iterdir():
@@ -69,19 +79,26 @@ def _commit(root: Path) -> None:
     if top is not None and Path(top).resolve() != root:
         echo(f"it is a folder of the git repository {top}: commit it there")
         return
-    git.run(root, "init", "--quiet")
-    git.run(root, "add", "--all")
-    if git.line(root, "config", "user.email") is None:
-        echo(
-            "not committed: git does not know you. Fix: `git config --global user.email ADDRESS` and user.name, "
-            "then `git commit --message New` there"
-        )
-        return
-    git.run(root, "commit", "--quiet", "--message", "New project")
+    try:
+        git.run(root, "init", "--quiet")
+        git.run(root, "add", "--all")
+        if None in (git.line(root, "var", "GIT_AUTHOR_IDENT"), git.line(root, "var", "GIT_COMMITTER_IDENT")):
+            known = "`git config --global user.email ADDRESS` and user.name"
+            raise git.GitError(f"git does not know you. Fix: {known}")
+        git.run(root, "commit", "--quiet", "--message", "New project")
+    except git.GitError as error:
+        reason = str(error) if ". Fix: " in str(error) else f"{error}. Fix: correct that"
+        echo(f"not committed: {reason}, then `git init`, `git add --all` and `git commit --message New` there")
+
+
+def _is_no_file(path: Path) -> bool:
+    """True for a new repository of git, and for what a killed `ratchet new` left."""
+    return path.name == ".git" or path.name.startswith(files.DRAFT)
 
 
 def _fill(root: Path, name: str, example: "Example") -> None:
     from ratchet.settings import example_files
+    from ratchet.settings.file import usual_code
 
     for path in project_files.NAMES:
         text = (project_files.FOLDER / path).read_text(encoding="utf-8")
@@ -89,18 +106,26 @@ def _fill(root: Path, name: str, example: "Example") -> None:
     for path, text in _OWN_FILES.items():
         files.write_text(root / path, text)
     files.write_text(root / "README.md", _README.format(name=name))
-    files.write_text(root / "params.yaml", example_files.compose(example, own=example_files.OWN_CODE, has_code=False))
+    settings = example_files.compose(example, own=usual_code(Workspace(root)), has_code=False)
+    files.write_text(root / "params.yaml", settings)
 
 
 def _adapted(path: str, text: str, name: str) -> str:
     """Return a file of the repository as a project without its code needs it."""
     match path:
         case "dvc.yaml":  # -P: a folder `tasks` of the project is not taken for Ratchet's
-            text = text.replace("cmd: python -m ", "cmd: python -P -m ")
-            return text.replace(
-                "      - commands\n      - flows\n      - src/ratchet\n      - tasks\n", "      - ratchet.lock\n"
-            )
+            code = "      - commands\n      - flows\n      - src/ratchet\n      - tasks\n"
+            changes = {"cmd: python -m ": "cmd: python -P -m ", code: "      - ratchet.lock\n"}
         case "prefect.yaml":
-            text = text.replace("\nname: ratchet\n", f"\nname: {json.dumps(name)}\n")
-            return re.sub(r"entrypoint: flows/(\w+)\.py:(\w+)", r"entrypoint: flows.\1.\2", text)
+            changes = {"\nname: ratchet\n": f"\nname: {json.dumps(name)}\n"}
+            text = re.sub(r"entrypoint: flows/(\w+)\.py:(\w+)", r"entrypoint: flows.\1.\2", text)
+        case _:
+            changes = {}
+    for old, new in changes.items():
+        if old not in text:
+            raise WorkspaceError(
+                f"{project_files.FOLDER / path}: has no {old.strip()!r}, so no project can be made of it. Fix: "
+                f"`git checkout {path}`"
+            )
+        text = text.replace(old, new)
     return text

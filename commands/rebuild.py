@@ -17,6 +17,7 @@ from ratchet.provenance.record import installed_packages, read_record_file
 from ratchet.registry.provenance_record import PACKED, PROVENANCE_TAG, RECORD_TAG, Provenance
 from ratchet.registry.versions import Version
 from ratchet.workspace import ROOT_VARIABLE, SAFE_PATH, Workspace
+from tasks.code import other_ratchet
 from tasks.dvc_store import DvcStore, hash_of
 
 __all__ = ["Rebuild", "Recipe"]
@@ -99,14 +100,22 @@ class Rebuild:
     workspace: Workspace  # the clone
 
     @classmethod
-    def checkout_revision(cls, recipe: Recipe, project: Workspace, folder: Path, store: DvcStore) -> "Rebuild":
-        """Clone the code, apply the patch, write the settings, fetch the data."""
+    def checkout_revision(
+        cls, recipe: Recipe, project: Workspace, folder: Path, store: DvcStore, *, anyway: bool
+    ) -> "Rebuild":
+        """Clone the code, apply the patch, write the settings, fetch the data. `anyway`: on another Ratchet, too."""
         top = Path(git.line(project.root, "rev-parse", "--show-toplevel") or project.root)
         _git(recipe, project.root, "clone", "--quiet", "--no-checkout", str(top), str(folder))
         _git(recipe, folder, "checkout", "--quiet", "--detach", str(recipe.record.git_commit))
         if recipe.patch is not None:
             _git(recipe, folder, "apply", "--binary", "--whitespace=nowarn", str(recipe.patch.resolve()))
         rebuild = cls(recipe, project, Workspace(folder / (git.line(project.root, "rev-parse", "--show-prefix") or "")))
+        if (other := other_ratchet(rebuild.workspace)) and not anyway:
+            shutil.rmtree(folder)
+            raise RegistryError(
+                f"{recipe.name}: its ratchet.lock {other}. Fix: install that Ratchet, or use --anyway; the weights may "
+                "then differ"
+            )
         rebuild._write_settings()
         rebuild._fetch_data(store)
         return rebuild

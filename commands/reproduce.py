@@ -22,6 +22,7 @@ from ratchet.registry.ledger import Ledger
 from ratchet.registry.provenance_record import PACKED, Provenance
 from ratchet.registry.versions import Version
 from ratchet.workspace import Workspace
+from tasks.code import other_ratchet
 from tasks.dvc_store import DvcStore, hash_of
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def reproduce_and_print(reference: str, workspace: Workspace, into: Path | None,
         _require_versions(recipe, anyway=anyway)
         print_caption(console, "evidence", checked)
         _print_recipe(recipe, release.label, run.run_id, console)
-        rebuild = Rebuild.checkout_revision(recipe, workspace, folder, store)
+        rebuild = Rebuild.checkout_revision(recipe, workspace, folder, store, anyway=anyway)
         rebuild.run("tasks.train")
         identical = _print_outcome(rebuild, console)
         if into is not None:
@@ -164,7 +165,8 @@ def _print_outcome(rebuild: Rebuild, console: "Console") -> bool:
         console.print("reproduced, bit for bit", style="bold green")
         return True
     console.print(f"not reproduced: {weights}", style="bold red", markup=False)
-    reasons = _reasons(recipe.record, rebuild.record)
+    other = other_ratchet(rebuild.workspace)
+    reasons = [*([f"ratchet.lock {other}"] if other else []), *_reasons(recipe.record, rebuild.record)]
     for reason in reasons or ["no reason is known: the recorded machine, libraries and inputs are the same"]:
         console.print(f"  {reason}", markup=False)
     return False

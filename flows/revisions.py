@@ -10,6 +10,7 @@ from prefect.client.orchestration import get_client
 from flows import dvc_stage
 from ratchet.errors import RatchetError, WorkspaceError
 from ratchet.provenance.git_worktree import checkout_revision, current_commit
+from ratchet.servers.environment import require_names
 from ratchet.workspace import ROOT_VARIABLE, Workspace
 
 __all__ = ["find_workspace", "prepare", "project_or_revision"]
@@ -27,15 +28,17 @@ def project_or_revision(project: str) -> dict[str, str]:
     project = os.environ.get(ROOT_VARIABLE) or project
     with get_client(sync_client=True) as client:
         revision = client.read_flow_run(UUID(os.environ["PREFECT__FLOW_RUN_ID"])).parameters.get("revision")
-    if not revision:
-        return {"directory": project}
+    owner = Workspace(Path(project))
     try:
-        checkout = checkout_revision(Workspace(Path(project)), revision)
+        checkout = checkout_revision(owner, revision) if revision else owner
+        require_names(checkout)
+        if not revision:
+            return {"directory": project}
         dvc_stage.share(Path(project), checkout.root)
         os.environ[_COMMIT] = current_commit(checkout)
     except RatchetError as error:
         os.environ[_ERROR] = str(error)
-        return {"directory": project}
+        return {"directory": str(owner.root if owner.has_code else owner.state)}  # here Ratchet's own flow is imported
     os.environ[ROOT_VARIABLE] = str(checkout.root)
     os.environ["PYTHONPATH"] = checkout.import_path(os.environ.get("PYTHONPATH"))
     return {"directory": str(checkout.root)}

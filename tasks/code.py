@@ -24,6 +24,7 @@ __all__ = [
     "code",
     "completed_settings",
     "lock",
+    "other_ratchet",
     "own_code",
     "require_current",
     "require_own",
@@ -122,6 +123,19 @@ def _installed() -> dict[str, str]:
     return {"ratchet": __version__, "code": digest_sources([], Path())}
 
 
+def other_ratchet(workspace: Workspace) -> str | None:
+    """Return how ratchet.lock differs from the installed Ratchet; None if it does not, or the code is in the folder."""
+    if workspace.has_code:
+        return None
+    installed = _installed()
+    try:
+        locked = {name: str(files.read_json(workspace.lock)[name]) for name in installed}
+    except (FileNotFoundError, ValueError, KeyError, TypeError):  # such as the marks of a merge conflict
+        return f"is {'damaged' if workspace.lock.exists() else 'missing'}"
+    names, runs = (f"{each['ratchet']} (code {each['code'][:8]})" for each in (locked, installed))
+    return None if locked == installed else f"names Ratchet {names}, and {runs} is installed"
+
+
 def require_own(workspace: Workspace) -> None:
     """Refuse to record a result for the code of the workspace if Python has found another folder's code.
 
@@ -129,10 +143,10 @@ def require_own(workspace: Workspace) -> None:
         WorkspaceError: the message names both folders.
     """
     if not workspace.has_code:
-        if files.read_json(workspace.lock) != _installed():
+        if other := other_ratchet(workspace):
             raise WorkspaceError(
-                f"{workspace.lock}: names another Ratchet than the installed {__version__}, so DVC would record its "
-                "result for other code. Fix: `ratchet train`"
+                f"{workspace.lock}: {other}, so DVC would record its result for other code. Fix: `ratchet train`, "
+                "which writes it again"
             )
         return
     own, running = (workspace.root / "src/ratchet").resolve(), module_path("ratchet")

@@ -20,12 +20,11 @@ from flows.server.runs_page import runs_page
 from flows.server.start_progress import StartProgress
 from flows.server.status import service_state
 from ratchet import files
-from ratchet.code.closure import PACKAGES
 from ratchet.errors import PlatformError, WorkspaceError
 from ratchet.registry import mlflow_store
 from ratchet.registry.relocation import require_here
 from ratchet.servers import addresses, start
-from ratchet.servers.environment import require_secrets
+from ratchet.servers.environment import require_names, require_secrets
 from ratchet.servers.http import answers
 from ratchet.servers.ports import free_port_after, port_holder
 from ratchet.servers.server_record import TITLES, ServerRecord, failure, start_supervisor
@@ -64,18 +63,9 @@ def up(workspace: Workspace, params: Params, *, say: Callable[[str], None]) -> A
         TrackingRefused: the project folder was moved or copied.
     """
     require_here(workspace, params.tracking)
-    _require_names(workspace)
+    require_names(workspace)
     with exclusive(workspace, say):
         return _Startup(workspace, params, say).run()
-
-
-def _require_names(workspace: Workspace) -> None:
-    """Refuse a module of the project that Prefect would take for Ratchet's: it looks in the working folder first."""
-    root = workspace.root
-    places = [path for name in PACKAGES for path in (root / f"{name}.py", root / name / "__init__.py")]
-    taken = [path for path in places if path.exists()]
-    if taken and not workspace.has_code:
-        raise PlatformError(f"{taken[0]}: Prefect would import it in place of Ratchet's. Fix: rename it")
 
 
 def down(workspace: Workspace, *, say: Callable[[str], None]) -> None:

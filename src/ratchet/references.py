@@ -14,6 +14,7 @@ from ratchet.errors import SettingsError, TrackingRefused, TrackingUnavailable
 from ratchet.kinds.registry import kind_chosen
 from ratchet.problems import PROBLEMS
 from ratchet.settings import model_names, source_names
+from ratchet.settings.file import usual_code
 from ratchet.settings.model import Params, ServingSettings, TrackingSettings
 from ratchet.workspace import Workspace
 
@@ -73,7 +74,7 @@ def _broken_after_ingest(params: Params, workspace: Workspace) -> Iterator[str]:
     yield from _missing_weights(params, workspace)
     if params.model.factory == "none" and (fault := model_names.refusal(params.model.name, params.data.kind)):
         yield fault
-    yield from _missing_code(params, workspace.root)
+    yield from _missing_code(params, workspace)
     if params.registry.model != "auto" and (fault := name_fault(params.registry.model)):
         yield fault
     if fault := _deleted_experiment(params.tracking, workspace):
@@ -118,9 +119,9 @@ def _missing_weights(params: Params, workspace: Workspace) -> Iterator[str]:
         )
 
 
-def _missing_code(params: Params, root: Path) -> Iterator[str]:
+def _missing_code(params: Params, workspace: Workspace) -> Iterator[str]:
     """Look for the modules of the user's own code, and for the files and folders of code that DVC tracks."""
-    model, data = params.model, params.data
+    model, data, root = params.model, params.data, workspace.root
     own_kind = data.kind if ":" in data.kind else "none"
     pipeline = (root / "dvc.yaml").read_text(encoding="utf-8") if (root / "dvc.yaml").exists() else ""
     for key, name, group, section in (
@@ -134,7 +135,7 @@ def _missing_code(params: Params, root: Path) -> Iterator[str]:
                 f"folder {root}"
             )
         elif not (root / section.code).exists() and (name != "none" or f"${{{group}.code}}" in pipeline):
-            usual = f"`ratchet set {group}.code={type(section).model_fields['code'].default}`"
+            usual = f"`ratchet set {group}.code={usual_code(workspace)[f'{group}.code']}`"
             yield (
                 f"{group}.code: {section.code} is not a file or folder in the project folder {root}. Fix: "
                 f"{usual if name == 'none' else f'set it to the one that holds the module of {key}'}"

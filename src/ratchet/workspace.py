@@ -159,7 +159,9 @@ class Workspace:
     @property
     def has_code(self) -> bool:
         """True for the repository of Ratchet and clones of it, whose own code runs; False on an installed Ratchet."""
-        return not self.lock.exists()
+        if (rules := self.root / "dvc.yaml").is_file() and b"- ratchet.lock" in rules.read_bytes():
+            return False
+        return (self.root / "src" / "ratchet").is_dir() or not self.lock.exists()
 
     def make_importable(self) -> None:
         """Let this process and those that it starts import the project's own modules.

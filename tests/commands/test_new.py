@@ -1,6 +1,7 @@
 """`ratchet new`: a project in a folder of its own, on an installed Ratchet."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -32,13 +33,14 @@ class Installed:
         install = [uv, "pip", "install", "--quiet", "--offline", "--no-deps", "--python", str(python)]
         subprocess.run([*install, str(wheel)], check=True)
 
-    def run(self, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    def run(self, folder: Path, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
         kept = {name: os.environ[name] for name in ("LANG", "TMPDIR", "OMP_NUM_THREADS") if name in os.environ}
         own = {"HOME": str(self.home), "PATH": f"{self.programs}:/usr/local/bin:/usr/bin:/bin", "NO_COLOR": "1"}
-        return subprocess.run(command, cwd=folder, env=kept | own | KNOWN, capture_output=True, text=True, check=False)
+        environment = kept | own | KNOWN | more
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
-    def good(self, folder: Path, *command: str) -> str:
-        done = self.run(folder, *command)
+    def good(self, folder: Path, *command: str, **more: str) -> str:
+        done = self.run(folder, *command, **more)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout + done.stderr
 
@@ -74,7 +76,7 @@ def test_a_project_trains_and_outlives_an_upgrade(installed: Installed, tmp_path
     loop.write_text(f"{loop.read_text()}\nNEW = 1\n")
     refused = installed.run(pets, "python", "-P", "-m", "dvc", "repro", "--force")
     assert refused.returncode != 0
-    assert "ratchet.lock: names another Ratchet" in refused.stderr
+    assert "ratchet.lock: names Ratchet" in refused.stderr
     assert "train: convnet" in installed.good(pets, "ratchet", "train")
 
     done = installed.run(pets, "ratchet", "up")
@@ -94,6 +96,57 @@ def test_examples_are_used_in_a_project(installed: Installed, tmp_path: Path) ->
     assert "  code: own/model.py" in text
     assert "$schema=.ratchet/params.schema.json" in text
     assert (project / ".ratchet" / "params.schema.json").exists()
+    (project / "params.yaml").write_text("data:\n  path: data/raw\n")
+    damaged = installed.run(project, "ratchet", "set", "seed=1").stderr
+    assert "data.code: missing. Fix: add it (default: own/kind.py)" in damaged
+    installed.good(project, "ratchet", "use", "digits", "--force")
+    assert "  code: own/model.py" in (project / "params.yaml").read_text()
+    (project / "own" / "model.py").unlink()
+    warned = installed.run(project, "ratchet", "set", "model.code=gone.py")
+    assert "`ratchet set model.code=own/model.py`" in warned.stdout + warned.stderr
+
+
+@pytest.mark.system
+def test_a_damaged_lock_is_named(installed: Installed, tmp_path: Path) -> None:
+    installed.good(tmp_path, "ratchet", "new", "pets")
+    lock = tmp_path / "pets" / "ratchet.lock"
+    before, stage = lock.read_text(), ("python", "-P", "-m", "tasks.code")
+    other = re.sub(r'"code": "\w+"', '"code": "0123456789"', before)
+    for content, fault in (
+        (other, r"names Ratchet \S+ \(code 01234567\), and \S+ \(code \w{8}\)"),
+        ("<<<", "is damaged"),
+    ):
+        lock.write_text(content)
+        assert re.search(rf"ratchet.lock: {fault}", installed.run(lock.parent, *stage).stderr)
+    lock.unlink()
+    assert "ratchet.lock: is missing" in installed.run(lock.parent, *stage).stderr
+    lock.write_text(before)
+    installed.good(lock.parent, *stage)
+    assert "onnxruntime==" in (installed.packages / "ratchet" / "project_files" / "requirements.txt").read_text()
+
+
+@pytest.mark.system
+def test_a_project_is_made_whatever_git_says(installed: Installed, tmp_path: Path) -> None:
+    unknown = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "user.useConfigOnly", "GIT_CONFIG_VALUE_0": "true"}
+    signed = {"GIT_CONFIG_COUNT": "3", "GIT_CONFIG_KEY_2": "commit.gpgsign", "GIT_CONFIG_VALUE_2": "true"}
+    cases = {
+        "git cannot be run": {"PATH": str(installed.programs)},
+        "git does not know you": unknown,
+        "git commit failed": signed,
+    }
+    (tmp_path / "0" / ".draft-killed" / "own").mkdir(parents=True)
+    for number, (reason, environment) in enumerate(cases.items()):
+        output = installed.good(tmp_path, "ratchet", "new", str(number), **environment)
+        note, last = " ".join(output.split()).partition("not committed: ")[2].split(" next: ")
+        assert note.startswith(reason), output
+        assert ". Fix: " in note
+        assert last == f"cd {number}, then ratchet train"
+        folder = tmp_path / str(number)
+        assert not (folder / ".draft-killed").exists()
+        for fix in (("init",), ("add", "--all"), ("commit", "--message", "New")):
+            installed.good(folder, "git", *fix)
+    names = {f"GIT_{role}_{key}": "me" for role in ("AUTHOR", "COMMITTER") for key in ("NAME", "EMAIL")}
+    assert "not committed" not in installed.good(tmp_path, "ratchet", "new", "named", **unknown, **names)
 
 
 @pytest.mark.system

@@ -3,7 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from commands.rebuild import Rebuild, Recipe
+from ratchet import files, git
+from ratchet.errors import RegistryError
 from ratchet.workspace import Workspace
 from tasks.dvc_store import DvcStore, hash_of
 from tests.registry.conftest import RECORD
@@ -22,3 +26,19 @@ def test_a_source_file_or_folder_is_copied(tmp_path: Path) -> None:
     for path, file in sources.items():
         Rebuild(recipe, Workspace(project), Workspace(again))._fetch_source(path, DvcStore({}, {}))
         assert (again / file).read_text() == file
+
+
+def test_another_ratchet_is_refused_by_name(tmp_path: Path) -> None:
+    project, again = tmp_path / "project", tmp_path / "again"
+    files.write_text(project / "dvc.yaml", "stages:\n  code:\n    deps:\n      - ratchet.lock\n")
+    files.write_json(project / "ratchet.lock", {"ratchet": "0.0.9", "code": "0123456789"})
+    git.run(project, "init", "--quiet")
+    git.run(project, "add", "--all")
+    git.run(project, "-c", "user.name=N", "-c", "user.email=n@example.com", "commit", "--quiet", "--message", "New")
+    record = replace(RECORD, git_commit=git.text(project, "rev-parse", "HEAD"))
+    recipe = Recipe("m/1", record, tmp_path, tmp_path / "params.yaml", None, "")
+    with pytest.raises(
+        RegistryError, match=r"m/1: its ratchet.lock names Ratchet 0.0.9 \(code 01234567\), and .*anyway"
+    ):
+        Rebuild.checkout_revision(recipe, Workspace(project), again, DvcStore({}, {}), anyway=False)
+    assert not again.exists()

@@ -13,13 +13,11 @@ _HERE = Path(__file__).parent
 FOLDER = _HERE if (_HERE / "dvc.yaml").exists() else _HERE.parents[2]
 NAMES = (
     ".dvc/.gitignore",
-    ".dvc/config",
     ".dvcignore",
     ".gitignore",
     "data/.gitignore",
     "data/pretrained/.gitignore",
     "data/raw/.gitignore",
-    "data/releases.csv",
     "data/reports/.gitignore",
     "dvc.yaml",
     "mlruns/.gitignore",

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Collection, Mapping
 
+from ratchet.code.closure import PACKAGES
 from ratchet.errors import PlatformError, WorkspaceError
 from ratchet.servers.addresses import LOOPBACK, PREFECT_PASSWORD
 from ratchet.settings.model import AlertSettings
@@ -15,6 +16,7 @@ __all__ = [
     "WEBHOOK",
     "adopt",
     "client_environment",
+    "require_names",
     "require_secrets",
     "service_environment",
 ]
@@ -76,6 +78,19 @@ def service_environment(
     if not workspace.has_code:
         variables |= SAFE_PATH
     return variables | client_environment(workspace, api_url)
+
+
+def require_names(workspace: Workspace) -> None:
+    """Refuse a module of the project that Prefect would take for Ratchet's: it looks in the working folder first.
+
+    Raises:
+        PlatformError: the message names the module.
+    """
+    root = workspace.root
+    places = [path for name in PACKAGES for path in (root / f"{name}.py", root / name / "__init__.py")]
+    taken = [path for path in places if path.exists()]
+    if taken and not workspace.has_code:
+        raise PlatformError(f"{taken[0]}: Prefect would import it in place of Ratchet's. Fix: rename it")
 
 
 def adopt(workspace: Workspace) -> None:

@@ -149,7 +149,7 @@ def worker_launch(workspace: Workspace, settings: PlatformSettings, *, api: str)
 
 
 def serving_launch(workspace: Workspace, host: str, settings: ServingSettings) -> Launch:
-    """Return the command and environment of the model server. Models of the project's own code can be imported."""
+    """Return the command and environment of the model server, which finds the project's own modules itself."""
     environment = service_environment(workspace)
     environment["PYTHONPATH"] = workspace.import_path(environment.get("PYTHONPATH"))
     command = [sys.executable, "-m", "ratchet.serving", "--host", host, "--port", str(settings.port), "--wait"]

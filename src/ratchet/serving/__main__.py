@@ -20,7 +20,9 @@ def main() -> int:
     parser.add_argument("--wait", action="store_true", help="start before there is a version")
     arguments = parser.parse_args()
     try:
-        serve(Workspace.find(), say=_LOG.info, **vars(arguments))
+        workspace = Workspace.find()
+        workspace.make_importable()
+        serve(workspace, say=_LOG.info, **vars(arguments))
     except RatchetError as error:
         print(f"ratchet: {error}", file=sys.stderr)
         return 1

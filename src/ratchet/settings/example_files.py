@@ -9,14 +9,13 @@ from ratchet import files, git, settings
 from ratchet.errors import SettingsError
 from ratchet.project_files import FOLDER
 from ratchet.settings import messages as settings_errors
+from ratchet.settings.file import usual_code
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 
-__all__ = ["OWN_CODE", "Example", "compose", "find", "listed", "use", "values"]
+__all__ = ["Example", "compose", "find", "listed", "use", "values"]
 
 _KEPT = ("tracking", "platform", "serving")  # sections about the servers of this machine, not about the training
-OWN_CODE = {"data.code": "own/kind.py", "model.code": "own/model.py"}
-"""Where a project without Ratchet's code has its own, by dotted key."""
 _SCHEMA = "$schema=src/ratchet/settings/", "$schema=.ratchet/"  # in the repository, and in another project
 
 
@@ -117,8 +116,9 @@ def use(root: Path, name: str, *, force: bool = False) -> dict[str, tuple[object
     params, has_code = root / "params.yaml", Workspace(root).has_code
     example = find(root, name)
     before = _current(params, force=force)
-    usual = settings.flatten(Params())
-    own = {key: value for key, value in before.items() if _is_kept(key, has_code) and value != usual[key]}
+    defaults, codes = settings.flatten(Params()), () if has_code else usual_code(Workspace(root))
+    kept = [key for key in before if key.partition(".")[0] in _KEPT or key in codes]
+    own = {key: before[key] for key in kept if before[key] != defaults[key]}
     if not (force or _is_reproducible(params, own)):
         raise SettingsError(
             "params.yaml: it has uncommitted changes (see `git diff params.yaml`). Fix: commit them first, or replace "
@@ -140,11 +140,7 @@ def _current(params: Path, *, force: bool) -> dict[str, object]:
     except SettingsError:
         if not force:
             raise
-        return settings.flatten(Params())
-
-
-def _is_kept(key: str, has_code: bool) -> bool:
-    return key.partition(".")[0] in _KEPT or (not has_code and key in OWN_CODE)
+        return {**settings.flatten(Params()), **usual_code(Workspace(params.parent))}
 
 
 def _is_reproducible(params: Path, own: Mapping[str, object]) -> bool:

@@ -19,10 +19,11 @@ from ratchet.errors import SettingsError
 from ratchet.settings import messages as settings_errors
 from ratchet.settings import search_faults, source_names
 from ratchet.settings.model import AlertSettings, Params, Section
+from ratchet.workspace import Workspace
 
 __all__ = [
     "Edit", "changed", "dotted", "flatten", "load", "override", "parse_assignments", "plan", "read_text", "restored",
-    "template",
+    "template", "usual_code",
 ]  # fmt: skip
 
 # A webhook address of these hosts is a secret: it gives the right to write (Slack, Discord, Microsoft, Google).
@@ -46,6 +47,7 @@ _SHIPPED = {  # settings of the shipped params.yaml, by section
     "alerts": "webhook",
 }
 _REQUIRED = ("data.path", "data.code", "model.code")  # paths in dvc.yaml, which DVC reads in params.yaml
+_OWN_CODE = {"data.code": "own/kind.py", "model.code": "own/model.py"}  # of a project without Ratchet's code
 _SECTIONS = [name for name, field in Params.model_fields.items() if isinstance(field.default, Section)]
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ADDRESSES = ("public_url", "mlflow_public_url", "prefect_api")  # settings of the platform
@@ -63,6 +65,11 @@ def template() -> str:
     for section, names in _SHIPPED.items():
         lines += ["", _heading(section), *(f"  {_line(f'{section}.{name}')}" for name in names.split())]
     return "\n".join(lines) + "\n"
+
+
+def usual_code(workspace: Workspace) -> dict[str, object]:
+    """Return the values that data.code and model.code have in this project while no code of its own is used."""
+    return {key: _value({}, key) if workspace.has_code else own for key, own in _OWN_CODE.items()}
 
 
 def load(path: Path) -> Params:
@@ -360,9 +367,9 @@ def _read(path: Path) -> Any:
 
 
 def _check(document: Mapping[str, Any], path: Path) -> Params:
-    absent = set(_REQUIRED) - dotted(document).keys()
+    absent, usual = set(_REQUIRED) - dotted(document).keys(), usual_code(Workspace(path.parent))
     faults = [
-        settings_errors.missing(key, _value({}, key))
+        settings_errors.missing(key, usual.get(key, _value({}, key)))
         for key in _REQUIRED
         if key in absent and key.partition(".")[0] not in _misused(document)
     ]

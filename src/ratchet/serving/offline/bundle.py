@@ -20,6 +20,7 @@ from ratchet.exports.program import PROGRAM, Program
 from ratchet.exports.variants import choose
 from ratchet.kinds import Input, ModelSpec
 from ratchet.kinds.registry import kind_of
+from ratchet.project_files import FOLDER
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.provenance_record import PROVENANCE_TAG
 from ratchet.registry.versions import Version
@@ -76,7 +77,7 @@ def write_bundle(workspace: Workspace, reference: str | None, to: Path) -> str:
         source = Path(ratchet.__file__).parent
         shutil.copytree(source, draft / "app" / "ratchet", ignore=shutil.ignore_patterns("__pycache__"))
         (draft / "serve.py").write_text(_SCRIPT, encoding="utf-8")
-        (draft / "requirements.txt").write_text(_requirements(spec.input, source.parents[1]), encoding="utf-8")
+        (draft / "requirements.txt").write_text(_requirements(spec.input), encoding="utf-8")
         _write_about(workspace, params.serving, version, variant, draft)
     return (
         f"{version.name} version {version.number} ({variant}) is in {to}. To start it: `python {to / 'serve.py'}`, in "
@@ -122,10 +123,10 @@ def _copy_model(folder: Path, program: Path, to: Path) -> None:
             shutil.copy(path, to / path.name)
 
 
-def _requirements(input_spec: Input, project: Path) -> str:
-    """Return the lines of the project's requirements.txt for the packages that the server needs, with their hashes."""
+def _requirements(input_spec: Input) -> str:
+    """Return the lines of Ratchet's requirements.txt for the packages that the server needs, with their hashes."""
     wanted = [*_PACKAGES, *kind_of(input_spec).packages]
-    needed, path = set[str](), project / "requirements.txt"
+    needed, path = set[str](), FOLDER / "requirements.txt"
     while wanted:
         name = canonicalize_name(wanted.pop())
         if name not in needed:

@@ -14,8 +14,9 @@ from filelock import FileLock
 
 import ratchet
 from ratchet import files, settings
+from ratchet.code.closure import closure
 from ratchet.data.manifest import Manifest
-from ratchet.errors import TrainingError
+from ratchet.errors import DataError, TrainingError
 from ratchet.monitoring.rule import DriftRule
 from ratchet.monitoring.sketch import Reference
 from ratchet.monitoring.triggers import CALENDAR, Answered, History, TriggerComparison, compare, triggers_of
@@ -24,6 +25,7 @@ from ratchet.serving.versions.alias_watcher import load
 from ratchet.settings.model import Params
 from ratchet.typed_json import STRICT, parse, to_plain
 from ratchet.workspace import Workspace
+from tasks.code import choice, stage_files
 from tasks.evaluate import evaluate
 from tasks.export import export
 from tasks.ingest import ingest
@@ -166,6 +168,11 @@ class _Simulated(History):
             reference = parse(Reference, loaded.reference.read_bytes())
             later = range(number + 1, self.periods + 1)
             answered = [self.timeline.answered(loaded, reference, period) for period in later]
+        if not number and not any(each.rows for each in answered):
+            raise DataError(
+                f"data.path: no row after the first of {self.periods + 1} spans of time has a label that the model of "
+                "this span knows. Fix: another --time column, fewer --periods, or labels of all spans"
+            )
         cost = registry.client.get_run(version.run_id).data.metrics.get("cost/cpu_hours", 0.0)
         return _Model(reference, cost, answered)
 
@@ -176,7 +183,7 @@ class _Simulated(History):
         """Return the settings of a training; `name`: of a registered model with the gate of the project."""
         training = self._training(number)
         training.folder.mkdir(parents=True, exist_ok=True)
-        training.params.write_bytes(self.workspace.params.read_bytes())
+        training.params.write_bytes((self.folder / "params.yaml").read_bytes())
         rows = training.folder / "rows.csv"
         changes = self.timeline.write(rows, number, self.memory) | training.own | _SAME
         changes |= {"tracking.artifacts": (self.folder / "artifacts").as_uri()}
@@ -199,10 +206,15 @@ def simulate(
     rule = DriftRule(chosen.window * 60, chosen.season, chosen.alpha, chosen.good_windows)
     timeline = Timeline.read(params.data, time, root=workspace.root, periods=periods, window=rule.window)
     decides = params.model_dump(mode="json", exclude={"alerts", "platform", "tracking", "access", "budget"})
-    content = [decides, timeline.digest, time, periods, memory, ratchet.__version__]
+    code = [stage_files(name, params, workspace) for name in ("ingest", "train", "evaluate", "export", "register")]
+    code.append(closure(["tasks.simulate"], stage="simulate", choice=choice(params), code=[], root=workspace.root))
+    content = [decides, code, timeline.digest, time, periods, memory, ratchet.__version__]
     folder = workspace.state / "simulations" / files.digest_json(content)[:16]
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / "lock"):
+        own = folder / "params.yaml"
+        if not own.exists():  # the file may be edited while this runs
+            files.write_bytes(own, workspace.params.read_bytes())
         history = _Simulated(workspace, params, timeline, folder, periods, memory, progress)
         comparison = compare(history, triggers_of(rule, CALENDAR), price=price, seed=params.seed)
         target = Manifest.read(folder / "period-00" / "packed").target

@@ -15,7 +15,7 @@ from ratchet.monitoring.sketch import Reference, WindowSketch, refusal
 from ratchet.monitoring.sketch_log import counted
 from ratchet.monitoring.triggers import Answered, losses
 from ratchet.problems import Target
-from ratchet.problems.named_answers import NamedAnswers, named_answers
+from ratchet.problems.named_answers import NAMED_ANSWERS, NamedAnswers, named_answers
 from ratchet.serving.scoring import readable_rows
 from ratchet.settings.model import DataSettings
 
@@ -36,7 +36,7 @@ class Timeline:
 
     Attributes:
         frame: the rows as they are in the file.
-        values: of the labels: categories as texts, or numbers.
+        values: of the labels, as ingest reads them: categories as texts, or numbers.
         starts: start of the window of each row, seconds since 1970.
         period: of each row.
         settings: of the data, with the places of the splits.
@@ -67,14 +67,15 @@ class Timeline:
             if name not in table.frame.columns:
                 names = ", ".join(table.frame.columns)
                 raise DataError(f"{table.where}: has no column {name!r}. Allowed: {names}. Fix: --time COLUMN")
-        typed = typed_column(table.frame[time], wanted="datetime", missing=settings.missing, where=table.where)
+        rows, *_ = table.good_rows(table.frame)
+        typed = typed_column(rows[time], wanted="datetime", missing=settings.missing, where=table.where)
         if typed.values.dtype != pl.Float64 or typed.values.null_count():
             raise DataError(
                 f"{table.where}: column {time!r} has {typed.values.null_count():,} cells that are no dates. Allowed: "
                 "dates such as 2026-01-31 12:00:00 in every row. Fix: correct them, or --time with another column"
             )
         order = np.argsort(typed.values.to_numpy(), kind="stable")
-        frame = table.frame[order]
+        frame = rows[order]
         starts = (typed.values[order].to_numpy() // window).astype(np.int64)
         number = int(starts[-1] - starts[0]) + 1
         least = _LEAST * (periods + 1)
@@ -83,10 +84,9 @@ class Timeline:
                 f"{table.where}: has {number:,} windows of {window // 60:,} minutes. Allowed: {least:,} or more "
                 f"for {periods} periods. Fix: fewer --periods, or a smaller monitoring.window"
             )
-        period = (starts - starts[0]) * (periods + 1) // number
-        label = settings.label_columns[0]
-        labels = typed_column(frame[label], wanted=None, missing=settings.missing, where=table.where).values
-        return cls(frame, labels, starts * window, period, settings, time)
+        pairs = starts // 2  # a period has whole pairs of windows: a rule may have windows of twice the length
+        period = (pairs - pairs[0]) * (periods + 1) // int(pairs[-1] - pairs[0] + 1)
+        return cls(frame, _read_labels(frame, settings, table.where), starts * window, period, settings, time)
 
     @property
     def digest(self) -> str:
@@ -134,7 +134,7 @@ class Timeline:
 
         chosen = np.flatnonzero(self.period == period)
         frame = self.frame[chosen]
-        frame = frame.select(loaded.kind.columns_read(loaded.spec.input, frame.columns, None))
+        frame = frame.select(loaded.kind.columns_read(loaded.spec.input, frame.columns, self.settings.text_column))
         frame = frame.with_columns(pl.when(pl.col(pl.String) != "").then(pl.col(pl.String)))
         values, faults = loaded.kind.table_values(frame), [""] * len(chosen)
         answers = named_answers(loaded.spec.target)
@@ -157,6 +157,25 @@ class Timeline:
             refused = WindowSketch(name, start, requests={_REFUSED: 1})
             windows[start] = windows[start] + refused if start in windows else refused
         return Answered(rows, loss, [windows[start] for start in sorted(windows)])
+
+
+def _read_labels(frame: "polars.DataFrame", settings: DataSettings, where: str) -> "polars.Series":
+    """Return the labels of the rows as ingest reads them; null: a row has none, or not a valid one."""
+    import polars as pl
+
+    from ratchet.data.tables.targets import read_labels
+
+    targets = read_labels(frame, settings, where)
+    if not NAMED_ANSWERS[targets.problem.problem].takes_labels:
+        raise DataError(
+            f"{where}: the problem is {targets.problem.problem}. Allowed: classification and regression. Fix: set "
+            "data.problem, or data.label_column to another column"
+        )
+    values = targets.shown if targets.classes else pl.Series(targets.values[:, 0].astype(np.float64))
+    is_good = np.ones(len(frame), bool)
+    for faults in targets.faults.values():
+        is_good[faults.to_numpy()] = False
+    return pl.select(pl.when(pl.Series(is_good)).then(values)).to_series()
 
 
 def _label(answers: NamedAnswers, cell: Any) -> list[float]:

@@ -27,7 +27,7 @@ LIMITS = {
     "servers": 1_500,
     "serving": 6_870,
     "settings": 2_525,
-    "tasks": 5_330,
+    "tasks": 5_370,
     "tokens": 400,
     "traffic": 1_020,
     "training": 9_845,

@@ -74,7 +74,7 @@ def test_stopped_simulation_goes_on_to_the_same_result(
     assert model.stat().st_mtime_ns == before
     assert progress.models == 99  # only the second model was trained
     never, *_, always = continued.comparison.replays
-    assert [step.rows for step in never.steps] == [504, 504]
+    assert [step.rows for step in never.steps] == [528, 456]
     assert always.steps[0].champion == 1
     assert any("always, period 1: Passed" in text or "W3" in text for text in progress.messages)
     assert 0 < continued.same_as_last < 0.5

@@ -229,9 +229,8 @@ class _Base:
         parts = np.split(~is_out, np.cumsum([len(each) for each in self.places])[:-1])
         places = [rows[is_in] for rows, is_in in zip(self.places, parts, strict=True)]
         splits = np.array(self.splits)[~is_out].tolist()
-        return replace(
-            self, places=places, labels=self.labels[~is_out], splits=splits, extra=self.extra.filter(~is_out)
-        )
+        extra = self.extra.filter(~is_out) if self.extra.width else self.extra  # without columns it has no rows either
+        return replace(self, places=places, labels=self.labels[~is_out], splits=splits, extra=extra)
 
     @classmethod
     def read(cls, packed: Path, manifest: Manifest) -> "_Base":

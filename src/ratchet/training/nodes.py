@@ -26,7 +26,7 @@ from ratchet.files import DRAFT
 from ratchet.training.events import Event, Finished, Notice, Stopped
 from ratchet.training.inputs import TrainingInputs
 from ratchet.training.plan import Plan
-from ratchet.training.rank_processes import END_SECONDS, Job, RankProcesses
+from ratchet.training.rank_processes import END_SECONDS, RankJob, RankProcesses
 from ratchet.training.ranks import Board, LostRank, Meeting
 from ratchet.training.sample_timeout import Interrupted
 
@@ -365,7 +365,7 @@ def join_training(
             if attempt and done < attempt["number"] and str(link.number) in attempt["ranks"]:
                 done, first = attempt["number"], attempt["ranks"][str(link.number)]
                 meeting = NodesMeeting(str(done), host, port, tuple(attempt["names"]), attempt["share"])
-                job = Job(inputs, packed, checkpoints, attempt["count"], attempt["threads"], meeting, first)
+                job = RankJob(inputs, packed, checkpoints, attempt["count"], attempt["threads"], meeting, first)
                 say(f"{meeting.share} of {job.count} processes train here")
                 _take_part(link, job, done, meeting.share)
             time.sleep(_LOOK)
@@ -380,7 +380,7 @@ def join_training(
     say(end["text"])
 
 
-def _take_part(link: _Link, job: Job, number: int, share: int) -> None:
+def _take_part(link: _Link, job: RankJob, number: int, share: int) -> None:
     """Run this node's processes of an attempt until they end, and report how."""
 
     def is_over() -> bool:

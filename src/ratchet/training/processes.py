@@ -26,7 +26,7 @@ from ratchet.training.inputs import TrainingInputs
 from ratchet.training.loop import fit
 from ratchet.training.model_shards import refuse_shards
 from ratchet.training.nodes import FirstNode, node_range
-from ratchet.training.rank_processes import END_SECONDS, Job, RankProcesses
+from ratchet.training.rank_processes import END_SECONDS, RankJob, RankProcesses
 from ratchet.training.ranks import LostRank, Meeting, Ranks
 from ratchet.training.sample_timeout import PATIENCE, Interrupted, never
 
@@ -94,7 +94,7 @@ def _attempts(
             if nodes is not None:
                 yield from nodes.gather(torch.get_num_threads())
             count = share * (1 if nodes is None else 1 + len(nodes.members))
-            job = Job(inputs, packed, store.folder, count, torch.get_num_threads(), Meeting(""))
+            job = RankJob(inputs, packed, store.folder, count, torch.get_num_threads(), Meeting(""))
             others = _Others(job, share, nodes, stop)
             with (
                 others as ranks,
@@ -150,7 +150,7 @@ def count_processes(processes: int | str, *, pieces: int, device: str) -> int:
 class _Others:
     """The processes of a training but the first. As a context it is the ranks that they are."""
 
-    def __init__(self, job: Job, share: int, nodes: FirstNode | None, stop: Stop) -> None:
+    def __init__(self, job: RankJob, share: int, nodes: FirstNode | None, stop: Stop) -> None:
         self.job, self.share, self.nodes, self.stop = job, share, nodes, stop
         self.ranks = Ranks(0, job.count, watch=self._watch)
         self.errors: list[str] = []  # by which a process has ended, and would again

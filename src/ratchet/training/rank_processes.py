@@ -29,7 +29,7 @@ from ratchet.training.loop import fit
 from ratchet.training.ranks import LostRank, Meeting, Ranks
 from ratchet.training.sample_timeout import PATIENCE, Interrupted
 
-__all__ = ["END_SECONDS", "Job", "RankProcesses"]
+__all__ = ["END_SECONDS", "RankJob", "RankProcesses"]
 
 NO_RESULT = "it starts processes; what they compute is decided elsewhere"
 
@@ -39,7 +39,7 @@ _ERROR = "error of a process: "  # begin of the message of one that cannot train
 
 
 @dataclass(frozen=True)
-class Job:
+class RankJob:
     """Content of the message by which another process of a training starts."""
 
     inputs: TrainingInputs
@@ -54,7 +54,7 @@ class Job:
 class RankProcesses:
     """Processes of this machine, each of which is a rank. `logs` is a folder for what they write."""
 
-    def __init__(self, job: Job, ranks: Sequence[int], logs: Path) -> None:
+    def __init__(self, job: RankJob, ranks: Sequence[int], logs: Path) -> None:
         self.job, self.ranks, self.logs = job, ranks, logs
         self.processes: list[subprocess.Popen[bytes]] = []
         self.error = ""  # by which one has ended, and would again
@@ -160,7 +160,7 @@ def main(rank: int) -> None:
     """Train as another rank. The exit code is 0 at the end of the training."""
     for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 stops all of them, after the same step
         signal.signal(number, signal.SIG_IGN)
-    job: Job = pickle.load(sys.stdin.buffer)
+    job: RankJob = pickle.load(sys.stdin.buffer)
     try:
         _train(rank, job)
     except LostRank:
@@ -171,7 +171,7 @@ def main(rank: int) -> None:
         sys.exit(f"{_ERROR}{error!r} in {job.meeting.name(rank)} of {job.count}\n{traceback.format_exc()}")
 
 
-def _train(rank: int, job: Job) -> None:
+def _train(rank: int, job: RankJob) -> None:
     inputs, plan, ranks = job.inputs, job.inputs.plan, Ranks(rank, job.count, rank - job.first)
     torch.set_num_threads(job.threads)
     train, validation = (

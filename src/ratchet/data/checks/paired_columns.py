@@ -49,7 +49,9 @@ class PairSearch:
         self._pairs = comb(len(names), 2)
         numeric = [name for name in names if rows[name].dtype.is_numeric()][:_MOST]
         self._columns = {name: _numbers(rows[name]) for name in numeric}
-        sampled = np.array([values[self._places] for values in self._columns.values()]).reshape(len(numeric), -1)
+        sampled = np.array([values[self._places] for values in self._columns.values()]).reshape(
+            len(numeric), len(self._places)
+        )
         self._sums = [_PairSums(_scaled(sampled, is_log=is_log)) for is_log in (False, True)]
         self._codes = {}
         for name in names:

@@ -43,6 +43,22 @@ class Silent:
         self.messages.append(text)
 
 
+def add_untrained(place: Any, key: str, name: str, spec: ModelSpec, *, seed: int) -> str:
+    """Register a model with random weights in the registry of a place, from a run with this key. Return its number."""
+    folder = place.workspace.root / key
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        save_model(folder, build(spec).state_dict(), spec, about={"training": {}})
+    run = Run(place.workspace, place.params, key)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"torch|onnxscript|copyreg|mlflow")
+        run_id = run.send()
+        uri = place.registry.log_model(run_id, folder, spec)
+    run.journal.close()
+    tags = {"ratchet.provenance": f"record-{seed}"}
+    return str(place.registry.add_version(name, run_id, uri, tags=tags).number)
+
+
 class Place:
     """A project with versions of untrained models, and scoring in this process."""
 
@@ -53,17 +69,7 @@ class Place:
 
     def add(self, name: str, spec: ModelSpec, *, seed: int = 1) -> str:
         """Register a version and return its number; the first is champion."""
-        folder = self.workspace.root / f"{name}-{seed}"
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            save_model(folder, build(spec).state_dict(), spec, about={"training": {}})
-        run = Run(self.workspace, self.params, f"{name}-{seed}")
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"torch|onnxscript|copyreg|mlflow")
-            run_id = run.send()
-            uri = self.registry.log_model(run_id, folder, spec)
-        run.journal.close()
-        number = self.registry.add_version(name, run_id, uri, tags={"ratchet.provenance": f"record-{seed}"}).number
+        number = add_untrained(self, f"{name}-{seed}", name, spec, seed=seed)
         if number == "1":
             self.registry.set_aliases(name, {"champion": number})
         return number

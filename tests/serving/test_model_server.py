@@ -13,7 +13,6 @@ import subprocess
 import threading
 import urllib.error
 import urllib.request
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -24,10 +23,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-import torch
 from openapi_spec_validator import validate
 from PIL import Image
 from ports import reserved_port
+from scored import add_untrained
 from waiting import until
 
 from ratchet import settings
@@ -36,10 +35,8 @@ from ratchet.monitoring.sketch import WindowSketch
 from ratchet.monitoring.sketch_log import read_sketches, sketch_folder
 from ratchet.problems import Classes, Labels, NextToken, Numbers
 from ratchet.registry.models import ModelRegistry
-from ratchet.registry.runs import Run
 from ratchet.servers.http import answers
 from ratchet.traffic.log_reader import find, log_folder, read, read_shadow
-from ratchet.training import build, save_model
 
 pytestmark = pytest.mark.system
 
@@ -87,17 +84,7 @@ class Served:
     def add(self, name: str, spec: ModelSpec, *, seed: int = 1) -> str:
         """Register a version and return its number; the first is champion."""
         key = f"{name}-{next(RUNS)}"  # two versions of one run would be one version
-        folder = self.workspace.root / key
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            save_model(folder, build(spec).state_dict(), spec, about={"training": {}})
-        run = Run(self.workspace, self.params, key)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"torch|onnxscript|copyreg|mlflow")
-            run_id = run.send()
-            uri = self.registry.log_model(run_id, folder, spec)
-        run.journal.close()
-        number = self.registry.add_version(name, run_id, uri, tags={"ratchet.provenance": f"record-{seed}"}).number
+        number = add_untrained(self, key, name, spec, seed=seed)
         if number == "1":
             self.promote(name, number)
         return number

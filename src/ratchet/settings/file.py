@@ -367,9 +367,9 @@ def _read(path: Path) -> Any:
 
 
 def _check(document: Mapping[str, Any], path: Path) -> Params:
-    absent, usual = set(_REQUIRED) - dotted(document).keys(), usual_code(Workspace(path.parent))
+    absent = set(_REQUIRED) - dotted(document).keys()
     faults = [
-        settings_errors.missing(key, usual.get(key, _value({}, key)))
+        settings_errors.missing(key, usual_code(Workspace(path.parent)).get(key, _value({}, key)))
         for key in _REQUIRED
         if key in absent and key.partition(".")[0] not in _misused(document)
     ]

@@ -20,6 +20,8 @@ OTHERS: dict[str, Any] = {
     "log_every": 7,
     "profile": 2,
     "processes": 2,
+    "nodes": "1:2",
+    "rendezvous": "127.0.0.1:29400",
 }
 PLANS = {
     "adamw": {},

@@ -1,6 +1,8 @@
 """Stage ingest: read the source, write data/packed and data/quarantine.parquet."""
 
-from collections.abc import Mapping
+import json
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +68,7 @@ def ingest(params: Params, workspace: Workspace, *, progress: StageProgress, sam
     data.ingest(task)
     if not sample:
         _write_card(workspace, before)
-    _report_problems(workspace, progress)
+    _report_problems(workspace, params.data.drop, progress)
     return Dataset.load(workspace)
 
 
@@ -94,7 +96,7 @@ def _write_card(workspace: Workspace, before: "polars.DataFrame | None") -> None
     files.write_text(workspace.card, card(workspace.packed, workspace.quarantine, changed=changed))
 
 
-def _report_problems(workspace: Workspace, progress: StageProgress) -> None:
+def _report_problems(workspace: Workspace, dropped: Sequence[str], progress: StageProgress) -> None:
     """Report the first quarantined samples, contradicting labels, problems of the splits and 16-bit images."""
     import polars
 
@@ -121,18 +123,28 @@ def _report_problems(workspace: Workspace, progress: StageProgress) -> None:
         progress.say(
             f"columns that are left out: {named}{more}; to use one: ratchet set 'data.columns={{NAME: numeric}}'"
         )
-    for leak in profile["telling"]["class"]:
-        names = leak.get("columns", [leak["column"]])
-        predict, they = f"column {names[0]} alone predicts the target", "it is"
-        if len(names) > 1:
-            predict, they = f"columns {' and '.join(names)} predict the target together", "they are"
-        progress.say(
-            f"possible data leakage: {predict}. If {they} not known when a prediction is needed: "
-            f"ratchet set 'data.drop=[{', '.join(names)}]'"
-        )
+    _report_leaks(profile, workspace, dropped, progress)
     if "depth" in profile:
         bits, samples = profile["depth"]["bits"], sum(profile["depth"]["samples"].values())
         progress.say(f"{samples:,} 16-bit images: values 0..{largest(bits):,} became 0..255 ({bits} bits, data.depth)")
+
+
+def _report_leaks(
+    profile: Mapping[str, Any], workspace: Workspace, dropped: Sequence[str], progress: StageProgress
+) -> None:
+    """Report columns that predict the target alone or in pairs, with one fix that drops those that a model gets."""
+    inputs = {column["name"] for column in profile.get("columns", ())}
+    named = list(dropped)
+    for leak in profile["telling"]["class"]:
+        names = leak.get("columns", [leak["column"]])
+        named += (name for name in names if name in inputs and name not in named)
+        predict = f"{names[0]} alone predicts the target"
+        if len(names) > 1:
+            predict = f"{' and '.join(names)} together predict the target"
+        progress.say(f"possible data leakage: {predict}; see {workspace.card}")
+    if len(named) > len(dropped):
+        assignment = shlex.quote(f"data.drop={json.dumps(named, ensure_ascii=False)}")
+        progress.say(f"to leave out what is not known when a prediction is needed: ratchet set {assignment}")
 
 
 def _report_splits(profile: Mapping[str, Any], workspace: Workspace, progress: StageProgress) -> None:

@@ -49,6 +49,14 @@ def test_moments_are_those_of_the_usual_values(far: float, count: int) -> None:
     assert result.range == (usual.min(), usual.max())
 
 
+@pytest.mark.parametrize("other", [1e30, -1e30])
+@pytest.mark.parametrize("fill", [9.96921e36, -999.0])
+def test_a_far_value_beside_a_frequent_fill_value(fill: float, other: float) -> None:
+    values = spoiled(TEMPERATURES, fill, 900)
+    values[0] = other
+    assert moments(values).range == (TEMPERATURES[901:].min(), TEMPERATURES[901:].max())
+
+
 @pytest.mark.parametrize(
     "values",
     [

@@ -84,6 +84,11 @@ def test_added_settings_are_in_their_sections_in_order(file: Path) -> None:
     assert "(default: 0.0)" in added[2]
 
 
+def test_a_key_that_is_assigned_twice_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"training\.epochs: is assigned twice"):
+        settings.parse_assignments(["training.epochs=3", "seed=1", " training.epochs =4"])
+
+
 @pytest.mark.parametrize(
     "text", ["seed: 1", "data: {path: x, code: y}", "data:\r\n    path: x # mine\r\n    # end\r\n\r\nmodel: {}\r\n"]
 )

@@ -85,6 +85,7 @@ def card(packed: Path, quarantine: Path, *, changed: Difference | None) -> str:
         manifest=manifest,
         profile=profile,
         columns=profile["telling"],
+        inputs={column["name"] for column in profile.get("columns", ())},
         notes=[*profile.get("problem", {}).get("notes", []), *profile.get("notes", [])],
         changes=changed,
         listed=_LISTED,

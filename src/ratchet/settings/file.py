@@ -282,8 +282,10 @@ def parse_assignments(assignments: list[str]) -> dict[str, object]:
             raise SettingsError(
                 f"{urls.redacted(assignment)}: not an assignment. Allowed: KEY=VALUE, for example training.epochs=3"
             )
+        if (key := key.strip()) in changes:
+            raise SettingsError(f"{key}: is assigned twice. Allowed: each key once. Fix: leave out one of the two")
         try:
-            changes[key.strip()] = _yaml().load(value)  # keeps the spelling of numbers
+            changes[key] = _yaml().load(value)  # keeps the spelling of numbers
         except (YAMLError, ValueError) as error:  # ValueError: a date or number that does not exist
             problem = getattr(error, "problem", None) or str(error)
             raise SettingsError(

@@ -59,9 +59,12 @@ def inner(ordered: Floats) -> slice:
     median = ordered[middle]
     if _is_heavy(ordered):
         first, end = (int(np.searchsorted(ordered, median, side=side)) for side in _SIDES)
-        others = ordered[end:] if first == 0 else ordered[:first]
-        if end - first + len(others) == len(ordered) and _is_fill(median, others):
-            return slice(end, len(ordered)) if first == 0 else slice(0, first)
+        others = np.delete(ordered, slice(first, end))
+        core = inner(others)
+        on_one_side = core.stop <= first or core.start >= first
+        if on_one_side and _is_fill(median, others[core]):
+            moved = 0 if core.stop <= first else end - first
+            return slice(core.start + moved, core.stop + moved)
     below, above = median - ordered[tenth], ordered[-1 - tenth] - median
     low = _far(median - ordered[middle::-1], below if below else 0.0, above, len(ordered))
     high = _far(ordered[middle:] - median, above, below, len(ordered))

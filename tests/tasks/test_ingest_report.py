@@ -1,4 +1,4 @@
-"""What an ingest says on the terminal: the fixes that it names are tried."""
+"""Messages of an ingest on the terminal: the fixes that they name are tried."""
 
 import shlex
 

@@ -34,6 +34,7 @@ from ratchet.training import (
     Stopped,
     TrainingInputs,
     build,
+    custom_samples,
     fit_in_processes,
     open_split,
 )
@@ -500,6 +501,72 @@ def test_a_sample_that_hangs_ends_ingest_with_its_place(home: Home, workers: int
     with pytest.raises(TrainingError, match=r"sample 40 of own:Noise was not read within 1 s"):
         home.ingest(changed(HANG, place=40), workers=workers, sample_timeout=1.0)
     assert not home.packed.exists()
+
+
+OPENINGS = {
+    "module": MODULE + "\nwhile HANGS: pass\n",
+    "class": MODULE.replace("        self.count = int(", "        while HANGS: pass\n        self.count = int("),
+}
+IN_WORKER = "import multiprocessing\nHANGS = multiprocessing.parent_process() is not None\n"
+
+
+@pytest.mark.parametrize("case", OPENINGS)
+@pytest.mark.parametrize(("hangs", "workers"), [("HANGS = True\n", 1), (IN_WORKER, 2)], ids=["here", "worker"])
+def test_a_class_that_does_not_open_ends_ingest(home: Home, monkeypatch, case: str, hangs: str, workers: int) -> None:
+    monkeypatch.setattr(custom_samples, "LEAST_OPENING", 1.0)
+    with pytest.raises(
+        TrainingError, match=r"own:Noise did not open .*count.txt within \d+ s.*sample_timeout"
+    ) as error:
+        home.ingest(hangs + OPENINGS[case], workers=workers, sample_timeout=0.5)
+    assert ("worker process" in str(error.value)) == (workers > 1)
+    assert not home.packed.exists()
+
+
+THREADS = """
+import threading
+
+import polars as pl
+
+pl.DataFrame({"label": [0, 1] * 500}).group_by("label").len()
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+"""
+INGEST = """
+import os
+import sys
+from pathlib import Path
+
+from ratchet.data.ingest import IngestTask, ingest
+from ratchet.settings.model import DataSettings
+
+root = Path(sys.argv[1])
+fields = {name: field.default for name, field in DataSettings.model_fields.items()}
+fields |= {"kind": "own:Noise", "code": "own.py", "path": "count.txt", "workers": 2}
+data = DataSettings(**fields)
+ingest(IngestTask(data, packed=root / "packed", quarantine=root / "bad", root=root, sample_timeout=60.0))
+print(os.getpid())
+"""
+
+
+@pytest.mark.system
+def test_workers_fork_from_a_server_without_the_users_module(home: Home) -> None:
+    """A fork of a process with threads can hang, and the user's module may start some, as polars does."""
+    reading = "        label = place % 3\n"
+    source = MODULE.replace("class Noise", THREADS + "(HERE / f'imported-{os.getpid()}').touch()\n\n\nclass Noise", 1)
+    source = source.replace(
+        reading,
+        reading + "        label = int(pl.DataFrame({'x': [label] * 1000}).group_by('x').len()['x'][0])\n"
+        "        (HERE / f'read-{os.getpid()}-{os.getppid()}').touch()\n",
+    )
+    (home.root / "own.py").write_text(source)
+    (home.root / "count.txt").write_text("54")
+    command = [sys.executable, "-c", INGEST, str(home.root)]
+    parent = subprocess.run(command, check=True, timeout=240, stdout=subprocess.PIPE, text=True).stdout.split()[-1]
+    imported = {path.name.split("-")[1] for path in home.root.glob("imported-*")}
+    readers = dict(path.name.split("-")[1:] for path in home.root.glob("read-*"))
+    assert readers.keys() <= imported
+    servers = {readers[reader] for reader in readers if reader != parent}
+    assert len(servers) == 1
+    assert not servers & {*imported, parent}
 
 
 @pytest.mark.system

@@ -5,7 +5,6 @@ and to nothing that is written.
 """
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -27,10 +27,10 @@ def labels(count: int = 400) -> list[str]:
 def fixes_of(message: str) -> list[dict[str, object]]:
     """Return the settings of each `ratchet set` command in a message."""
     commands = message.replace("`", '"').split("ratchet set ")[1:]
-    texts = [part[1:].split('"')[0] if part.startswith('"') else part.split('"')[0] for part in commands]
+    texts = [[part[1:].split('"')[0]] if part.startswith('"') else part.split('"')[0].split() for part in commands]
     return [
         {key.removeprefix("data."): tuple(value) if isinstance(value, list) else value for key, value in parsed.items()}
-        for parsed in (parse_assignments([text]) for text in texts)
+        for parsed in map(parse_assignments, texts)
     ]
 
 
@@ -297,3 +297,62 @@ def test_a_column_name_like_a_pattern_is_refused(table) -> None:
     table.write(content.replace("x,", "*,", 1))
     table.ingest()
     assert table.types() == {"*": "numeric"}
+
+
+@pytest.mark.parametrize("number", ["{0:.3f}", "2{1}"])
+def test_texts_among_numbers_of_a_label_name_working_fixes(table, number: str) -> None:
+    table.write(rows(lab=["ND" if row % 7 == 3 else number.format(row / 7, row % 73) for row in range(400)]))
+    with pytest.raises(
+        DataError, match=r"label column lab: 86% of the values are numbers, and 57 are not: 'ND'"
+    ) as stop:
+        table.ingest(label_column="lab")
+    regression, classes = fixes_of(str(stop.value))
+    assert classes == {"problem": "classification"}
+    assert regression == {"problem": "regression", "max_bad_fraction": 0.16}
+    if number == "2{1}":
+        assert len(table.ingest(label_column="lab", min_per_class=1, **classes).target.names) == 74
+    with pytest.raises(DataError, match=r"(?s)label-not-a-number 57.*57 are not: 'ND'") as stop:
+        table.ingest(label_column="lab", problem="regression")
+    assert fixes_of(str(stop.value).partition("\n")[2]) == [{"max_bad_fraction": 0.16}]
+    target = table.ingest(label_column="lab", **regression).target
+    assert isinstance(target, Numbers)
+    assert target.names == ("lab",)
+    assert len(table.bad()) == 57
+    assert table.profile()["problem"]["notes"] == [
+        "lab: 86% of the values are numbers, and 57 are not: 'ND'. Their rows are left out"
+    ]
+
+
+def test_few_whole_numbers_and_a_text_are_classes(table) -> None:
+    table.write(rows(grade=["ND" if row % 7 == 3 else str(row % 5 + 1) for row in range(400)]))
+    assert table.ingest(label_column="grade").target == Classes(("1", "2", "3", "4", "5", "ND"))
+    (note,) = table.profile()["problem"]["notes"]
+    assert note.startswith("grade: 86% of the values are numbers, and 57 are not: 'ND'. To leave their rows out")
+    assert isinstance(table.ingest(label_column="grade", **fixes_of(note)[0]).target, Numbers)
+    table.ingest(label_column="grade", problem="classification")
+    assert table.profile()["problem"]["notes"] == []
+
+
+def test_a_label_in_an_unread_form_is_named(table) -> None:
+    table.write(rows(price=[f"{row % 15 + 1}.5k" for row in range(400)]))
+    table.ingest(label_column="price")
+    assert table.profile()["problem"]["notes"] == [
+        "price: texts such as '1.5k' may be numbers. If so, write them as 1234.5"
+    ]
+    table.write(rows(price=[f"{row}.5k" for row in range(400)]))
+    with pytest.raises(
+        DataError, match=r"400 different values .*'0\.5k' may be numbers\. If so, write them as 1234\.5"
+    ):
+        table.ingest(label_column="price")
+
+
+def test_none_among_several_labels_is_named_and_can_be_kept(table) -> None:
+    cells = ["a|b", "b", "None", "a|c", "NA", ""]
+    table.write(rows(tags=[cells[row % 6] for row in range(400)]))
+    assert table.ingest(label_column="tags", problem="multi-label").target == Labels(("a", "b", "c"))
+    note = table.profile()["problem"]["notes"][1]
+    assert note.startswith("tags: 133 of 400 labels are 'None', 'NA', which means no label: their rows have none.")
+    (fix,) = fixes_of(note)
+    target = table.ingest(label_column="tags", problem="multi-label", **fix).target
+    assert target == Labels(("NA", "None", "a", "b", "c"))
+    assert table.array("targets").sum(axis=0).tolist() == [66, 67, 134, 134, 67]

@@ -13,6 +13,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -174,7 +175,6 @@ def broken_rows() -> str:
 
 
 REFUSED = {
-    "rows-in-a-cell": (broken_rows(), r"the row of line 22 holds 11 whole lines.*not closed.*quoting=3"),
     "header": ('"id","y\n' + "1,2\n" * 50, r"quotation mark in the row of line 1 is not closed.*quoting=3"),
     "last-row": ("a,b\n" + "1,x\n" * 50 + '2,"y\n', r"quotation mark in the row of line 52 is not closed"),
     "text-after": ('a,b\n1,"x" y\n', r"line 2: a text follows a closing quotation mark \('1,\"x\" y'\)"),
@@ -201,6 +201,30 @@ def test_a_review_with_commas_like_rows_is_one_row() -> None:
     content = "text,label\n" + review + "".join(f"film {row},{'neg' if row % 2 else 'pos'}\n" for row in range(60))
     assert len(whole(content.encode())) == len(streamed(content.encode())) == 62
     assert read_table(content.encode(), where="FILE", needed=()).notes == ()
+
+
+def test_a_review_that_quotes_rows_gets_a_warning() -> None:
+    plain = "".join(f"film {row},{'neg' if row % 2 else 'pos'}\n" for row in range(60))
+    content = "text,label\n" + plain + '"good film,pos\nbad film,neg\nlast film",pos\n'
+    file = read_table(content.encode(), where="FILE", needed=())
+    assert file.table.row(-1) == ("good film,pos\nbad film,neg\nlast film", "pos")
+    assert whole(content.encode()) == streamed(content.encode())
+    (note,) = file.notes
+    assert note.startswith("the row of line 62 holds 3 whole lines of the table, from '\"good film,pos' on.")
+    assert "quoting=3" in note
+
+
+def test_rows_inside_a_cell_are_named_and_freed_by_hint(tmp_path: Path) -> None:
+    (file,) = parts(broken_rows().encode())
+    assert (file.table.height, file.notes[0][:48]) == (90, "the row of line 22 holds 11 whole lines of the t")
+    source, saved = tmp_path / "broken.csv", tmp_path / "table.csv"
+    source.write_text(broken_rows())
+    call = file.notes[0].partition("read_csv(FILE, ")[2].partition(")")[0]  # the arguments that the hint names
+    assert call == "quoting=3"
+    pd.read_csv(source, quoting=3).to_csv(saved, index=False)
+    (repaired,) = parts(saved.read_bytes())
+    assert (repaired.table.height, repaired.notes) == (100, ())
+    assert [repaired.table.row(row)[1] for row in (20, 30)] == ['"5 inch', '7"']
 
 
 def test_lines_that_nothing_decides_get_a_warning() -> None:

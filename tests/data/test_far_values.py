@@ -58,6 +58,30 @@ def test_a_far_value_beside_a_frequent_fill_value(fill: float, other: float) -> 
 
 
 @pytest.mark.parametrize(
+    ("codes", "fill"),
+    [
+        ((-999.0, -998.0, -997.0, -996.0), 0),
+        ((9990.0, 9991.0, 9992.0, 9993.0, 9994.0, 9995.0, 9996.0, 9997.0), 0),
+        ((1e9,), 900),
+        ((-9999.0,), 900),
+        ((-998.0, -997.0, 1e9), 900),
+    ],
+)
+def test_several_codes_and_codes_beside_a_fill_are_far(codes: tuple[float, ...], fill: int) -> None:
+    values = spoiled(TEMPERATURES, -999.0, fill)
+    values[fill - 1500 : fill - 1500 + 3 * len(codes) : 1] = np.tile(codes, 3)
+    usual = values[np.abs(values) < 100]
+    result = moments(values)
+    assert result.range == (usual.min(), usual.max())
+    assert (result.mean, result.std) == pytest.approx((usual.mean(), usual.std()))
+
+
+def test_nine_repeated_values_beyond_a_gap_are_a_cluster() -> None:
+    values = np.concatenate([TEMPERATURES, np.tile(9000.0 + np.arange(9), 20)])
+    assert moments(values).range is None
+
+
+@pytest.mark.parametrize(
     "values",
     [
         TEMPERATURES, DRAW.lognormal(0, 2, 20_000), (DRAW.random(5000) < 0.02).astype(float), np.full(50, 0.1),

@@ -104,8 +104,9 @@ def test_a_copy_of_a_class_of_any_share_is_named(table, every: int, kind: str) -
     assert leaks_of(table, content, label_column="y") == ["leak"]
 
 
-def test_a_copy_of_one_rare_class_of_many_is_named(table) -> None:
-    label = np.where(np.arange(3000) % 40 == 0, "rare", DRAWN.choice(["a", "b", "c"], 3000))
+@pytest.mark.parametrize("every", [40, 8, 5])
+def test_a_copy_of_one_class_of_many_is_named(table, every: int) -> None:
+    label = np.where(np.arange(3000) % every == 0, "rare", DRAWN.choice(["a", "b", "c"], 3000))
     content = csv_of(x=DRAWN.random(3000), leak=(label == "rare").astype(int), label=label)
     assert leaks_of(table, content) == ["leak"]
 

@@ -65,15 +65,15 @@ class IngestTask:
         """The table of samples released by hand."""
         return overrides.read(self.releases)
 
-    def check_quarantine(self, bad: pl.DataFrame, *, total: int) -> None:
+    def check_quarantine(self, bad: pl.DataFrame, *, total: int, notes: Sequence[str] = ()) -> None:
         """Write the quarantine table, and check that not too many of `total` samples are in it.
 
         Raises:
-            DataError: more than data.max_bad_fraction are bad. The table has the reasons.
+            DataError: more than data.max_bad_fraction are bad. The table has the reasons, the message also `notes`.
         """
         quarantine.write(self.quarantine, bad)
         limit = self.settings.max_bad_fraction
-        set_rules.check_bad_fraction(bad, total=total, limit=limit, table=self.quarantine)
+        set_rules.check_bad_fraction(bad, total=total, limit=limit, table=self.quarantine, notes=notes)
 
 
 def divide(

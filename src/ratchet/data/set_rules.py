@@ -18,12 +18,12 @@ __all__ = ["SetRules", "check_bad_fraction", "quarantined_by_class"]
 _CLASSES_SHOWN = 8
 
 
-def check_bad_fraction(bad: pl.DataFrame, *, total: int, limit: float, table: Path) -> None:
+def check_bad_fraction(bad: pl.DataFrame, *, total: int, limit: float, table: Path, notes: Sequence[str] = ()) -> None:
     """Stop if too many samples are bad.
 
     Raises:
-        DataError: more than `limit` of `total` are bad, or all. The message has the counts by rule and the table's
-            path.
+        DataError: more than `limit` of `total` are bad, or all. The message has the counts by rule, the table's
+            path and `notes`.
     """
     count = quarantine.samples(bad)
     if count == 0 or (count <= limit * total and count < total):
@@ -32,10 +32,11 @@ def check_bad_fraction(bad: pl.DataFrame, *, total: int, limit: float, table: Pa
     first = bad.sort("row", "rule").row(0, named=True)
     value = f" (found {first['value']})" if first["value"] else ""
     fix = "correct or remove them" if count == total else "correct or remove them, or raise data.max_bad_fraction"
-    raise DataError(
+    text = (
         f"{count} of {total} samples are bad ({count / total:.1%}, data.max_bad_fraction allows {limit:.1%}): {counts}."
         f" The first is {first['source']}, {first['rule']}{value}. {table} lists each with a hint. Fix: {fix}"
     )
+    raise DataError("\n".join([text, *notes]))
 
 
 def quarantined_by_class(facts: pl.DataFrame, bad: pl.DataFrame) -> dict[int, dict[str, int]]:

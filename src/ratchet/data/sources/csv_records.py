@@ -99,20 +99,19 @@ class Examples:
                 checks[place] = distinct
         return checks
 
-    def check(self, line: int, text: str, where: str) -> str | None:
-        """Check that a record of several lines is one row. Return a warning if nothing decides.
+    def warning(self, line: int, text: str) -> str | None:
+        """Return a warning if the lines of a record look like rows: perhaps a quotation mark was never closed.
 
-        Raises:
-            DataError: its lines look like rows, so that a quotation mark was never closed.
+        The file may still be right: a text may quote rows.
         """
         is_several = self._is_several(text)
         if is_several is False:
             return None
         lines = text.split("\n")
-        place = f"the row of line {line} holds {len(lines)} whole lines of the table, from {lines[0][:40]!r} on"
-        if is_several:
-            raise DataError(f"{where}: {place}: a quotation mark is not closed. {_FIX}")
-        return f"{place}. It is one row if its quotation marks are right"
+        return (
+            f"the row of line {line} holds {len(lines)} whole lines of the table, from {lines[0][:40]!r} on. It is one "
+            f"row if its quotation marks are right{f'. {_UNQUOTED}' if is_several else ''}"
+        )
 
     def _is_several(self, text: str) -> bool | None:
         """Return whether the lines of a record are rows. None: they can be, and nothing decides.

@@ -436,7 +436,7 @@ def _tables(
         if 0 < len(layout.lines) - first <= skip:
             skip -= len(layout.lines) - first
             continue
-        warnings = [note for line, text in layout.long() if (note := examples.check(line, text, where))]
+        warnings = [note for line, text in layout.long() if (note := examples.warning(line, text))]
         more = (f"{len(warnings) - 1} more rows hold whole lines",) if warnings[1:] else ()
         first, skip = first + skip, 0
         part = _rows(layout, slice(first, rows if rows is None else first + rows), header, separator, may_be_numbers)

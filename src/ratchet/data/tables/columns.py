@@ -26,7 +26,7 @@ from ratchet.data.tables.number_formats import (
 )
 from ratchet.errors import DataError
 
-__all__ = ["CONSTANT", "GROUP_NAME", "ID_NAME", "Type", "TypedColumn", "each", "typed_column"]
+__all__ = ["CONSTANT", "GROUP_NAME", "ID_NAME", "Type", "TypedColumn", "each", "form_notes", "typed_column"]
 
 CONSTANT = "all values are equal"
 Type = Literal["numeric", "categorical", "datetime", "text", "id", "ignored"]
@@ -134,7 +134,7 @@ def typed_column(
         texts = cleaned(values, missing) if missing or column.values.dtype != pl.String else column.values
         column = replace(column, notes=column.notes + _mixed_notes(column, texts, missing))
     if wanted is None and column.values.dtype == pl.String:
-        column = replace(column, notes=column.notes + _form_notes(column))
+        column = replace(column, notes=column.notes + form_notes(name, column.values.drop_nulls()))
     if wanted is not None:
         column = replace(column, type=wanted, why="data.columns")
     return replace(column, values=coded(column.values)) if column.type == "categorical" else column
@@ -158,12 +158,11 @@ def _mixed_notes(column: TypedColumn, texts: pl.Series, missing: tuple[str, ...]
     return mixed_notes(column.name, kind, others, len(present), missing)
 
 
-def _form_notes(column: TypedColumn) -> tuple[str, ...]:
-    """Return a note about texts that may be dates or numbers in a form that is not read."""
-    texts = column.values.drop_nulls()
+def form_notes(name: str, texts: pl.Series) -> tuple[str, ...]:
+    """Return a note about texts of a column that may be dates or numbers in a form that is not read; none is null."""
     for pattern, kind, form in ((_OTHER_DATED, "dates", "YYYY-MM-DD"), (_OTHER_NUMBERS, "numbers", "1234.5")):
         if _looks_dated(texts, pattern):
-            return (f"{column.name}: texts such as {texts[0]!r} may be {kind}. If so, write them as {form}",)
+            return (f"{name}: texts such as {texts[0]!r} may be {kind}. If so, write them as {form}",)
     return ()
 
 

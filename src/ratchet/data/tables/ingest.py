@@ -1,6 +1,5 @@
 """Ingest of a table: read, type, check, split, encode and pack its rows."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import polars as pl
@@ -97,7 +96,8 @@ class _Ingest:
         )
         bad, used = overrides.apply(pl.concat([bad, refused]), self.task.released)
         good = ~rows.is_in(bad["row"].unique().implode())
-        self._check_bad_fraction(bad, [note for column in features for note in column.notes if column.faults])
+        notes = [note for column in features for note in column.notes if column.faults]
+        self.task.check_quarantine(bad, total=self.total, notes=[*labels.fault_notes, *notes])
         return TableColumns(rows, features, special, labels).filter(good), bad, used
 
     def _rows(self) -> tuple[pl.DataFrame, pl.Series, pl.DataFrame]:
@@ -109,7 +109,7 @@ class _Ingest:
             frame, rows = frame[chosen], rows.gather(chosen)
         self.total = len(rows) + quarantine.samples(bad)
         if frame.is_empty():
-            self._check_bad_fraction(bad)
+            self.task.check_quarantine(bad, total=self.total)
         return frame, rows, bad
 
     def _typed(self, values: pl.Series) -> TypedColumn:
@@ -183,15 +183,9 @@ class _Ingest:
             )
         return column
 
-    def _check_bad_fraction(self, bad: pl.DataFrame, notes: Sequence[str] = ()) -> None:
-        try:
-            self.task.check_quarantine(bad, total=self.total)
-        except DataError as error:
-            raise DataError("\n".join([str(error), *notes])) from None
-
     def _check_set(self, writer: TableWriter) -> None:
         bad = writer.bad
-        self._check_bad_fraction(bad)
+        self.task.check_quarantine(bad, total=self.total)
         empty = [split for split, rows in writer.sizes.items() if not rows]
         copies = len(writer.repeats)
         distinct = writer.index.height - copies

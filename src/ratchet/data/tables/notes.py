@@ -59,15 +59,18 @@ def merged_notes(name: str, cells: pl.Series, numbers: pl.Series) -> tuple[str, 
     return (text,) if kept < count else ()
 
 
-def mixed_notes(name: str, kind: str, others: pl.Series, total: int, missing: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a note about the texts of a column that are no numbers or dates (`kind`), among `total` values."""
+def mixed_notes(name: str, kind: str, others: pl.Series, total: int, fix: tuple[str, ...] | str) -> tuple[str, ...]:
+    """Return a note about the texts of a column that are no numbers or dates (`kind`), among `total` values.
+
+    `fix` is its last sentence, or the texts that data.missing has already.
+    """
     if not len(others):
         return ()
     texts = others.alias("value").value_counts(sort=True)["value"].to_list()
     shown = ", ".join(map(repr, texts[:3])) + (", ..." if len(texts) > 3 else "")
     return (
         f"{name}: {1 - len(others) / total:.0%} of the values are {kind}, and {len(others):,} are not: {shown}. "
-        f"{missing_fix(texts, missing, 'values')}",
+        f"{fix if isinstance(fix, str) else missing_fix(texts, fix, 'values')}",
     )
 
 

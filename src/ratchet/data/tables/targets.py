@@ -1,5 +1,7 @@
 """The problem of a table, and the target of each row."""
 
+import math
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,9 +13,10 @@ from numpy.typing import NDArray
 from ratchet.data.checks.far_values import moments
 from ratchet.data.checks.label_spelling import check_known, in_order, look_alikes, skeleton
 from ratchet.data.sources.table_file import EXACT
+from ratchet.data.tables.columns import form_notes
 from ratchet.data.tables.digests import by_text
 from ratchet.data.tables.encode import cleaned, known_texts, plain_values, texts_of, without
-from ratchet.data.tables.notes import far_notes, yaml_list
+from ratchet.data.tables.notes import far_notes, mixed_notes, yaml_list
 from ratchet.data.tables.number_formats import PLAIN, Ambiguous, number_form, numbers
 from ratchet.errors import DataError
 from ratchet.problems import PROBLEMS, Classes, Labels, Numbers, Target
@@ -42,6 +45,7 @@ class TargetTable:
         shown: the target of each row as a text.
         faults: rows without a valid target, by rule.
         notes: what was changed to read the labels.
+        fault_notes: those of the notes that are about rows with faults.
     """
 
     problem: type[Target]
@@ -51,6 +55,7 @@ class TargetTable:
     shown: pl.Series
     faults: Mapping[str, pl.Series]
     notes: tuple[str, ...] = field(default=())
+    fault_notes: tuple[str, ...] = field(default=())
 
     def take(self, places: NDArray[np.int64]) -> "TargetTable":
         """Return the targets of the rows at these places."""
@@ -73,14 +78,22 @@ class TargetTable:
         return self.problem.of_values(self.names, self.values[train], moments)
 
 
-def read_labels(frame: pl.DataFrame, settings: DataSettings, where: str) -> TargetTable:
+def read_labels(
+    frame: pl.DataFrame, settings: DataSettings, where: str, *, whole_are_classes: bool = False
+) -> TargetTable:
     """Return the targets of all rows.
+
+    Args:
+        whole_are_classes: plain whole numbers are classes, however many.
 
     Raises:
         DataError: the label columns do not fit data.problem, or allow none.
     """
+    if settings.classes != "auto":  # labels have the form NFC
+        classes = tuple(unicodedata.normalize("NFC", name) for name in settings.classes)
+        settings = settings.model_copy(update={"classes": classes})
     columns = [_Label(frame[name], settings, where) for name in settings.label_columns]
-    problem, why = _problem(columns, settings, where)
+    problem, why = _problem(columns, settings, where, whole_are_classes)
     return problem.choose(classes=_classes, labels=_labels, numbers=_numbers)(columns, settings, where, why)
 
 
@@ -136,6 +149,25 @@ class _Label:
     def numeric_share(self) -> float:
         return (len(self.numbers) - self.numbers.null_count()) / len(self.present)
 
+    def whole_classes(self, whole_are_classes: bool) -> int:
+        """Return how many whole numbers are classes; 0: the numbers of the column are no classes."""
+        known = self.numbers.drop_nulls()
+        if self.is_boolean or known.is_empty() or not (known == known.floor()).all():
+            return 0
+        exact = self.texts if known.abs().max() >= EXACT else self.numbers  # type: ignore[operator]
+        counts = exact.filter(self.numbers.is_not_null()).alias("value").value_counts()["count"]
+        few = len(counts) <= _MAX_INTEGER_CLASSES and int(counts.min()) >= _LEAST_OF_INTEGER  # type: ignore[arg-type]
+        is_plain = whole_are_classes and self.form in ("", PLAIN)
+        return len(counts) if len(counts) == 2 or few or is_plain else 0
+
+    def odd_notes(self, limit: float, further: str = "") -> tuple[str, ...]:
+        """Return a note about texts in a column of numbers. `further` is a setting that its fix needs too."""
+        odd = self.texts.filter(self.numbers.is_null())
+        bad = self.numbers.null_count() / len(self.texts)
+        needed = f"{further} data.max_bad_fraction={math.ceil(100 * bad + 1) / 100:g}" if bad > limit else further
+        fix = f"To leave their rows out: `ratchet set {needed.strip()}`" if needed else "Their rows are left out"
+        return mixed_notes(self.name, "numbers", odd.drop_nulls(), len(self.present), fix)
+
     @property
     def is_binary(self) -> bool:
         """Whether all numbers of the column are 0 or 1, and most labels mean one of them. Other texts are faults."""
@@ -164,7 +196,9 @@ def _counts(texts: pl.Series, codes: pl.Series | None = None) -> dict[str, int]:
     return dict(table.group_by("value").agg(pl.col("count").sum()).rows())
 
 
-def _problem(columns: Sequence[_Label], settings: DataSettings, where: str) -> tuple[type[Target], str]:
+def _problem(
+    columns: Sequence[_Label], settings: DataSettings, where: str, whole_are_classes: bool
+) -> tuple[type[Target], str]:
     if settings.problem != "auto":
         problem = PROBLEMS[settings.problem]
         if problem.is_indexed and len(columns) > 1:
@@ -184,33 +218,39 @@ def _problem(columns: Sequence[_Label], settings: DataSettings, where: str) -> t
             f"numbers, or 0 and 1. Fix: write them in {odd.name!r}, or set data.label_column to other columns"
         )
     (column,) = columns
+    whole = column.whole_classes(whole_are_classes)
     if column.is_boolean or column.numeric_share < 0.9:
-        _check_single(column, settings)
+        _check_single(column, settings, has_numbers=not whole and 0.5 < column.numeric_share < 0.9)
         return Classes, f"texts in {column.name!r}"
-    known = column.numbers.drop_nulls()
-    whole = bool((known == known.floor()).all())
-    exact = column.texts if whole and known.abs().max() >= EXACT else column.numbers  # type: ignore[operator]
-    counts = exact.drop_nulls().alias("value").value_counts()["count"]
-    least = int(counts.min())  # type: ignore[arg-type]
-    if whole and (len(counts) == 2 or (len(counts) <= _MAX_INTEGER_CLASSES and least >= _LEAST_OF_INTEGER)):
-        return Classes, f"{len(counts)} different whole numbers in {column.name!r}"
-    return Numbers, f"{len(counts):,} different numbers in {column.name!r}"
+    if whole:
+        return Classes, f"{whole} different whole numbers in {column.name!r}"
+    return Numbers, f"{column.numbers.drop_nulls().n_unique():,} different numbers in {column.name!r}"
 
 
-def _check_single(column: _Label, settings: DataSettings) -> None:
-    """Check that the texts of a label column are no lists of labels."""
-    separator = _list_separator(column.counts) if settings.classes == "auto" else None
+def _check_single(column: _Label, settings: DataSettings, *, has_numbers: bool) -> None:
+    """Check that the texts of a label column are no lists of labels, and most of them no numbers to predict."""
+    if settings.classes != "auto":
+        return
+    separator = _list_separator(column.counts)
     if separator is not None:
         example = min(text for text in column.counts if len(_labels_in(text, separator)) > 1)
-        raise DataError(
-            f"{column.where}: label column {column.name!r} has several labels in a cell, separated by {separator!r}, "
-            f"such as {example!r}. Fix: `ratchet set data.problem=multi-label`; or, if each text is one class, "
-            "`ratchet set data.problem=classification`"
+        problem = (
+            f"{column.name!r} has several labels in a cell, separated by {separator!r}, such as {example!r}. Fix: "
+            "`ratchet set data.problem=multi-label`"
         )
+    elif has_numbers:
+        (problem,) = column.odd_notes(settings.max_bad_fraction, "data.problem=regression")
+        problem = problem.replace("To leave", "Fix: to leave")
+    else:
+        return
+    raise DataError(
+        f"{column.where}: label column {problem}; or, if each text is one class, "
+        "`ratchet set data.problem=classification`"
+    )
 
 
-def _check_unlabelled(column: _Label, classes: Sequence[str], limit: float) -> tuple[str, ...]:
-    """Return a note about labels such as None and NA, which mean no label.
+def _check_unlabelled(column: _Label, classes: Sequence[str], limit: float | None) -> tuple[str, ...]:
+    """Return a note about labels such as None and NA, which mean no label. `limit`: None: such rows are samples.
 
     Raises:
         DataError: too many rows have such a label, so it may be a class.
@@ -222,8 +262,9 @@ def _check_unlabelled(column: _Label, classes: Sequence[str], limit: float) -> t
     listed = yaml_list(sorted({*classes, *column.unlabelled}, key=in_order))
     fix = f'"data.classes=[{listed}]"' if len(classes) <= _MAX_LISTED else "data.classes to the list of all classes"
     text = f"{count:,} of {len(column.texts):,} labels are {names}, which means no label"
-    if count <= limit * len(column.texts):
-        return (f"{column.name}: {text}: their rows are left out. If it is a class: ratchet set {fix}",)
+    if limit is None or count <= limit * len(column.texts):
+        effect, noun = ("are left out", "class") if limit is not None else ("have none", "label")
+        return (f"{column.name}: {text}: their rows {effect}. If it is a {noun}: ratchet set {fix}",)
     raise DataError(
         f"{column.where}: label column {column.name!r}: {text}, and data.max_bad_fraction allows {limit:.1%} rows "
         f"without one. Fix: if it is a class, ratchet set {fix}; if not, remove these rows, or raise "
@@ -256,6 +297,7 @@ def _classes(columns: Sequence[_Label], settings: DataSettings, where: str, why:
                 f"{where}: label column {column.name!r} has {len(counts):,} different values in "
                 f"{len(column.present):,} rows, so they are no classes. Fix: set data.label_column to another column"
                 + (", or data.problem to regression" if column.numeric_share > 0.5 else "")
+                + "".join(f". {note}" for note in form_notes(column.name, column.present))
             )
         classes = tuple(sorted(set(counts) - set(look_alikes(counts)), key=in_order))
     if len(classes) < 2:
@@ -264,6 +306,10 @@ def _classes(columns: Sequence[_Label], settings: DataSettings, where: str, why:
             "Fix: add rows of another class, or set data.label_column"
         )
     notes += _check_unlabelled(column, classes, settings.max_bad_fraction)
+    if settings.problem == settings.classes == "auto":
+        has_numbers = 0.5 < column.numeric_share < 1
+        notes += column.odd_notes(settings.max_bad_fraction, "data.problem=regression") if has_numbers else ()
+        notes += form_notes(column.name, column.present)
     notes += _spellings(column.name, [name for name in classes if name in counts])
     check_known(counts, settings.classes, f"{where}: label column {column.name!r}")
     labels = texts.cast(pl.Enum(classes), strict=False).to_physical().cast(pl.Int64)
@@ -337,11 +383,12 @@ def _numbers(columns: Sequence[_Label], settings: DataSettings, where: str, why:
     faults = {"no-label": missing.arg_true(), "label-not-a-number": (odd & ~missing).arg_true()}
     faults["infinite-label"] = (infinite & ~missing & ~odd).arg_true()
     names = tuple(column.name for column in columns)
+    odd_notes = tuple(note for column in columns for note in column.odd_notes(settings.max_bad_fraction))
     notes = [note for column in columns for note in column.far_notes()]
     notes += [
         f"{each.name}: labels written as {each.form} are numbers" for each in columns if each.form not in ("", PLAIN)
     ]
-    return TargetTable(Numbers, why, names, values, _joined(columns), faults, tuple(notes))
+    return TargetTable(Numbers, why, names, values, _joined(columns), faults, (*odd_notes, *notes), odd_notes)
 
 
 def _labels(columns: Sequence[_Label], settings: DataSettings, where: str, why: str) -> TargetTable:
@@ -390,7 +437,8 @@ def _listed(column: _Label, where: str, why: str) -> TargetTable:
             f"{column.name}: no row has two labels ({', '.join(map(repr, names[:_FEW]))}, ...). If a cell has several, "
             f"separate them by {' or '.join(_SEPARATORS)}"
         )
-    return TargetTable(Labels, why, names, values, column.texts.fill_null(""), {}, (note,))
+    notes = (note, *_check_unlabelled(column, names, None))
+    return TargetTable(Labels, why, names, values, column.texts.fill_null(""), {}, notes)
 
 
 def _joined(columns: Sequence[_Label]) -> pl.Series:

@@ -37,7 +37,7 @@ def up(
     begin = in_foreground.stay if foreground else lifecycle.up
     begin(workspace, params, say=echo)
     if not foreground:
-        echo("next: prefect deployment run train-flow/local; ratchet down stops what was started")
+        echo("next: ratchet run train-flow/local; ratchet down stops what was started")
 
 
 @servers.command(

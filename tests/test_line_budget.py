@@ -10,7 +10,7 @@ LIMITS = {
     "commands": 4_200,
     "data": 11_300,
     "doctor": 1_220,
-    "evaluation": 3_270,
+    "evaluation": 3_276,
     "exports": 740,
     "flows": 3_680,
     "gate": 1_470,
@@ -25,11 +25,11 @@ LIMITS = {
     "scale": 730,
     "search": 1_170,
     "servers": 1_500,
-    "serving": 6_870,
+    "serving": 6_970,
     "settings": 2_525,
     "tasks": 5_370,
     "tokens": 400,
-    "traffic": 1_020,
+    "traffic": 1_022,
     "training": 9_845,
 }
 

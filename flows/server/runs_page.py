@@ -2,7 +2,7 @@
 
 from urllib.parse import quote
 
-from ratchet.registry.mlflow_store import VIEW
+from ratchet.registry.mlflow_store import VIEW, VIEW_TAG
 from ratchet.servers.addresses import mlflow_credentials
 from ratchet.servers.http import read_json
 from ratchet.servers.supervisor import Service
@@ -19,5 +19,6 @@ def runs_page(mlflow: Service, experiment: str) -> str:
     answer = read_json(url, credentials=mlflow_credentials())
     if not answer:
         return f"{mlflow.shown}/#/experiments{TRAINING}"
-    number = answer["experiment"]["experiment_id"]
-    return f"{mlflow.shown}/#/experiments/{number}/runs{TRAINING}&viewStateShareKey={VIEW}"
+    number, tags = answer["experiment"]["experiment_id"], answer["experiment"].get("tags", [])
+    has_view = any(tag["key"] == VIEW_TAG for tag in tags)  # an earlier Ratchet stored none until the next run
+    return f"{mlflow.shown}/#/experiments/{number}/runs{TRAINING}{f'&viewStateShareKey={VIEW}' * has_view}"

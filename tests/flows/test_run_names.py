@@ -3,11 +3,13 @@
 import random
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
+from prefect.runtime import flow_run
 from prefect.utilities.names import generate_slug
 
-from flows.run_names import is_made_up, time_text
+from flows.run_names import is_made_up, run_name, time_text
 
 
 @pytest.fixture
@@ -30,3 +32,21 @@ def test_runs_of_the_same_minute_have_different_names() -> None:
 @pytest.mark.parametrize("name", ["nightly-retrain", "baseline-large", "new-labels", "digits 2026-11-25", "otter", ""])
 def test_name_that_somebody_chose_is_kept(name: str) -> None:
     assert not is_made_up(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("happy-otter", "digits 2026-11-25 02:00:07 nightly"),
+        ("before-the-sale", "before-the-sale"),
+        ("", "digits 2026-11-25 02:00:07 nightly"),
+    ],
+)
+def test_a_run_is_named_by_data_time_and_deployment(
+    project: Any, monkeypatch: pytest.MonkeyPatch, name: str, shown: str
+) -> None:
+    monkeypatch.setenv("RATCHET_ROOT", str(project.root))
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__NAME", name)
+    monkeypatch.setitem(vars(flow_run), "scheduled_start_time", datetime(2026, 11, 25, 2, 0, 7, tzinfo=UTC))
+    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__NAME", "nightly")
+    assert run_name() == shown

@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 from waiting import until
 
+from flows.server.runs_page import TRAINING, runs_page
 from ratchet.cost import TrainingCost
 from ratchet.errors import RegistryError, TrackingRefused, TrackingUnavailable, TrainingError
 from ratchet.registry.mlflow_store import VIEW, check_experiment, connect, experiment_id, file_errors, reachable
 from ratchet.registry.runs import NAME, Run, send_all, total_cost
+from ratchet.servers.supervisor import Service
 from ratchet.settings.model import ModelSettings, Params, TrackingSettings
 from ratchet.workspace import Workspace
 from tasks.trained_model import run_name
@@ -153,10 +155,15 @@ def test_the_runs_page_has_a_view_with_results_first(place: Any, key: str) -> No
         settings = place.params.tracking.model_copy(update={"experiment": experiment})
         if experiment != place.params.tracking.experiment:
             place.client.create_experiment(experiment)
+            mlflow = Service("MLflow server", place.params.tracking.uri, "", "", 1.0)
+            has_address = mlflow.address.startswith("http")
+            assert not has_address or runs_page(mlflow, experiment).endswith("/runs?workflowType=machine_learning")
         identity = experiment_id(place.client, place.workspace, settings)
         saved = json.loads(place.client.get_experiment(identity).tags[tag])
         assert saved["name"] == "Results"
         assert json.loads(saved["state"])["selectedColumns"][:2] == ["tags.`ratchet.result`", "tags.`ratchet.gate`"]
+        if experiment != place.params.tracking.experiment and has_address:
+            assert runs_page(mlflow, experiment).endswith(f"/{identity}/runs{TRAINING}&viewStateShareKey={VIEW}")
 
 
 def test_a_run_gets_the_name_that_is_recorded(place: Any, key: str) -> None:

@@ -184,19 +184,22 @@ def test_refused_version_is_a_metric(folder: Path, tmp_path: Path) -> None:
         Batcher(queue_rows=1),
     )
 
-    def refused() -> tuple[str, float]:
-        text = ServerMetrics(watcher, batcher, deadline=1.0).text().decode()
-        families = {family.name: family for family in text_string_to_metric_families(text)}
+    def refused(*watchers: AliasWatcher) -> tuple[str, float]:
+        metrics = ServerMetrics(watchers[0], batcher, deadline=1.0)
+        metrics.watchers += watchers[1:]
+        families = {family.name: family for family in text_string_to_metric_families(metrics.text().decode())}
         (sample,) = families["ratchet_version_refused"].samples
         return sample.labels["refused"], sample.value
 
     watcher.check()
-    assert refused() == ("", 0.0)
+    assert refused(watcher) == ("", 0.0)
+    other = AliasWatcher(registry, lambda: "model/damaged", folder=tmp_path, threads=1)
     registry.named = version("damaged")
-    watcher.check()
-    assert refused() == ("model version damaged", 1.0)
+    other.check()
+    assert refused(watcher, other) == ("model version damaged", 1.0)
     batcher.close()
     watcher.close()
+    other.close()
 
 
 class Clock:

@@ -7,12 +7,15 @@ import http.client
 import io
 import itertools
 import json
+import re
 import signal
 import socket
+import struct
 import subprocess
 import threading
 import urllib.error
 import urllib.request
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -346,18 +349,21 @@ def test_options_of_tritons_client_have_their_effect(images: Served, binary: boo
     scores = np.array(images.ask("/invocations", {"inputs": ROWS["image"][:5]})[1]["predictions"], np.float32)
     client = triton.InferenceServerClient(f"{HOST}:{images.port}")
 
-    def infer(**options: Any) -> Any:
+    def infer(class_count: int = 0, **options: Any) -> Any:
         given = triton.InferInput("pixels", pixels.shape, "UINT8")
         given.set_data_from_numpy(pixels, binary_data=binary)
-        wanted = triton.InferRequestedOutput("probabilities", binary_data=binary)
+        wanted = triton.InferRequestedOutput("probabilities", binary_data=binary, class_count=class_count)
         return client.infer("image", [given], outputs=[wanted], **options).as_numpy("probabilities")
 
     with closing(client):
         assert infer(timeout=5_000_000).tobytes() == scores.tobytes()
+        assert infer(priority=1).tobytes() == scores.tobytes()
         packed = infer(request_compression_algorithm="gzip", response_compression_algorithm="gzip")
         assert packed.tobytes() == scores.tobytes()
         with pytest.raises(InferenceServerException, match=r"\[503\] .*within the deadline"):
             infer(timeout=1)  # a microsecond
+        with pytest.raises(InferenceServerException, match=r"outputs\[0\]\.parameters\.classification: unknown field"):
+            infer(class_count=2)
     assert images.get("/v2")[1]["extensions"] == ["binary_tensor_data", "schedule_policy"]
 
 
@@ -564,6 +570,25 @@ def test_image_file_is_decoded_as_by_ingest(images: Served) -> None:
     assert by_file == images.ask("/v1/predict", {"input": [pixels.tolist()]})[1]["predictions"]
 
 
+def test_hostile_image_files_fill_no_log(serve: Callable[..., Served]) -> None:
+    """Pillow warns of many pixels once for each size, and libtiff prints what it finds."""
+    served = serve("image")
+    files = [png_header(10_000 + number, 10_000) for number in range(4)]
+    tiff = io.BytesIO()
+    Image.fromarray(RANDOM.integers(0, 256, (40, 40, 3), np.uint8)).save(tiff, "TIFF", compression="tiff_lzw")
+    damaged = bytearray(tiff.getvalue())
+    damaged[200:1200] = b"\xff" * 1000
+    files += [bytes(damaged)] * 3
+    for content in files:
+        status, answer, _ = served.ask("/v1/predict", {"input": [{"b64": base64.b64encode(content).decode()}]})
+        assert status == 400, answer
+    lines = (served.workspace.root / f"serve-{served.port}.log").read_text().splitlines()
+    assert [
+        line for line in lines if not re.match(r"[\d-]{10}T[\d:]{8}[+-]\d{4} |image version 1.* at http", line)
+    ] == []
+    assert "pixels" not in "".join(lines)
+
+
 def test_alias_is_followed_and_a_damaged_version_never_answers(serve: Callable[..., Served], registry: Served) -> None:
     """Requests run all the time; each answer equals that of the version it names."""
     registry.add("moving", SPECS["image"])
@@ -646,6 +671,7 @@ def test_alias_is_followed_and_a_damaged_version_never_answers(serve: Callable[.
         (INFER, {"inputs": [TENSOR | {"shape": [0, *[2**31 - 1] * 7], "data": []}]}, 400, "which is too large"),
         (INFER, {"inputs": [TENSOR | {"shape": [2], "data": [256, 0.5]}]}, 400, "has values that are not UINT8"),
         (INFER, {"inputs": [TENSOR], "parameters": {"foo": 1}}, 400, "parameters.foo: unknown field"),
+        (INFER, {"inputs": [TENSOR], "parameters": {"priority": -1}}, 400, "priority: found -1; allowed: a whole"),
         ("/invocations", {"inputs": [], "params": 5}, 400, "params: allowed: an object"),
         ("/v2/models/other/infer", {"inputs": []}, 404, "found other; served is image/"),
         ("/v2/models/image/versions/99/infer", {"inputs": []}, 404, "found image/99"),
@@ -654,6 +680,52 @@ def test_alias_is_followed_and_a_damaged_version_never_answers(serve: Callable[.
 def test_bad_request_is_refused_by_name(small: Served, path: str, content: Any, status: int, message: str) -> None:
     code, answer, _ = small.ask(path, content)
     assert (code, message in answer["error"]) == (status, True), answer
+
+
+MARKS = "a" + "\u0301\u0316" * 10_000
+LONG = ["a" * 600_000, "b" * 400_001]
+EXPANDS = ["\ufdfa" * 60_000]  # each has 18 characters in the Unicode form NFKC
+TOO_MANY = "found more than 1,000,000 characters in "
+
+
+@pytest.mark.parametrize(
+    ("texts", "status", "message"),
+    [
+        (LONG, 413, f"{TOO_MANY}2 of 2 texts; allowed: 1,000,000 in one request. Fix: send fewer or shorter texts"),
+        (EXPANDS, 413, f"{TOO_MANY}1 of 1 texts"),
+        (["a", MARKS], 400, "[1]: found 128 combining marks in a row; allowed: up to 127"),
+    ],
+)
+@pytest.mark.parametrize("name", ["text", "tokens"])
+def test_too_long_texts_are_refused_in_every_format(
+    shared: Callable[[str], Served], name: str, texts: list[str], status: int, message: str
+) -> None:
+    """One call of a tokenizer would stop the whole server."""
+    served = shared(name)
+    infer = {"inputs": tensors("text", texts)}
+    for path, content in (
+        ("/v1/predict", {"input": texts}),
+        ("/invocations", {"inputs": texts}),
+        (f"/v2/models/{name}/infer", infer),
+    ):
+        code, answer, _ = served.ask(path, content)
+        assert (code, message in answer["error"]) == (status, True), (path, answer["error"][:300])
+
+
+def test_long_texts_up_to_the_limit_are_answered(shared: Callable[[str], Served]) -> None:
+    texts = ["a " * 450_000, "é" + "\u0301" * 127, "\ufdfa" * 5_000]
+    status, answer, _ = shared("text").ask("/v1/predict", {"input": texts})
+    assert (status, len(answer["predictions"])) == (200, 3)
+    for text, code in (("one two " + "a" * 99_992, 200), ("one two " + "a" * 99_993, 413)):
+        status, answer, _ = shared("text").ask("/v1/explain", {"input": [text]})
+        assert status == code, answer
+    assert "found more than 100,000 characters in 1 of 1 texts" in answer["error"]
+
+
+def test_a_column_name_of_marks_is_refused(tables: Served) -> None:
+    status, answer, _ = tables.ask("/v1/predict", {"input": [ROWS["table"][0] | {MARKS: 1}]})
+    assert (status, "input: unknown column 'a\u0301" in answer["error"]) == (400, True)
+    assert len(answer["error"]) < 600
 
 
 @pytest.fixture(scope="module")
@@ -1075,6 +1147,12 @@ def test_slow_canary_is_withdrawn(serve: Callable[..., Served], registry: Served
         if canary_of(served)["withdrawn"]:
             break
     assert "times the seconds of the served version" in canary_of(served)["withdrawn"]
+
+
+def png_header(width: int, height: int) -> bytes:
+    """Return the beginning of a PNG file of this size."""
+    head = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + head + struct.pack(">II", zlib.crc32(head), 9) + b"IDAT"
 
 
 def png(pixels: Any) -> bytes:

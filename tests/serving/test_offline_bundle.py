@@ -27,6 +27,7 @@ from tests.serving.test_model_server import HOST, ROWS, SPECS, Served, columns, 
 __all__ = ["serve"]  # a fixture
 
 BARRED = ("torch", "mlflow", "prefect", "dvc", "pandas", "sklearn", "scipy", "onnx")
+UNEXPLAINED = (400, "explanations of images and texts need PyTorch and the model's weights, which are not here")
 ANSWERS = """
 import asyncio, json, sys
 from pathlib import Path
@@ -145,9 +146,7 @@ def test_bundle_in_a_fresh_environment_gives_the_servers_bits(
         if name == "table":
             assert explained["explanation"] == served.ask("/v1/explain", {"input": rows[:1]})[1]["explanation"]
         else:
-            assert (status, explained["error"]) == (
-                400, "explanations of images and texts need PyTorch, which is not installed here",
-            )  # fmt: skip
+            assert (status, explained["error"]) == UNEXPLAINED
         if name == "image":
             content = io.BytesIO()
             Image.fromarray(np.array(rows[0], np.uint8)).resize((20, 30)).save(content, "JPEG")
@@ -186,6 +185,8 @@ def test_bundle_refuses_strangers_and_wrong_options(registry: Served, tmp_path: 
         assert psutil.Process(pid).cmdline()[1:] == command[1:]  # with the same search path of modules
         assert offline.ask("/v1/predict", content)[0] == 401
         assert offline.ask("/v1/predict", content, Authorization=f"Bearer {key}", Host="edge.local")[0] == 200
+        status, explained, _ = offline.ask("/v1/explain", content, Authorization=f"Bearer {key}")
+        assert (status, explained["error"]) == UNEXPLAINED
     assert "--port: found 0; allowed: 1 to 65535" in refused(bundle, python, "--port", "0")
     assert refused(bundle, python, "--host", "192.0.2.1").startswith("--host: cannot listen on '192.0.2.1'")
     (bundle / "keys.json").unlink()

@@ -101,7 +101,7 @@ def test_page_predicts_and_explains_in_a_browser(
         assert browser.screenshot(tmp_path / f"{name}-{width}.png", width) <= width, "wider than the window"
 
 
-@pytest.mark.parametrize("name", ["table"])
+@pytest.mark.parametrize("name", ["table", "image"])
 def test_one_click_on_a_sample_gives_an_answer_in_view(
     name: str,
     browser: Browser,

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import orjson
 import pytest
 from PIL import Image
 from starlette.requests import ClientDisconnect
@@ -23,17 +24,20 @@ from ratchet.kinds.input_warnings import InputWarning
 from ratchet.kinds.protocol import TooManyRows
 from ratchet.kinds.registry import kind_of
 from ratchet.serving.canary import Canary
-from ratchet.serving.formats.request_formats import ModelRequest
-from ratchet.serving.handler import Call, ServedRequest
+from ratchet.serving.formats.request_formats import ModelRequest, RatchetFormat
+from ratchet.serving.handler import Call, PredictEndpoint, RequestHandler, ServedRequest
 from ratchet.serving.http_request import Bodies, Refused, TooLarge
 from ratchet.serving.lifetime import Lifetime
 from ratchet.serving.recent import RecentAnswers
 from ratchet.serving.sequential import Slower
 from ratchet.serving.shadow import Shadow
+from ratchet.serving.versions.alias_watcher import PinnedVersion
 from ratchet.serving.versions.batching import Batcher, Overloaded, Raw
-from ratchet.serving.versions.loaded import LoadedVersion
+from ratchet.serving.versions.loaded import Identity, LoadedVersion
 from ratchet.serving.worker_thread import Worker
 from ratchet.settings.model import ServingSettings
+from tests.serving.test_loaded import store
+from tests.serving.test_metrics import SPEC
 
 ENOUGH = 60.0  # seconds
 IMAGES = ImageInput(8, 8, 3, (120.0,) * 3, (60.0,) * 3)
@@ -144,6 +148,29 @@ def test_requests_are_read_by_the_thread_that_computes() -> None:
         await first
         assert threads == model.threads == {"batches"}
         assert model.batches == [1, 12]
+        batcher.close()
+
+    asyncio.run(ask())
+
+
+def test_large_requests_are_encoded_apart() -> None:
+    """No deadline ends the encoding of several long texts."""
+
+    async def ask() -> None:
+        batcher, model, together = Batcher(queue_rows=1024, clock=lambda: 0.0), Model(), list[int]()
+
+        def complete(requests: list[Any]) -> list[Any]:
+            together.append(len(requests))
+            return requests
+
+        first = await busy(batcher, model)
+        sizes = [600_000, 600_000, 10, 20, 2_000_000, 30]
+        raw = [Raw(lambda: Read(rows(1)), size, complete) for size in sizes]
+        tasks = [asyncio.create_task(batcher.answer(model.loaded, each, soon())) for each in raw]
+        await until_in_loop(lambda: batcher.waiting == len(sizes))
+        model.free.set()
+        await asyncio.gather(first, *tasks)
+        assert together == [2, 3, 1]
         batcher.close()
 
     asyncio.run(ask())
@@ -331,6 +358,32 @@ def test_slow_shadow_drops_requests_and_its_end_does_not_wait() -> None:
     free.set()
 
 
+def test_requests_that_wait_long_are_not_shadowed() -> None:
+    clock, begun, ended = Clock(), list[float](), threading.Event()
+
+    class Watcher:
+        is_named, reference = True, "image/2"
+
+        @property
+        def current(self) -> Any:
+            if threading.current_thread().name != "shadow":
+                return object()
+            begun.append(clock.now)
+            ended.set()
+            return None
+
+        def close(self) -> None: ...
+
+    shadow = Shadow(cast(Any, Watcher()), cast(Any, SimpleNamespace(share=1.0)), clock=clock)
+    with shadow._changed:  # so that its thread waits
+        shadow.observe(answered())
+        clock.now = 61.0
+        shadow.observe(answered())
+    assert ended.wait(ENOUGH)
+    shadow.close()
+    assert (shadow.dropped, begun) == (1, [61.0])
+
+
 def test_worker_is_bounded_and_its_end_does_not_wait() -> None:
     async def ask() -> None:
         worker, taken, free = Worker("test"), threading.Event(), threading.Event()
@@ -410,6 +463,36 @@ def test_slow_uploads_withdraw_no_canary(canary: tuple[Canary, Clock]) -> None:
         trial.answered(answered("served", client=str(client)))
     assert trial.state["latency"] == {"pairs": 2000, "slower": 0}
     assert trial.withdrawn == ""
+
+
+def test_late_end_of_an_upload_fails_no_canary(tmp_path: Path) -> None:
+    """The version hangs. Of the deadline of 4 s the client takes 3, or 0.5, for sending the body."""
+    store(tmp_path, SPEC)
+    served, hung = (LoadedVersion(Identity("a", n, f"run-{n}", None), tmp_path) for n in "12")
+    watcher: Any = SimpleNamespace(current=hung, is_named=True, problem="", close=lambda: None)
+    body = orjson.dumps({"input": np.zeros((1, 8, 8, 3), int).tolist()})
+
+    async def ask(upload: float) -> tuple[int, list[bool]]:
+        """Return the status, and the failures of the canary that were counted."""
+        settings, free, sent = ServingSettings(canary_share=1.0, deadline=4.0), threading.Event(), list[Any]()
+        hung._run = lambda arrays: free.wait(ENOUGH) and arrays[0]
+        handler = RequestHandler(PinnedVersion(served), Batcher(queue_rows=64), settings)
+        handler.canary = trial = Canary(watcher, settings, tmp_path / "canary.json")
+        began, sticky = time.monotonic() - upload, (b"x-canary-key", b"user")
+        scope = {"type": "http", "path": "/", "headers": [sticky], "ratchet.began": began}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await PredictEndpoint(handler, "own", RatchetFormat(64))(scope, sender(body), send)
+        free.set()
+        trial.close()
+        handler.batcher.close()
+        assert trial._trial
+        return sent[0]["status"], list(trial._trial.outcomes[True])
+
+    assert asyncio.run(ask(3.0)) == (503, [])
+    assert asyncio.run(ask(0.5)) == (503, [True])
 
 
 def test_canary_that_becomes_slow_later_is_withdrawn(canary: tuple[Canary, Clock]) -> None:

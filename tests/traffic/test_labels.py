@@ -1,15 +1,24 @@
 """Late labels: the newest counts, and quality has the values that NumPy computes from the answers."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
+import orjson
 import polars as pl
 import pytest
 
+from ratchet.problems import Classes, Numbers
+from ratchet.serving import label_endpoint
+from ratchet.serving.http_request import Refused
+from ratchet.serving.label_endpoint import LabelEndpoint
+from ratchet.settings.model import ServingSettings
 from ratchet.traffic.label_store import LabelStore, Stored
 from ratchet.traffic.log_summary import summary
 from ratchet.traffic.request_log import RequestLog
-from ratchet.traffic.schema import Logged
+from ratchet.traffic.schema import Logged, target_id
 
 NOON = 1_800_014_400.0  # within an hour of the year 2027
 ANSWERS = [f"{number:032x}" for number in range(10)]
@@ -44,6 +53,39 @@ def test_newest_label_counts_and_repeats_change_nothing(requests: Path) -> None:
     assert len(pl.read_parquet(path)) == 5
     assert path.stat().st_mode & 0o777 == 0o600
     assert store.logged({ANSWERS[4], "unknown"}) == {(ANSWERS[4], 0): "digest"}
+
+
+def test_labels_are_not_stored_after_the_deadline(requests: Path) -> None:
+    store = LabelStore(requests)
+    endpoint = LabelEndpoint(cast(Any, SimpleNamespace(settings=ServingSettings())), store)
+    target = Classes(("even", "odd"))
+    predictions = np.eye(2, dtype=np.float32)[[0]]
+    logged = Logged("a" * 32, NOON, 0.25, "own", "digits", "5", "", "", {}, predictions, target_id(target))
+    log = RequestLog(requests, share=1.0, inputs="none", days=30.0, mib=64.0)
+    log.add(logged.answer, lambda: logged)
+    log.close()
+    body, checks = orjson.dumps({"labels": [{"id": logged.answer, "label": "even"}]}), 0
+    for allowed in range(10):
+        calls = iter(range(allowed))
+
+        def check(calls: Iterator[int] = calls) -> None:
+            if next(calls, None) is None:
+                raise TimeoutError
+
+        try:
+            endpoint._add(store, body, target, check)
+        except TimeoutError:
+            checks += 1
+            assert store.newest().is_empty()
+    assert checks >= 2
+    assert store.newest()["answer"].to_list() == [logged.answer]
+
+
+def test_too_many_labels_are_refused() -> None:
+    body = orjson.dumps({"labels": [{"id": "a", "row": row, "label": 1.0} for row in range(100_001)]})
+    with pytest.raises(Refused, match=r"found 100,001 labels; allowed: 100,000 in one request") as refused:
+        label_endpoint._read(body, Numbers(("price",), (50.0,), (7.0,)))
+    assert refused.value.status == 413
 
 
 def test_accuracy_counts_labelled_rows_only(requests: Path) -> None:

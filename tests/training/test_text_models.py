@@ -304,3 +304,16 @@ def test_contributions_are_what_a_left_out_word_changes() -> None:
     for (_, value), rest in zip(contributions, ("good film", "a film", "a good"), strict=True):
         assert value == pytest.approx(margin("a good film") - margin(rest), abs=1e-5)
     assert word_contributions(model, spec, "", 0) == []
+    spec, many = (
+        replace(spec, input=replace(described, longest=0)),
+        " ".join(["good", "film"] * 50),
+    )  # more than one batch
+    assert len(word_contributions(model, spec, many, 1)) == 100
+    checks = iter([None] * 70)
+
+    def check() -> None:
+        if next(checks, "ended") == "ended":
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        word_contributions(model, spec, many, 1, check)

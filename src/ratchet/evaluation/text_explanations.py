@@ -5,10 +5,14 @@ Li, Monroe and Jurafsky 2016, arXiv:1612.08220). It needs no gradient and works 
 contributions of two words that mean the same are small, because each can be left out without loss.
 """
 
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ratchet.kinds.protocol import go_on
 
 if TYPE_CHECKING:
     from ratchet.kinds import ModelSpec
@@ -20,34 +24,41 @@ _AT_ONCE = 64  # texts in a batch
 _MOST = 512  # words: later ones have no contribution here
 
 
-def word_contributions(model: "Model", spec: "ModelSpec", text: str, output: int) -> list[tuple[str, float]]:
+def word_contributions(
+    model: "Model", spec: "ModelSpec", text: str, output: int, check: Callable[[], None] = go_on
+) -> list[tuple[str, float]]:
     """Return the words of a text in order, each with its contribution to an output.
 
     The contribution is the output for the text minus the output without the word. Of a class the output is its logit
     minus the mean logit of the other classes, of a number its value in its own unit, of a label its logit. Words that
-    the model does not use, because the text is too long, have no entry.
+    the model does not use, because the text is too long, have no entry. `check` is called for each word; what it raises
+    ends the work.
     """
     from ratchet.tokens.tokenizers import words_of
 
     split = words_of(text)[: min(spec.text.longest or _MOST, _MOST)]
-    shortened = [" ".join(split[:at] + split[at + 1 :]) for at in range(len(split))]
-    outputs = _outputs(model, spec, [" ".join(split), *shortened])
-    values = spec.target.support(outputs, output)
+
+    def texts() -> Iterator[str]:
+        yield " ".join(split)
+        for at in range(len(split)):
+            check()
+            yield " ".join(split[:at] + split[at + 1 :])
+
+    values = spec.target.support(_outputs(model, spec, texts()), output)
     return list(zip(split, (values[0] - values[1:]).tolist(), strict=True))
 
 
-def _outputs(model: "Model", spec: "ModelSpec", texts: list[str]) -> NDArray[np.float64]:
+def _outputs(model: "Model", spec: "ModelSpec", texts: Iterator[str]) -> NDArray[np.float64]:
     """Return the model's outputs for texts, float64 (texts, outputs)."""
     import torch
 
     from ratchet.tokens.tokenizers import encode
 
-    rows = encode(texts, spec.text)
     device = model.temperature.device
     parts = []
     with torch.no_grad():
-        for start in range(0, len(rows), _AT_ONCE):
-            ids = rows.gather(np.arange(start, min(start + _AT_ONCE, len(rows))))
+        while len(rows := encode(islice(texts, _AT_ONCE), spec.text)):
+            ids = rows.gather(np.arange(len(rows)))
             parts.append(model(torch.from_numpy(ids).to(device)).double().cpu().numpy())
     outputs: NDArray[np.float64] = np.concatenate(parts)
     return outputs

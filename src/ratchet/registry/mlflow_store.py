@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "GONE",
     "VIEW",
+    "VIEW_TAG",
     "active",
     "address",
     "all_pages",
@@ -58,7 +59,7 @@ VIEW = "gate"
 
 MLflow has no other way to choose columns: without it, every experiment begins with Source, Models and Dataset.
 """
-_VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
+VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
 _VIEW_COLUMNS = (
     "tags.`ratchet.result`",
     "tags.`ratchet.gate`",
@@ -299,13 +300,13 @@ def experiment_id(client: "MlflowClient", workspace: Workspace, settings: Tracki
     experiment = client.get_experiment_by_name(settings.experiment)
     if experiment is not None:
         _refuse_deleted_experiment(experiment, address(workspace, settings))
-        if _VIEW_TAG not in experiment.tags:
-            client.set_experiment_tag(experiment.experiment_id, _VIEW_TAG, _view())
+        if VIEW_TAG not in experiment.tags:
+            client.set_experiment_tag(experiment.experiment_id, VIEW_TAG, _view())
         return str(experiment.experiment_id)
     is_server = settings.uri.startswith(("http://", "https://"))
     place = None if is_server and settings.artifacts == "auto" else artifacts(workspace, settings)
     try:
-        return str(client.create_experiment(settings.experiment, place, tags={_VIEW_TAG: _view()}))
+        return str(client.create_experiment(settings.experiment, place, tags={VIEW_TAG: _view()}))
     except MlflowException:
         experiment = client.get_experiment_by_name(settings.experiment)  # another run has created it
         if experiment is None:

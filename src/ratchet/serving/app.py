@@ -71,6 +71,7 @@ class ModelServer:
         self.watcher, self.settings, self.group = watcher, settings, group
         self.batcher = Batcher(queue_rows=settings.queue)
         self.metrics = ServerMetrics(watcher, self.batcher, deadline=settings.deadline)
+        self.metrics.watchers += filter(None, (fallback, shadow, canary.watcher if canary else None))
         self.fallback = Fallback(fallback, queue_rows=settings.queue) if fallback else None
         self.handler = RequestHandler(watcher, self.batcher, settings, self.fallback)
         self.handler.observers.append(self.metrics.count_warnings)
@@ -141,8 +142,7 @@ class ModelServer:
         others = [each.watcher for each in (self.fallback, self.shadow, self.canary) if each]
         tasks = [asyncio.create_task(each.watch(every=self.settings.poll)) for each in (self.watcher, *others)]
         for watcher in (self.watcher, *([self.canary.watcher] if self.canary else [])):
-            if isinstance(watcher, AliasWatcher):  # a bundle is for machines without PyTorch
-                tasks.append(asyncio.create_task(self.explaining.warm(watcher, every=self.settings.poll)))
+            tasks.append(asyncio.create_task(self.explaining.warm(watcher, every=self.settings.poll)))
         if self.group:
             self._publish(self.group)
             tasks.append(asyncio.create_task(self._publish_often(self.group)))

@@ -36,14 +36,16 @@ from ratchet.serving.formats.request_formats import (
 from ratchet.serving.handler import Call, Endpoint, RequestHandler
 from ratchet.serving.http_request import Refused, Reply
 from ratchet.serving.lifetime import Lifetime
-from ratchet.serving.versions.alias_watcher import AliasWatcher
+from ratchet.serving.versions.alias_watcher import AliasWatcher, PinnedVersion
 from ratchet.serving.versions.batching import Raw
 from ratchet.serving.versions.loaded import LoadedVersion
+from ratchet.serving.versions.text_limit import check_texts
 from ratchet.serving.worker_thread import Worker
 
 __all__ = ["ExplainEndpoint", "column_variants"]
 
 _LOG = logging.getLogger(__name__)
+_CHARACTERS = 100_000  # of a text, which the model reads once for each word
 _VALUES = 8  # other values of each column
 _TOP = 5  # classes that are listed
 _RETRY = {"Retry-After": "1"}
@@ -69,8 +71,10 @@ class ExplainEndpoint(Endpoint):
             )
         if about == "pixels" and not loaded.spec.classes:
             raise InputError("explanations of images need a model with classes")
-        if about != "columns" and not find_spec("torch"):
-            raise InputError("explanations of images and texts need PyTorch, which is not installed here")
+        if about != "columns" and not _has_torch(loaded):
+            raise InputError(
+                "explanations of images and texts need PyTorch and the model's weights, which are not here"
+            )
         read = partial(self._read, body, call, loaded, lifetime)
         request, predictions, seconds = await self.handler.batcher_of(loaded).answer(
             loaded, Raw(read, len(body), encode_together), lifetime
@@ -80,7 +84,7 @@ class ExplainEndpoint(Endpoint):
             case "columns":
                 explanation = await self._columns(loaded, request.arrays, predictions[0], best, lifetime)
             case "words":
-                explanation = await self._in_torch(partial(_words, loaded, body, best), lifetime)
+                explanation = await self._in_torch(partial(_words, loaded, body, best, lifetime.check), lifetime)
             case _:
                 pixels = partial(_pixels, loaded, request.arrays[0][0], predictions[0])
                 explanation = await self._in_torch(pixels, lifetime)
@@ -93,6 +97,8 @@ class ExplainEndpoint(Endpoint):
         request = RatchetFormat(self.handler.settings.rows).read(body, call.headers, loaded, lifetime.check)
         if request.rows != 1:
             raise InputError(f"input: found {request.rows} rows; allowed: 1 for an explanation")
+        if request.unencoded and loaded.kind.tokenizes:
+            check_texts(request.unencoded.values, "input", most=_CHARACTERS)
         return request
 
     async def _columns(
@@ -119,13 +125,13 @@ class ExplainEndpoint(Endpoint):
                 501, f"explanations of this model need PyTorch and Captum, which are not installed: {error}"
             ) from None
 
-    async def warm(self, watcher: AliasWatcher, *, every: float) -> None:
+    async def warm(self, watcher: AliasWatcher | PinnedVersion, *, every: float) -> None:
         """Load what explanations of each version need, so that the first one waits for neither PyTorch nor files."""
         latest = ""
         while True:
             if (loaded := watcher.current) and loaded.identity.run_id != latest:
                 latest = loaded.identity.run_id
-                if loaded.spec.input.explanation in ("pixels", "words") and find_spec("torch"):
+                if loaded.spec.input.explanation in ("pixels", "words") and _has_torch(loaded):
                     try:
                         with contextlib.suppress(ImportError, Refused):  # the answer to a request says so
                             await self._worker.run(partial(_warm, loaded))
@@ -178,6 +184,11 @@ def _model(loaded: LoadedVersion) -> Any:
         ) from None
 
 
+def _has_torch(loaded: LoadedVersion) -> bool:
+    """Return whether PyTorch is installed and the version came with weights, which an offline bundle has not."""
+    return loaded.has_weights and find_spec("torch") is not None
+
+
 def _warm(loaded: LoadedVersion) -> None:
     _model(loaded)
     if loaded.spec.input.explanation == "words":
@@ -189,12 +200,12 @@ def _warm(loaded: LoadedVersion) -> None:
         importlib.import_module("captum.attr")
 
 
-def _words(loaded: LoadedVersion, body: bytes, best: int) -> dict[str, Any]:
+def _words(loaded: LoadedVersion, body: bytes, best: int, check: Callable[[], None]) -> dict[str, Any]:
     from ratchet.evaluation.text_explanations import word_contributions
     from ratchet.serving.formats.request_formats import read_object
 
     (text,) = texts_in(read_object(body)["input"], "input")
-    contributions = word_contributions(_model(loaded), loaded.spec, text, best)
+    contributions = word_contributions(_model(loaded), loaded.spec, text, best, check)
     return {
         "kind": "words",
         "of": _name(loaded, best),

@@ -1,5 +1,6 @@
 """API keys of the model server: who may ask."""
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -76,6 +77,11 @@ class KeyStore:
             self._write((), off=True)
             self._mark.unlink(missing_ok=True)
 
+    def mark(self) -> None:
+        """Remember that there is a key: an earlier Ratchet did not."""
+        with contextlib.suppress(OSError):  # of a bundle that cannot be written, whose settings say so
+            files.write_text(self._mark, "")
+
     def _read(self) -> tuple[tuple[Key, ...], bool | None]:
         """Return the keys, and whether they were switched off; None: there is no file."""
         try:
@@ -147,6 +153,8 @@ class KeyFilter:
         """Wrap `app`. `required`: refuse also if there never was a key, as beyond loopback. `clock`: seconds."""
         self.app, self._store, self._always, self._clock = app, store, required, clock
         self._keys: tuple[Key, ...] = store.read()
+        if self._keys:
+            store.mark()
         self._required = required or store.required
         self._looked, self._stamp = self._clock(), _stamp(store.path)
 

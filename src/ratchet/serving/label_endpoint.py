@@ -1,6 +1,7 @@
 """POST /v1/labels: true values of rows that the server has answered."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 
@@ -19,6 +20,7 @@ from ratchet.traffic.schema import target_id
 
 __all__ = ["LabelEndpoint"]
 
+_MOST = 100_000  # labels of a request
 _FORM = '{"labels": [{"id": ID of the answer, "row": 0, "label": true value}, ...]}'
 
 
@@ -52,13 +54,13 @@ class LabelEndpoint(Endpoint):
     ) -> Response:
         """Answer with the numbers of new, corrected and known labels."""
         assert self._store, "`version` checks it"
-        add = partial(self._add, self._store, body, loaded.spec.target)
+        add = partial(self._add, self._store, body, loaded.spec.target, lifetime.check)
         return json_response(asdict(await self.worker.run(add, lifetime)))
 
-    def _add(self, store: LabelStore, body: bytes, target: Target) -> Stored:
+    def _add(self, store: LabelStore, body: bytes, target: Target, check: Callable[[], None]) -> Stored:
         labels = _read(body, target)
         try:
-            logged = store.logged({answer for answer, _ in labels})
+            logged = store.logged({answer for answer, _ in labels}, check)
         except FileNotFoundError:
             raise Refused(503, "the request log is being merged", {"Retry-After": "1"}) from None
         for answer, row in labels:
@@ -75,6 +77,7 @@ class LabelEndpoint(Endpoint):
                     f"id {answer}, row {row}: answered by a version with other outputs than the served one, or "
                     "in another order. Nothing was stored",
                 )
+        check()
         return store.add(labels, problem=target.problem, days=self.handler.settings.log_days)
 
 
@@ -82,7 +85,7 @@ def _read(body: bytes, target: Target) -> dict[tuple[str, int], list[float]]:
     """Return the labels of a body, by (answer, row).
 
     Raises:
-        Refused: naming the entry, the value and what is allowed.
+        Refused: there are too many, or one is wrong.
     """
     try:
         content = orjson.loads(body)
@@ -91,6 +94,10 @@ def _read(body: bytes, target: Target) -> dict[tuple[str, int], list[float]]:
     entries = content.get("labels") if isinstance(content, dict) and set(content) == {"labels"} else None
     if not isinstance(entries, list) or not entries:
         raise Refused(400, f"found no list of labels; allowed: {_FORM}")
+    if len(entries) > _MOST:
+        raise Refused(
+            413, f"found {len(entries):,} labels; allowed: {_MOST:,} in one request. Fix: send several requests"
+        )
     labels: dict[tuple[str, int], list[float]] = {}
     named = named_answers(target)
     for number, entry in enumerate(entries):

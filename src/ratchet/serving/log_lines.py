@@ -6,6 +6,7 @@ about versions, keys and deleted files are all written, because no request cause
 
 import logging
 import time
+import warnings
 from collections.abc import Callable
 
 __all__ = ["LimitedHandler", "set_up"]
@@ -67,3 +68,7 @@ def set_up(process: str = "") -> None:
     """
     logging.basicConfig(level=logging.WARNING, handlers=[LimitedHandler(process)], force=True)
     logging.getLogger("ratchet").setLevel(logging.INFO)
+    warnings.formatwarning = lambda message, category, filename, lineno, line=None: (
+        f"{category.__name__}: {message} ({filename}:{lineno})"
+    )
+    logging.captureWarnings(True)

@@ -153,6 +153,7 @@ def run(
         fix: sentence that says how to add a name.
         member: place of this process among several, whose parent writes the line.
     """
+    from ratchet.data.reading.images import pillow_settings
     from ratchet.servers.addresses import address
     from ratchet.serving.http_protocol import Server
 
@@ -169,7 +170,8 @@ def run(
     sockets = [socket.socket(fileno=member.listening)] if member else None
     listening = Server(config)
     listening.accepts = _ACCEPTS_IN_GROUP if member else listening.accepts
-    _run_until_signal(listening, server.settings.deadline + _LAST, sockets)
+    with pillow_settings():  # files of clients fill no log
+        _run_until_signal(listening, server.settings.deadline + _LAST, sockets)
 
 
 def configuration(

@@ -38,6 +38,7 @@ class ServerMetrics:
     Attributes:
         observers: called with envelope, status and version of each request, in the event loop.
         totals: functions that return how often something happened, by the metric's name and description.
+        watchers: of the served version, and of those beside it.
     """
 
     def __init__(self, watcher: AliasWatcher | PinnedVersion, batcher: Batcher, *, deadline: float) -> None:
@@ -59,7 +60,8 @@ class ServerMetrics:
         self._warnings = Counter("ratchet_input_warnings", unlike, labels, registry=self.registry)
         sizes = Histogram("ratchet_batch_rows", "Rows of a batch", registry=self.registry, buckets=SIZES)
         batcher.computed = sizes.observe
-        self.registry.register(_State(watcher, batcher, self.totals))
+        self.watchers = [watcher]
+        self.registry.register(_State(self.watchers, batcher, self.totals))
         ProcessCollector(registry=self.registry)
 
     def count(self, envelope: str, status: int, seconds: float, loaded: "LoadedVersion | None") -> None:
@@ -165,13 +167,16 @@ class _State(Collector):
     """Collects the state of the version and of the queue when Prometheus asks."""
 
     def __init__(
-        self, watcher: AliasWatcher | PinnedVersion, batcher: Batcher, totals: dict[tuple[str, str], Callable[[], int]]
+        self,
+        watchers: list[AliasWatcher | PinnedVersion],
+        batcher: Batcher,
+        totals: dict[tuple[str, str], Callable[[], int]],
     ) -> None:
-        self._follower, self._batcher, self._totals = watcher, batcher, totals
+        self._watchers, self._batcher, self._totals = watchers, batcher, totals
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics."""
-        loaded, refused = self._follower.current, self._follower.refused
+        loaded, refused = self._watchers[0].current, sorted({each.refused for each in self._watchers} - {""})
         yield GaugeMetricFamily("ratchet_waiting_rows", "Rows that wait for the model", self._batcher.waiting)
         yield GaugeMetricFamily(_READY, _READY_HELP, float(loaded is not None))
         version = GaugeMetricFamily("ratchet_version_info", "Version that answers", labels=("model", "version"))
@@ -179,9 +184,12 @@ class _State(Collector):
             version.add_metric((loaded.identity.model, loaded.identity.version), 1.0)
         yield version
         family = GaugeMetricFamily(
-            "ratchet_version_refused", "1 if the version that the alias names cannot be served", labels=("refused",)
+            "ratchet_version_refused",
+            "1 for each version that a reference names and cannot be served",
+            labels=["refused"],
         )
-        family.add_metric((refused,), float(bool(refused)))
+        for name in refused or [""]:
+            family.add_metric((name,), float(bool(name)))
         yield family
         for (name, description), total in self._totals.items():
             yield CounterMetricFamily(name, description, total())

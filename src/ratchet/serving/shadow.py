@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ __all__ = ["Shadow"]
 _LOG = logging.getLogger(__name__)
 _MOST_BYTES = 32 << 20  # of requests that wait
 _MOST = 1024  # requests that wait
+_LONGEST = 60.0  # seconds from the answer of a request, after which the shadow version does not answer it
 _OVERHEAD = 5000  # bytes of a request that waits, besides its arrays
 _CLOSE = 0.25  # seconds for which `close` waits for the request that is answered
 _NICE = 10  # of the thread, so that live requests come first
@@ -36,6 +38,7 @@ class _Waiting(NamedTuple):
     arrays: Arrays
     rows: int
     began: float
+    answered: float  # on the clock
 
     @property
     def size(self) -> int:
@@ -48,15 +51,15 @@ class Shadow:
 
     Attributes:
         watcher: of the version.
-        dropped: requests that were left out because too many waited.
+        dropped: requests that were left out because too many waited, or one for too long.
         failed: requests that the version failed to answer. Their rows in the log are NaN.
         failure: why the latest request was not answered; empty: it was.
     """
 
-    def __init__(self, watcher: AliasWatcher, log: RequestLog) -> None:
-        """Start the thread."""
+    def __init__(self, watcher: AliasWatcher, log: RequestLog, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Start the thread. `clock`: seconds."""
         self.watcher, self.dropped, self.failed, self.failure = watcher, 0, 0, ""
-        self._log = log
+        self._log, self._clock = log, clock
         self._waiting: deque[_Waiting] = deque()
         self._bytes, self._changed, self._closed = 0, threading.Condition(), False
         self._thread = threading.Thread(target=self._work, name="shadow", daemon=True)
@@ -81,7 +84,8 @@ class Shadow:
         answer, arrays = answered.answer, answered.request.arrays
         if answer.instead or not arrays or self.version is None or not is_sampled(answer.id, self._log.share):
             return
-        waiting = _Waiting(answer.id, answered.loaded, arrays, answered.request.rows, answered.began)
+        rows, began = answered.request.rows, answered.began
+        waiting = _Waiting(answer.id, answered.loaded, arrays, rows, began, self._clock())
         with self._changed:
             if len(self._waiting) >= _MOST or (self._bytes and self._bytes + waiting.size > _MOST_BYTES):
                 self.dropped += 1
@@ -116,12 +120,15 @@ class Shadow:
     def _next(self) -> _Waiting | None:
         """Wait for a request, and take it; None: the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closed)
-            if self._closed:
-                return None
-            waiting = self._waiting.popleft()
-            self._bytes -= waiting.size
-            return waiting
+            while True:
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                if self._closed:
+                    return None
+                waiting = self._waiting.popleft()
+                self._bytes -= waiting.size
+                if self._clock() - waiting.answered <= _LONGEST:
+                    return waiting
+                self.dropped += 1
 
     def _answer(self, waiting: _Waiting) -> None:
         loaded, served, arrays = self.version, waiting.served, waiting.arrays

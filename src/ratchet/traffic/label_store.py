@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock
 
 from ratchet import files
+from ratchet.kinds.protocol import go_on
 from ratchet.traffic.log_reader import log_files, read_file, stored_files
 from ratchet.traffic.retention import delete_old
 from ratchet.traffic.schema import SHADOW, row_schema
@@ -36,8 +37,10 @@ class LabelStore:
         """Use the folder `labels` beside the folder of the request log. `clock`: seconds since 1970."""
         self._requests, self.folder, self._clock = requests, requests.parent / "labels", clock
 
-    def logged(self, answers: set[str]) -> dict[tuple[str, int], str]:
+    def logged(self, answers: set[str], check: Callable[[], None] = go_on) -> dict[tuple[str, int], str]:
         """Return the target, as `schema.target_id` returns it, of each logged row of these answers, by (answer, row).
+
+        `check` is called before each file; what it raises ends the work.
 
         Raises:
             FileNotFoundError: the log has just merged or deleted a file. Fix: ask again.
@@ -46,6 +49,7 @@ class LabelStore:
 
         known: dict[tuple[str, int], str] = {}
         for path in log_files(self._requests):
+            check()
             rows = read_file(path, row_schema(), columns=("answer", "row", "target", "envelope"))
             rows = rows.filter(pl.col("answer").is_in(list(answers)) & (pl.col("envelope") != SHADOW))
             known.update({(a, r): n for a, r, n in rows.select("answer", "row", "target").iter_rows()})

@@ -58,7 +58,8 @@ def other_spellings(names: Iterable[str], input: TableInput) -> dict[str, str]:
     if known >= given:
         return {}
     forms = {unicodedata.normalize("NFC", name): name for name in known - given}
-    others = {name: forms.get(unicodedata.normalize("NFC", name)) for name in given - known}
+    longest = 4 * max(map(len, forms), default=0)  # no other spelling is longer; the form of one can take hours
+    others = {name: forms.get(unicodedata.normalize("NFC", name)) for name in given - known if len(name) <= longest}
     return {name: other for name, other in others.items() if other}
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Tables"]
 
 _CELLS = frozenset({str, int, float, bool, type(None)})  # types of the cells of a table
+_SHOWN = 200  # characters of a name in a message
 _UNKNOWN = 1  # code of a category outside the training rows
 
 
@@ -223,7 +224,7 @@ def _known_columns(columns: dict[str, list[Any]], spec: TableInput, field: str) 
     known = {column.name for column in spec.columns}
     for name, column in columns.items():
         if name not in known:
-            raise InputError(f"{field}: unknown column {name!r}; allowed: {', '.join(sorted(known))}")
+            raise InputError(f"{field}: unknown column {name[:_SHOWN]!r}; allowed: {', '.join(sorted(known))}")
         if set(map(type, column)) <= _CELLS:
             continue
         for row, value in enumerate(column):

@@ -27,6 +27,7 @@ from ratchet.problems.named_answers import named_answers
 from ratchet.serving.formats.uploads import is_upload, read_upload
 from ratchet.serving.http_request import Header
 from ratchet.serving.versions.loaded import Identity, LoadedVersion
+from ratchet.serving.versions.text_limit import check_texts
 
 __all__ = [
     "SLOW",
@@ -251,7 +252,9 @@ def prompts_of(values: Any, options: Any, field: str, options_field: str, *, mos
         if isinstance(value, bool) or not isinstance(value, _GENERATION[name]):
             raise InputError(f"{options_field}.{name}: found {value!r}; allowed: a number")
     check_rows(values, most)
-    return ModelRequest(prompts=tuple(texts_in(values, field)), options=dict(options))
+    prompts = tuple(texts_in(values, field))
+    check_texts(prompts, field)
+    return ModelRequest(prompts=prompts, options=dict(options))
 
 
 def _streamable(values: Any, options: dict[str, Any], *, most: int) -> ModelRequest:

@@ -48,7 +48,8 @@ _AXES = 8  # of a tensor
 _SLOW_BYTES = 1 << 20  # of a body with tensors as bytes
 _SHORT = 4096  # bytes of a head that is remembered
 _FIELDS = frozenset({"id", "inputs", "outputs", "parameters"})
-_PARAMETERS = frozenset({"binary_data_output", "timeout"})
+_NUMBERS = {"timeout": "of microseconds ", "priority": ""}  # priority has no effect: there is one queue
+_PARAMETERS = frozenset({"binary_data_output", *_NUMBERS})
 
 
 class V2Format(RequestFormat):
@@ -176,13 +177,12 @@ def _head(text: bytes) -> _Head:
     tensors = tuple(_described(tensor, f"inputs[{place}]") for place, tensor in enumerate(inputs))
     given = _parameters(content, "parameters")
     is_binary = _boolean(given, "binary_data_output", "parameters", default=False)
-    timeout = given.get("timeout", 0)
-    if type(timeout) is not int or timeout < 0:
-        raise InputError(f"parameters.timeout: found {timeout!r}; allowed: a whole number of microseconds from 0")
+    for name, unit in _NUMBERS.items():
+        if type(value := given.get(name, 0)) is not int or value < 0:
+            raise InputError(f"parameters.{name}: found {value!r}; allowed: a whole number {unit}from 0")
     parameters = {name: value for name, value in given.items() if name not in _PARAMETERS}
-    return _Head(
-        str(content.get("id") or ""), tensors, content.get("outputs"), parameters, is_binary, timeout / 1e6 or math.inf
-    )
+    timeout = given.get("timeout", 0) / 1e6 or math.inf
+    return _Head(str(content.get("id") or ""), tensors, content.get("outputs"), parameters, is_binary, timeout)
 
 
 _known_head = lru_cache(_head)

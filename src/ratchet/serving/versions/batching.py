@@ -28,6 +28,7 @@ __all__ = ["Batcher", "Computed", "Overloaded", "Raw"]
 _LARGEST = SIZES[-1]
 _SHORT = 0.001  # seconds of a batch that the event loop computes; waking the thread and the loop takes about 0.2 ms
 _READ = 0.02  # seconds of reading after which a batch is computed
+_READ_BYTES = 1 << 20  # of requests after which they are encoded: no deadline ends that
 _CLOSE = 0.25  # seconds for which `close` waits for the batch that is computed
 Key = tuple[object, ...]
 
@@ -314,12 +315,14 @@ class Batcher:
         """Read requests until a batch is full or some time has passed, and encode them together."""
         rows, until = sum(job.rows for job in self._jobs), self._clock() + _READ
         read = list[tuple[_Job, Raw, float]]()  # with the seconds that it took
-        while rows < _LARGEST and self._clock() < until:
+        size = 0
+        while rows < _LARGEST and size < _READ_BYTES and self._clock() < until:
             with self._changed:
                 if not self._raw:
                     break
                 job = self._raw.popleft()
                 self._count(job, -1)
+            size += job.raw.size if job.raw else 0
             try:
                 job.lifetime.check()
                 assert job.raw

@@ -20,6 +20,7 @@ from ratchet.kinds.protocol import Arrays, Unencoded, go_on
 from ratchet.kinds.raw_values import check_rows
 from ratchet.kinds.registry import kind_of
 from ratchet.monitoring.sketch import REFERENCE
+from ratchet.serving.versions.text_limit import check_texts
 from ratchet.tokens.tokenizers import PADDING
 
 __all__ = ["SIZES", "Identity", "LoadedVersion", "can_replace"]
@@ -62,6 +63,7 @@ class LoadedVersion:
         kind: of its samples.
         sizes: batch sizes that may be computed: in each of them a row gets the same bits.
         token_seconds: that a language model needs for one token; else 0.
+        has_weights: whether it came with the weights of the PyTorch model.
     """
 
     def __init__(self, identity: Identity, folder: Path, *, threads: int = 1, variant: str = "auto") -> None:
@@ -79,6 +81,7 @@ class LoadedVersion:
         """
         name, chosen = choose(folder, variant, called=str(identity))
         self.identity, self._folder = replace(identity, variant=name), folder
+        self.has_weights = (folder / "model.safetensors").exists()
         try:
             self.spec = ModelSpec.from_json(files.read_json(folder / "model.json")["spec"])
             self.kind = kind_of(self.spec.input)
@@ -116,10 +119,14 @@ class LoadedVersion:
 
         Raises:
             InputError: naming the field.
-            TooManyRows: found more than `most`. They are counted before a file is decoded or a text is split.
+            TooManyRows: found more than `most`, or too many characters. They are counted before a file is decoded or a
+                text is split.
         """
         check_rows(values, most)
-        return self.kind.read(values, self.spec.input, field, check)
+        given = self.kind.read(values, self.spec.input, field, check)
+        if isinstance(given, Unencoded) and self.kind.tokenizes:
+            check_texts(given.values, field)
+        return given
 
     def predict(self, arrays: Arrays) -> NDArray[np.float32]:
         """Return predictions, float32 (n, outputs): probabilities, or numbers in their own units.

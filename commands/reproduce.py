@@ -17,7 +17,7 @@ from ratchet.provenance.archive import Archive
 from ratchet.provenance.comparison import changes, environment_changes
 from ratchet.provenance.sealed import SealedReader
 from ratchet.registry.alias_sync import AliasSync
-from ratchet.registry.fingerprints import collect_evidence, unexpected_changes
+from ratchet.registry.fingerprints import unexpected_changes
 from ratchet.registry.ledger import Ledger
 from ratchet.registry.provenance_record import PACKED, Provenance
 from ratchet.registry.versions import Version
@@ -79,7 +79,7 @@ def require_evidence(sync: AliasSync, version: Version) -> str:
     expected = sync.recorded_evidence(version)
     if expected is None:
         return "the ledger does not know this version: its stored files cannot be checked"
-    stored = collect_evidence(sync.registry, version)
+    stored = sync.evidence(version)
     if changed := unexpected_changes(expected, stored):
         differences = "; ".join(
             f"{name}: expected SHA-256 {expected.get(name, 'none')}, found {stored.get(name, 'none')}"

@@ -83,20 +83,20 @@ def model_line(params: Params, workspace: Workspace, name: str, number: str) -> 
     ledger = Ledger.of(workspace, params)
     try:
         ledger.require_intact()
-        entries = list(ledger.entries(model=name))
-        state = replay(entries, name)
+        state = replay(ledger.entries(model=name), name)
     except RegistryError as error:
         return f"{version} (its aliases are unknown: {error})"
     aliases = sorted(alias for alias, holder in state.aliases.items() if holder == number)
     line = f"{version} ({', '.join(aliases) or 'no alias'})"
     if number in state.rejected:
-        entry = next(entry for entry in reversed(entries) if (entry.what, entry.version) == ("reject", number))
+        about = (name, "reject", number)  # also if a recovery has set it aside
+        entry = next(e for e in reversed(ledger.read().entries) if (e.model, e.what, e.version) == about)
         line += f"; rejected by {entry.who} at {entry.at[:16]}Z: {entry.why}"
     if "challenger" in aliases:
         line += f"; to approve: `ratchet approve {name}/{number} --promote --why ...`, or approve-flow/local"
     if state.champion and state.champion != number:
         line += f"; champion is version {state.champion}"
-        if number in state.champions:  # else a rollback took it back
+        if number in state.champions and number not in state.rejected:  # else a rollback took it back
             line += f". To go back: `ratchet rollback {name} --to {number} --why ...`"
     return line
 

@@ -20,7 +20,7 @@ LIMITS = {
     "project_files": 30,
     "provenance": 1_060,
     "ratchet": 2_005,
-    "registry": 4_480,
+    "registry": 4_510,
     "reports": 2_150,
     "scale": 730,
     "search": 1_170,

@@ -18,6 +18,7 @@ from ratchet.registry.heads import FILE
 from ratchet.registry.ledger import Ledger
 from ratchet.settings.model import Params, RegistrySettings
 from ratchet.workspace import Workspace
+from tasks.summary import model_line
 
 pytestmark = [pytest.mark.usefixtures("mlflows_own"), pytest.mark.system]
 Line = Any  # conftest.py's
@@ -179,6 +180,26 @@ def test_former_champions_survive_a_recovery(alone: Line) -> None:
     assert line.promotions.state().champions == ("1", "2", "4")
     assert line.promotions.rollback(None, why="4 is bad").champion == "2"
     assert line.promotions.rollback("3", why="3 was good").champion == "3"
+    assert line.faults() == []
+
+
+def test_a_rejection_survives_a_recovery(alone: Line) -> None:
+    """Also one whose entry is set aside: the version is not champion again before it is approved."""
+    line = alone
+    for _ in range(3):
+        line.champion()
+    line.promotions.reject(line.promotions.registry.find(f"{line.name}/2"), why="confuses 1 and 7")
+    edit(line, "UPDATE ledger SET who = 'eve' WHERE number = 6")  # the promotion of version 3
+    with pytest.raises(RegistryError, match=rf"version 2 was rejected\. Fix: .*or {line.name}/none"):
+        recovery.recover(line.place.workspace, line.params, confirmed(line, "2"), why="edited")
+    recovery.recover(line.place.workspace, line.params, confirmed(line, "3"), why="edited")
+    second = line.promotions.registry.find(f"{line.name}/2")
+    for act in (line.promotions.promote, lambda version, why: line.promotions.rollback(version.number, why=why)):
+        with pytest.raises(RegistryError, match=r"version 2 was rejected by .*: confuses 1 and 7\. Fix: first"):
+            act(second, why="x")
+    assert "; rejected by " in model_line(line.params, line.place.workspace, line.name, "2")
+    line.promotions.approve(second, why="fine")
+    assert line.promotions.rollback("2", why="3 is bad").champion == "2"
     assert line.faults() == []
 
 

@@ -1,5 +1,6 @@
 """Aliases follow the ledger: roles, approvals, kills, and changes that were made in MLflow."""
 
+import re
 import sqlite3
 from collections.abc import Callable
 from datetime import datetime
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from commands.reproduce import require_evidence
 from ratchet.errors import ChampionMoved, NotAllowed, RegistryError
 from ratchet.registry import audit as auditing
 from ratchet.registry.access import user
@@ -68,7 +70,7 @@ def test_a_rejected_version_cannot_become_champion(line: Line) -> None:
     assert line.promotions.promote(second, why="better").champion == "2"
 
 
-def test_the_model_card_shows_a_rejection(line: Line, tmp_path: Path) -> None:
+def test_the_model_card_shows_a_rejection(line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The note is no part of the evidence, but another text in its place is a change of the card."""
     line.champion()
     second = line.version()
@@ -77,8 +79,17 @@ def test_the_model_card_shows_a_rejection(line: Line, tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
         line.promotions.registry.log_files(second.run_id, {tmp_path / name: "card"})
     line.promotions.register(second, why="good", over="1")
-    for why in ("too slow", "confuses <1> and 7"):  # the later one replaces the note
-        line.promotions.reject(second, why=why)
+    line.promotions.reject(second, why="too slow")
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ratchet.registry.card_note.show", killed)
+        with pytest.raises(KeyboardInterrupt):
+            line.promotions.reject(second, why="confuses <1> and 7")
+    assert line.faults() == [f"{line.name}: the last act in the ledger was cut off: the aliases do not follow it yet"]
+    line.repair()  # the later rejection replaces the note of the first
     page, text = (line.artifact(second, name) for name in contents)
     assert page.read_text().startswith(
         f'<header>\n<h1>x</h1>\n<p class="summary"><strong>Rejected</strong> by {user()}'
@@ -87,6 +98,8 @@ def test_the_model_card_shows_a_rejection(line: Line, tmp_path: Path) -> None:
     assert text.read_text().startswith(f"# x\n\n**Rejected** by {user()} at ")
     assert "too slow" not in page.read_text() + text.read_text()
     assert line.faults() == []
+    matching = require_evidence(line.promotions, second)  # as `ratchet reproduce` begins
+    assert re.fullmatch(r"(\d+) of \1 digests in the ledger match the stored files", matching)
     kept = page.read_bytes()
     page.write_bytes(kept.replace(b"Rejected", b"Approved"))
     assert line.faults() == [f"{line.name} version 2: card/card.html was replaced"]
@@ -188,6 +201,26 @@ def test_rollback_goes_to_the_previous_champion(line: Line) -> None:
     assert line.promotions.rollback(fourth.number, why="it was not").champion == "4"
     assert line.aliases() == {"champion": "4"}
     assert line.faults() == []
+
+
+def test_rollback_never_makes_a_rejected_version_champion(line: Line) -> None:
+    for _ in range(3):
+        line.champion()
+    line.promotions.reject(line.promotions.registry.find(f"{line.name}/2"), why="confuses 1 and 7")
+    refused = r"version 2 was rejected by .*: confuses 1 and 7\. Fix: first `ratchet approve"
+    at = line.promotions.entries()[3].at  # when version 2 became champion
+    for to in ("2", at):
+        with pytest.raises(RegistryError, match=refused):
+            line.promotions.rollback(to, why="3 is bad")
+    with pytest.raises(RegistryError, match="version 9 never was champion; allowed: 1, 3"):
+        line.promotions.rollback("9", why="3 is bad")
+    assert line.promotions.rollback(None, why="3 is bad").champion == "1"
+    assert line.promotions.rollback("3", why="it was not").champion == "3"
+    line.promotions.reject(line.promotions.registry.find(f"{line.name}/1"), why="slow")
+    with pytest.raises(RegistryError, match=r"before version 3 but rejected ones: 1, 2\. Fix: `ratchet approve`"):
+        line.promotions.rollback(None, why="3 is bad")
+    line.promotions.approve(line.promotions.registry.find(f"{line.name}/2"), why="fine")
+    assert line.promotions.rollback("2", why="3 is bad").champion == "2"
 
 
 def test_rollback_without_any_champion_is_refused(line: Line) -> None:

@@ -49,7 +49,8 @@ def _apply(state: AliasState, entry: LedgerEntry, model: str) -> AliasState:
         champions = _up_to(state.champions, champion) if champion else ()
         held = frozenset(filter(None, (champion, challenger)))
         ever = state.ever_champion | frozenset(champions) | frozenset(content.get("former", ()))
-        return AliasState(champion, challenger, champions, ever, held, state.rejected)
+        rejected = frozenset(content.get("rejected", state.rejected))
+        return AliasState(champion, challenger, champions, ever, held, rejected)
     if entry.what == "repair":
         return _without(state, frozenset(entry.content.get("deleted", ())))
     if version is None or entry.what not in ("register", "approve", "reject", "promote", "rollback", "withdraw"):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ratchet import files
 from ratchet.errors import LedgerBroken, RegistryError, TrackingRefused, TrackingUnavailable
+from ratchet.registry import card_note
 from ratchet.registry.access import require, user
 from ratchet.registry.alias_state import AliasState, replay
 from ratchet.registry.fingerprints import collect_evidence
@@ -168,8 +169,13 @@ class AliasSync:
         return collect_evidence(self.registry, version, self.rejections(version))
 
     def rejections(self, version: Version) -> list[LedgerEntry]:
-        """Return every entry that rejected the version, oldest first."""
-        return [entry for entry in self.entries() if entry.what == "reject" and _is_about(entry, version)]
+        """Return every entry that rejected the version, oldest first; also those that a recovery set aside."""
+        return [entry for entry in self.decisions(version) if entry.what == "reject"]
+
+    def decisions(self, version: Version) -> list[LedgerEntry]:
+        """Return every entry that approved or rejected the version; also those that a recovery set aside."""
+        entries = [entry for entry in self.ledger.read().entries if entry.model == self.name]
+        return [entry for entry in entries if entry.what in ("approve", "reject") and _is_about(entry, version)]
 
     def last_judgement(self, version: Version) -> Mapping[str, Any] | None:
         """Return the content of the version's last judgement, with `over` (the champion then) and `passed`."""
@@ -231,8 +237,19 @@ class AliasSync:
         if moved:
             self.registry.set_aliases(self.name, moved)
         if self.registry.anchor(self.name) != state.seal:
+            self._show_rejection(self.entries()[-1], state)
             self.registry.set_anchor(self.name, state.seal)
         return state
+
+    def _show_rejection(self, last: LedgerEntry, state: AliasState) -> None:
+        """Let the model card of a version that was just rejected or approved say so."""
+        if last.what not in ("reject", "approve"):
+            return
+        for version in self.registry.versions(self.name):
+            rejections = self.rejections(version) if _is_about(last, version) else []
+            if rejections:
+                current = rejections[-1] if version.number in state.rejected else None
+                card_note.show(self.registry, version, rejections, current)
 
     def _numbers(self) -> set[str]:
         """Return the versions that MLflow has with the same run as the ledger."""

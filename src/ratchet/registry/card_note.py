@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ratchet import files
 from ratchet.registry.ledger import LedgerEntry
+from ratchet.registry.mlflow_store import file_errors
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.versions import Version
 from ratchet.reports.templating import escaped
@@ -27,7 +28,9 @@ def show(
         current: the one that counts; None: it was approved since.
     """
     known = list(rejections)
-    for path in CARDS:
+    with file_errors(version.uri, registry.uri):
+        stored = {file.path for file in registry.client.list_artifacts(version.run_id, "card")}
+    for path in sorted(stored.intersection(CARDS)):
         with tempfile.TemporaryDirectory() as folder:
             name = f"run {version.run_id}: {path}"
             card = registry.download(name, Path(folder), run_id=version.run_id, artifact_path=path)

@@ -163,6 +163,7 @@ class _Held:
 class _State:
     held: dict[str, _Held] = field(default_factory=dict)
     former: list[str] = field(default_factory=list)
+    rejected: list[str] = field(default_factory=list)
     evidence: dict[str, Any] | str = ""
     champion: str | None = None
     challenger: str | None = None

@@ -10,7 +10,6 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from ratchet.errors import ChampionMoved, RegistryError
-from ratchet.registry import card_note
 from ratchet.registry.access import Role, require, user
 from ratchet.registry.alias_state import AliasState, replay
 from ratchet.registry.alias_sync import AliasSync
@@ -126,7 +125,6 @@ class Promotions(AliasSync):
             entry = self._append("approve", version, who=who, why=why, via=via, evidence=evidence)
             self.ledger.publish()
             self._update_mlflow()
-            self._show_rejection(version)
             return entry
 
     def reject(self, version: Version, *, why: str, who: str = "", via: str = "command line") -> LedgerEntry:
@@ -146,7 +144,6 @@ class Promotions(AliasSync):
             entry = self._append("reject", version, who=who, why=why, via=via)
             self.ledger.publish()
             self._update_mlflow()
-            self._show_rejection(version)
             return entry
 
     def promote(self, version: Version, *, why: str, who: str = "", via: str = "command line") -> AliasState:
@@ -157,8 +154,7 @@ class Promotions(AliasSync):
             if approval is None:
                 require(self.params.access, "admins", who, f"promote {self.name}")
             evidence = self._promotable_evidence(version)
-            if version.number in self.state().rejected:
-                raise RegistryError(f"{self._rejection(version)}. Fix: first {self._approval(version)}")
+            self._require_not_rejected(version, self.state())
             is_valid = (
                 approval is not None
                 and approval.content["evidence"] == evidence
@@ -204,6 +200,7 @@ class Promotions(AliasSync):
             version = self.registry.find(f"{self.name}/{number}")
             if number != state.champion:
                 self._verified_evidence(version)
+                self._require_not_rejected(version, state)
                 self._append("rollback", version, who=who, why=why, via=via, over=state.champion)
                 self.ledger.publish()
             return self._update_mlflow()
@@ -219,23 +216,16 @@ class Promotions(AliasSync):
         run = version.run_id
         return self.ledger.append(what, model=self.name, version=version.number, who=who, why=why, run=run, **content)
 
-    def _show_rejection(self, version: Version) -> None:
-        """Let the model card say that the version is rejected, or no longer."""
-        rejections = self.rejections(version)
-        if rejections and set(card_note.CARDS) <= (self.recorded_evidence(version) or {}).keys():
-            current = rejections[-1] if version.number in self.state().rejected else None
-            card_note.show(self.registry, version, rejections, current)
-
     def _label(self, version: Version) -> str:
         return f"{self.name} version {version.number}"
 
     def _approval(self, version: Version) -> str:
         return f"`ratchet approve {self.name}/{version.number} --why ...`"
 
-    def _rejection(self, version: Version) -> str:
-        entry = self._last(version, "reject")
-        by = f" by {entry.who} at {entry.at[:19]}Z: {entry.why}" if entry else ""
-        return f"{self._label(version)} was rejected{by}"
+    def _require_not_rejected(self, version: Version, state: AliasState) -> None:
+        if version.number in state.rejected:
+            by = "".join(f" by {entry.who} at {entry.at[:19]}Z: {entry.why}" for entry in self.rejections(version)[-1:])
+            raise RegistryError(f"{self._label(version)} was rejected{by}. Fix: first {self._approval(version)}")
 
     def _is_used(self, approval: LedgerEntry, version: Version) -> bool:
         """Return whether the version was promoted since and then rolled back: it needs a new approval."""
@@ -248,7 +238,8 @@ class Promotions(AliasSync):
             return self._previous_champion(state)
         if to.isdecimal() and len(to) < 5:
             if to not in state.ever_champion:
-                allowed = ", ".join(sorted(state.ever_champion & self._numbers(), key=int)) or "none"
+                usable = state.ever_champion & self._numbers() - state.rejected
+                allowed = ", ".join(sorted(usable, key=int)) or "none"
                 raise RegistryError(
                     f"{self.name} version {to} never was champion; allowed: {allowed}. `ratchet promote` makes another "
                     "version champion"
@@ -265,7 +256,7 @@ class Promotions(AliasSync):
         return champion
 
     def _previous_champion(self, state: AliasState) -> str:
-        versions = self._numbers()
+        versions = self._numbers() - state.rejected
         stored = [number for number in state.champions if number != state.champion and number in versions]
         if stored:
             return stored[-1]
@@ -276,7 +267,13 @@ class Promotions(AliasSync):
                 f"{self.name}: no champion before version {state.champion} by the entries that count. Others that were "
                 f"champion: {', '.join(untrusted)}. Fix: name one, `ratchet rollback {self.name} --to {untrusted[-1]}`"
             )
-        raise RegistryError(f"{self.name}: no champion before version {state.champion}: nothing to go back to")
+        rejected = ", ".join(sorted(state.ever_champion & state.rejected, key=int))
+        but = (
+            f" but rejected ones: {rejected}. Fix: `ratchet approve` one first"
+            if rejected
+            else ": nothing to go back to"
+        )
+        raise RegistryError(f"{self.name}: no champion before version {state.champion}{but}")
 
     def _promotable_evidence(self, version: Version) -> dict[str, str]:
         """Return the evidence of a version that may become champion: unchanged, and passed when last judged."""

@@ -152,9 +152,16 @@ def _models(workspace: Workspace, params: Params, ledger: Ledger) -> list[AliasS
 
 def _confirmed(model: AliasSync, aliases: Mapping[str, str | None], intact: int) -> dict[str, Any]:
     """Return what the recovery's entry records about one model, after checking the files of its versions."""
-    held = {}
+    held, versions = {}, model.registry.versions(model.name)
+    rejected = {version.number for version in versions if [e.what for e in model.decisions(version)][-1:] == ["reject"]}
+    trusted = replay((entry for entry in model.entries() if entry.number <= intact), model.name)
     for number in filter(None, aliases.values()):
         version = model.registry.find(f"{model.name}/{number}")
+        if number in rejected:
+            raise RegistryError(
+                f"{model.name} version {number} was rejected. Fix: confirm another version, or {model.name}/none and "
+                f"then `ratchet approve {model.name}/{number} --promote --why ...`"
+            )
         evidence = model.evidence(version)
         recorded = model.recorded_evidence(version, up_to=intact)
         if recorded is not None and (changed := evidence_changes(recorded, evidence)):
@@ -169,6 +176,7 @@ def _confirmed(model: AliasSync, aliases: Mapping[str, str | None], intact: int)
         "challenger": aliases.get("challenger"),
         "held": {**former, **held},
         "former": [*former],
+        "rejected": sorted((rejected | trusted.rejected) - held.keys()),
         "found": model.registry.aliases(model.name),
         "anchor": model.registry.anchor(model.name),
     }

@@ -8,7 +8,7 @@ LIMITS = {
     "baselines": 650,
     "code": 450,
     "commands": 4_200,
-    "data": 11_300,
+    "data": 11_270,
     "doctor": 1_220,
     "evaluation": 3_276,
     "exports": 740,

@@ -31,7 +31,7 @@ class Place:
         self.releases: Path | None = None
         self.progress: list[tuple[int, int]] = []
 
-    def ingest(self, **changes: object) -> Manifest:
+    def ingest(self, *, sample: bool = False, **changes: object) -> Manifest:
         """Ingest the folder `images` with the shipped settings and these `changes`."""
         settings = DataSettings(**{**DEFAULTS, "source": "image-folder", "path": "images", **changes})
         return ingest(
@@ -44,6 +44,7 @@ class Place:
                 cache=self.cache,
                 releases=self.releases,
                 sample_timeout=0.5,
+                sample=sample,
             )
         )
 
@@ -70,6 +71,11 @@ class Place:
         """Return the broken rules by source."""
         table = pl.read_parquet(self.quarantine)
         return {source: set(rules) for source, rules in table.group_by("source").agg("rule").rows()}
+
+    def problem(self) -> dict[str, Any]:
+        """Return the problem that ingest chose, why, and its notes."""
+        content: dict[str, Any] = files.read_json(self.packed / "profile.json")["problem"]
+        return content
 
     def images(self, split: str) -> np.ndarray:
         shards = Manifest.read(self.packed).splits[split].arrays["images"]

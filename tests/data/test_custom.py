@@ -291,3 +291,11 @@ def test_augmentation_that_changes_a_shape_is_refused(place) -> None:
     plan = make_plan(TrainingSettings(), manifest.target, seed=3, kind="arrays")
     with pytest.raises(TrainingError, match=r"waves:Waves.augment does not return the arrays that it was given"):
         train.batch(np.arange(4), torch.device("cpu"), plan=plan)
+
+
+def test_a_column_of_persons_gets_a_hint(place) -> None:
+    ingest(place, sample('sample["patient_id"] = f"p{place // 3}"'))
+    (note,) = place.problem()["notes"]
+    assert note.startswith("column 'patient_id' has 20 values in 60 rows")
+    ingest(place, sample('sample["patient_id"] = f"p{place // 3}"'), group_column="patient_id")
+    assert place.problem()["notes"] == []

@@ -4,12 +4,15 @@ import json
 import unicodedata
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 
 from ratchet.data.checks.label_spelling import look_alikes, skeleton
 from ratchet.data.packed_set import LABEL_PLACE
 from ratchet.errors import DataError, SettingsError
+from ratchet.problems import Labels, Numbers
+from tests.data.test_column_meanings import fixes_of
 
 KEY = "0123456789abcdef"
 
@@ -87,8 +90,8 @@ WRONG_ROWS = [  # row, rule, source, value
         "flat/0000.png,dog", "duplicate-id", "flat/0000.png",
         "line {line} lists it again, kept is line 2; label dog, kept cat",
     ),
-    ("flat/0080.png,NaN", "unknown-label", "flat/0080.png", "NaN, which means a missing label"),
-    ("flat/0081.png,None", "unknown-label", "flat/0081.png", "None, which means a missing label"),
+    ("flat/0080.png,NaN", "no-label", "flat/0080.png", ""),
+    ("flat/0081.png,None", "no-label", "flat/0081.png", ""),
     ("nan,cat", "no-path", "row {row}", ""),
     ("flat/0082.png,cat,7", "ragged-row", "labels.csv", "line {line} has 3 cells, the header has 2"),
     ("flat/0082.png", "ragged-row", "labels.csv", "line {line} has 1 cell, the header has 2"),
@@ -98,8 +101,7 @@ WRONG_ROWS = [  # row, rule, source, value
     ("/etc/passwd,cat", "outside-folder", "/etc/passwd", "/etc/passwd"),
     ("https://example.org/a.png,cat", "outside-folder", "https://example.org/a.png", "https://example.org/a.png"),
     ("flat/gone.png,cat", "missing-file", "flat/gone.png", "flat/gone.png"),
-    ("flat/0083.png,", "unknown-label", "flat/0083.png", "none"),
-    ("flat/0084.png, cat", "unknown-label", "flat/0084.png", " cat"),
+    ("flat/0083.png,", "no-label", "flat/0083.png", ""),
     ("flat/0085.png,Cat", "unknown-label", "flat/0085.png", "Cat"),
     ("flat/0086.png,сat", "unknown-label", "flat/0086.png", "сat"),  # noqa: RUF001 - a Cyrillic letter
     ("path,label", "repeated-header", "labels.csv", "the header again"),
@@ -120,6 +122,10 @@ def test_wrong_rows_are_quarantined_by_their_rules(place) -> None:
     assert sorted(pl.read_parquet(place.quarantine).select("source", "row", "rule", "value").rows()) == sorted(expected)
     assert manifest.quarantined == len(WRONG_ROWS)
     assert place.index().height == 80
+    assert place.problem()["notes"] == [
+        "label: 2 of 93 labels are 'NaN', 'None', which means no label: their rows are left out. If it is a class: "
+        "ratchet set \"data.classes=['NaN', 'None', 'cat', 'dog']\""
+    ]
 
 
 def test_named_classes_fix_their_order_and_exclude_all_others(place) -> None:
@@ -150,14 +156,14 @@ def test_an_unknown_split_is_quarantined_and_numbers_are_typed(place) -> None:
         ("path,lable\na.png,cat\n", r"no column 'label'; .* set data.label_column \(to lable\?\)"),
         ("path,label,label\na.png,cat,dog\n", "column 'label' is in the header twice"),
         ("path,label,label\na.png,cat\n", "column 'label' is in the header twice"),
-        ("path,label\na.png,cat,7\n", "has no labels"),
+        ("path,label\na.png,cat,7\n", "label column 'label' is empty"),
         (
             'path,label\na.png,cat\n"b.png,cat\nc.png,dog\n',
             "not a readable table: a quotation mark in the row of line 3 is not closed",
         ),
         ("path,label,width\na.png,cat,7\n", "column 'width' has a reserved name"),
-        ("path,label\na.png,cat\n", "has only one class .* Fix: add samples of another class"),
-        ("path,label\n", "has no labels"),
+        ("path,label\na.png,cat\n", "has only one class .* Fix: add rows of another class"),
+        ("path,label\n", "label column 'label' is empty"),
         ("", "not a readable table"),
     ],
 )
@@ -353,8 +359,8 @@ def test_nan_is_neither_group_nor_class(place) -> None:
         place.root / "images" / "t.parquet"
     )
     manifest = place.ingest(source="image-manifest", manifest="t.parquet")
-    assert manifest.target.names == ("0.0", "1.0")
-    assert place.bad() == {f"flat/{n:04d}.png": {"unknown-label"} for n in range(3)}
+    assert manifest.target.names == ("0", "1")
+    assert place.bad() == {f"flat/{n:04d}.png": {"no-label"} for n in range(3)}
     assert "group" not in place.index().columns
     assert {split: files.rows > 0 for split, files in manifest.splits.items()} == dict.fromkeys(manifest.splits, True)
 
@@ -417,9 +423,11 @@ def test_paths_and_labels_in_another_unicode_form_are_found(place, stored: str, 
     (place.root / "images" / unicodedata.normalize(stored, "é.csv")).write_text("\n".join(["path,label", *lines]))
     manifest = place.ingest(source="image-manifest", manifest=unicodedata.normalize(written, "é.csv"))
     assert place.bad() == {}
-    assert manifest.target.names == tuple(unicodedata.normalize(written, name) for name in ("café", "thé"))
+    assert manifest.target.names == tuple(unicodedata.normalize("NFC", name) for name in ("café", "thé"))
     assert place.index()["id"].str.starts_with(folder.name).all()
-    place.ingest(source="image-manifest", manifest=unicodedata.normalize(written, "é.csv"), classes=("thé", "café"))
+    place.ingest(
+        source="image-manifest", manifest=unicodedata.normalize(written, "é.csv"), classes=("the\u0301", "cafe\u0301")
+    )
     assert place.bad() == {}
 
 
@@ -430,3 +438,101 @@ def test_a_group_in_two_unicode_forms_is_named_in_both(place) -> None:
     (place.root / "images" / "t.csv").write_text("\n".join(["path,label,group", *lines]))
     with pytest.raises(DataError, match=r"2 Unicode forms \('Jose\\u0301', 'Jos\\xe9'\)"):
         place.ingest(source="image-manifest", manifest="t.csv")
+
+
+def ingest_labels(
+    place, labels: list[str], *, name: str = "label", further: dict[str, list[str]] | None = None, **changes
+):
+    """Ingest one image for each label, with further columns."""
+    if not (place.root / "images").exists():
+        place.fill("flat", len(labels))
+    paths = [f"flat/{row:04d}.png" for row in range(len(labels))]
+    table = pl.DataFrame({"path": paths, name: labels, **(further or {})})
+    table.write_csv(place.root / "images" / "t.csv")
+    return place.ingest(source="image-manifest", manifest="t.csv", label_column=name, **changes)
+
+
+@pytest.mark.parametrize(("form", "written"), [("${0}", "$1234.5"), ("{0}.50 kg", "1234.5 kg"), ("{0},5", "1234,5")])
+def test_amounts_are_numbers_as_in_tables(place, form: str, written: str) -> None:
+    manifest = ingest_labels(place, [form.format(row + 5) for row in range(60)], name="price")
+    assert isinstance(manifest.target, Numbers)
+    assert place.problem()["why"] == "60 different numbers in 'price'"
+    assert place.problem()["notes"] == [f"price: labels written as {written} are numbers"]
+    added = {"$": 5.0, "{": 5.5}[form[0]]
+    index = place.index()
+    values = np.concatenate([np.load(place.packed / split.targets.file) for split in manifest.splits.values()])
+    assert values[:, 0].tolist() == [int(name[5:9]) + added for name in index["id"]]
+
+
+def test_several_labels_in_a_cell_stop_as_in_tables(place) -> None:
+    tags = [("sunny", "beach", "sunny;beach", "city;night", "sunny;city")[row % 5] for row in range(100)]
+    with pytest.raises(DataError, match=r"'tags' has several labels in a cell, separated by ';'") as stop:
+        ingest_labels(place, tags, name="tags")
+    several, single = fixes_of(str(stop.value))
+    assert ingest_labels(place, tags, name="tags", **several).target == Labels(("beach", "city", "night", "sunny"))
+    assert len(ingest_labels(place, tags, name="tags", **single).target.names) == 5
+
+
+def test_ages_stop_and_class_numbers_are_classes(place) -> None:
+    classes = [str(row % 30) for row in range(90)]
+    assert ingest_labels(place, classes, min_per_class=1).target.names == tuple(map(str, range(30)))
+    assert place.problem()["why"] == "30 different whole numbers in 'label'"
+    ages = [str(row % 50 + row % 3) for row in range(89)] + ["97"]
+    with pytest.raises(DataError, match="'label' has 52 different whole numbers, some of them in fewer than 2") as stop:
+        ingest_labels(place, ages, min_per_class=2)
+    regression, _ = fixes_of(str(stop.value))
+    assert isinstance(ingest_labels(place, ages, **regression).target, Numbers)
+
+
+def test_texts_among_amounts_name_a_working_fix(place) -> None:
+    labels = ["ND" if row % 7 == 3 else f"{row / 7:.2f}" for row in range(70)]
+    with pytest.raises(
+        DataError, match=r"label column label: 86% of the values are numbers, and 10 are not: 'ND'"
+    ) as stop:
+        ingest_labels(place, labels)
+    regression, _ = fixes_of(str(stop.value))
+    with pytest.raises(DataError, match=r"(?s)label-not-a-number 10.*10 are not: 'ND'"):
+        ingest_labels(place, labels, problem="regression")
+    assert isinstance(ingest_labels(place, labels, **regression).target, Numbers)
+    assert set(map(frozenset, place.bad().values())) == {frozenset({"label-not-a-number"})}
+
+
+def test_classes_of_another_table_name_the_setting(place) -> None:
+    labels = ["cat" if row % 2 else "dog" for row in range(60)]
+    with pytest.raises(SettingsError, match=r"data\.classes: found \[mole, wart\].*none of these labels, but cat, dog"):
+        ingest_labels(place, labels, classes=("mole", "wart"))
+    assert ingest_labels(place, labels, classes="auto").target.names == ("cat", "dog")
+
+
+def test_persons_and_rows_inside_a_cell_are_named(place) -> None:
+    labels = ["cat" if row % 2 else "dog" for row in range(120)]
+    persons = {"patient_id": [f"p{row // 4}" for row in range(120)]}
+    ingest_labels(place, labels, further=persons)
+    assert place.problem() == {
+        "chosen": "classification",
+        "why": "texts in 'label'",
+        "notes": [
+            "column 'patient_id' has 30 values in 120 rows, so rows of one value may be in several splits. If they "
+            "belong together: ratchet set data.group_column=patient_id"
+        ],
+    }
+    ingest_labels(place, labels, further=persons, group_column="patient_id")
+    assert place.problem()["notes"] == []
+    assert place.index().group_by("group").agg(pl.col("split").n_unique())["split"].unique().to_list() == [1]
+    content = (
+        (place.root / "images" / "t.csv").read_text().replace("p10\n", '"begins\n', 1).replace("p20\n", 'ends"\n', 1)
+    )
+    (place.root / "images" / "t.csv").write_text(content)
+    place.ingest(source="image-manifest", manifest="t.csv")
+    assert place.problem()["notes"][0].startswith("the row of line 42 holds 41 whole lines of the table")
+
+
+def test_a_trial_run_has_samples_of_each_class(place, monkeypatch) -> None:
+    monkeypatch.setattr("ratchet.data.reading.subset.PER_CLASS", 10)
+    labels = ["rare" if row < 8 else "common" for row in range(120)]
+    table = pl.DataFrame({"path": [f"flat/{row:04d}.png" for row in range(120)], "label": labels})
+    place.fill("flat", 120)
+    table.write_csv(place.root / "images" / "t.csv")
+    settings = {"source": "image-manifest", "manifest": "t.csv", "min_per_class": 1}
+    place.ingest(sample=True, **settings)
+    assert place.index()["class"].value_counts().sort("class").rows() == [("common", 10), ("rare", 8)]

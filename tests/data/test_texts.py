@@ -444,3 +444,14 @@ def test_rt_polarity_is_packed_whole(place: Place, shared) -> None:
     assert manifest.quarantined == 0
     content = (shared("text/rt-polarity") / "text" / "rt-polarity" / "rt-polarity.neg").read_bytes().decode()
     assert content.split("\n")[0] in {text for name in split.SPLITS for text in place.texts(name)}
+
+
+def test_equal_texts_are_counted_where_a_split_is_empty(place: Place) -> None:
+    place.write("t.csv", "text,label\n" + "the same,good\n" * 199 + "the same,bad\n")
+    message = (
+        r"\(200 good samples in all, of which 1 are different: equal ones share a split\)\. Fix: add other samples"
+    )
+    with pytest.raises(DataError, match=message):
+        place.ingest("t.csv", min_per_class=1)
+    place.write("t.csv", TABLE)
+    assert place.ingest("t.csv").target.names == ("bad", "good")

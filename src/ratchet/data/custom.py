@@ -25,6 +25,7 @@ from ratchet.data.profile import contract
 from ratchet.data.reading import pool
 from ratchet.data.sample_table import LabelledSamples
 from ratchet.data.sources.table_file import check_single_values
+from ratchet.data.tables.reading import with_notes
 from ratchet.data.tables.targets import read_labels
 from ratchet.errors import DataError
 from ratchet.kinds import Array, ArraysInput
@@ -173,7 +174,7 @@ class _Reading:
         extra = [name for name in frame.columns if name not in (*columns.values(), *settings.label_columns)]
         check_single_values(frame, where)
         names = sample_table.index_names(extra, frame.columns)
-        labels = read_labels(frame, settings, where)
+        labels = with_notes(read_labels(frame, settings, where), frame.select(extra), columns)
         samples = pl.DataFrame(
             [(place, facts.id, None, None, facts.content, None, None) for place, facts in self.facts.items()],
             schema=sample_table.SAMPLE,

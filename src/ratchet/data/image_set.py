@@ -5,6 +5,7 @@ Every sample is read once, or not at all if the cache knows it. Memory holds fac
 
 import hashlib
 import io
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -65,7 +66,8 @@ class _Ingest:
     def __init__(self, task: IngestTask, source: Source) -> None:
         self.task, self.settings, self.source = task, task.settings, source
         self.targets, self.cache = source.targets, FactCache(task.cache)
-        self.names = list(source.classes) if self.targets is None else self.targets.shown.to_list()  # by label
+        by_place = [] if self.targets is None or source.classes else self.targets.shown.to_list()
+        self.names = [*source.classes, *by_place]  # by label
         self.listing = self._subset(source.listing) if task.sample else source.listing
         self.total = self.listing.height + source.refused.height
         released = task.released["content"]
@@ -73,7 +75,7 @@ class _Ingest:
         self._done = self._reported = 0
 
     def _subset(self, listing: pl.DataFrame) -> pl.DataFrame:
-        if self.targets is None:
+        if self.source.classes:
             return subset(listing, classes=len(self.source.classes))
         chosen = subset(listing.with_columns(label=pl.lit(None, pl.Int64)), classes=_SAMPLED_CLASSES)
         return listing.join(chosen.select("row"), on="row", how="semi", maintain_order="left")
@@ -109,7 +111,7 @@ class _Ingest:
                 bad, used = overrides.apply(self._check(facts), self.task.released)
                 good = quarantine.without(facts, bad)
                 if good.is_empty():
-                    self.task.check_quarantine(bad, total=self.total)
+                    self._check_quarantine(bad)
                 if self._shape(good) == shape:
                     facts.write_ipc(stored)
                     packed = self._packed_set(facts, bad, used, pixels)
@@ -154,7 +156,7 @@ class _Ingest:
         shown = quarantine.shown(bad, facts)
         images = pixels.reader(pixels.locate(shown))(0, shown.height)
         bad = quarantine.with_thumbnails(bad, shown["row"], images)
-        self.task.check_quarantine(bad, total=self.total)
+        self._check_quarantine(bad)
         counts = set_rules.quarantined_by_class(facts, bad) if labels.classes else {}
         set_rules.SetRules(self.settings, labels.classes, self.task.quarantine, counts).check_index(index)
         return PackedSet(
@@ -163,13 +165,17 @@ class _Ingest:
             extra=[name for name in self.listing.columns if name not in LISTING],
         )  # fmt: skip
 
+    def _check_quarantine(self, bad: pl.DataFrame) -> None:
+        notes = () if self.targets is None else self.targets.fault_notes
+        self.task.check_quarantine(bad, total=self.total, notes=notes)
+
     def _labels(self, good: pl.DataFrame) -> TargetTable:
         labels = good["label"].to_numpy().astype(np.int64)
-        if self.targets is not None:
+        if self.targets is not None and not self.source.classes:
             return self.targets.take(labels)
         classes = tuple(self.source.classes)
         shown = pl.Series(classes, dtype=pl.String).gather(good["label"])
-        return TargetTable(Classes, "", classes, labels, shown, {})
+        return replace(self.targets or TargetTable(Classes, "", classes, labels, shown, {}), values=labels, shown=shown)
 
     def _pack(self, draft: Path, packed: PackedSet, pixels: PixelStore) -> Manifest:
         index, settings, blocks = packed.index, self.settings, list[Signatures]()
@@ -220,7 +226,9 @@ class _Ingest:
         self.source.refused.write_ipc(tables)
         self.task.released.write_ipc(tables)
         settings = self.settings.model_dump(mode="json", exclude={"workers"})
-        return files.digest_json([settings, self.names, deciding_code(), hashlib.sha256(tables.getvalue()).hexdigest()])
+        notes = [] if self.targets is None else [self.targets.why, *self.targets.notes]
+        content = hashlib.sha256(tables.getvalue()).hexdigest()
+        return files.digest_json([settings, self.names, notes, deciding_code(), content])
 
     def _outputs(self, packed: Path) -> str:
         """Digest of a packed set and the quarantine table: the content of small files and the sizes of large ones.

@@ -21,24 +21,21 @@ def check_table(
     settings: DataSettings,
     *,
     extra: Sequence[str],
-    classes: Sequence[str] | None,
     header: pl.Series,
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return the quarantine rows of wrong rows, and the other rows with typed extra columns.
 
     Args:
-        table: `row`; the texts `path`, `label` and `split`; `known`, the label unless it means a missing one; and
-            their meanings: `normal`, the path inside the folder, `means`, a class, `assigned`, a split; `there`,
-            whether the file exists. Null: none, or none that is allowed.
+        table: `row`; the texts `path` and `split`, and their meanings: `normal`, the path inside the folder,
+            `assigned`, a split; `there`, whether the file exists. Null: none, or none that is allowed.
         settings: whether texts that look personal are refused.
         extra: further columns. Texts that are all numbers are converted.
-        classes: names, by label; None: the labels are no classes, and are not checked here.
         header: whether each row is the header again.
     """
     texts = [name for name in extra if table[name].dtype == pl.String] if settings.refuse_personal else []
     headers = table.filter(header)
     rows = table.filter(~header) if headers.height else table
-    checked = _with_answers(rows, classes)
+    checked = _with_answers(rows)
     checked = checked.with_columns(looks_personal(checked[name]).alias(f"personal {name}") for name in texts)
     headers = headers.select(
         source=pl.lit(settings.manifest), row="row", value=pl.lit(REASONS["repeated-header"].value)
@@ -49,14 +46,13 @@ def check_table(
     return refused, checked.with_columns(typed(checked[name]) for name in extra)
 
 
-def _with_answers(rows: pl.DataFrame, classes: Sequence[str] | None) -> pl.DataFrame:
+def _with_answers(rows: pl.DataFrame) -> pl.DataFrame:
     """Add a boolean column for each rule that is not about a column's text."""
     named = pl.col("path").str.strip_chars().fill_null("") != ""
     return rows.with_columns(
         named=named,
         inside=pl.when(named).then(pl.col("normal").is_not_null()),
         there=pl.when(pl.col("normal").is_not_null()).then(pl.col("there").fill_null(False)),
-        labelled=pl.lit(True) if classes is None else pl.col("means").is_in(list(classes)).fill_null(False),
         divided=pl.col("assigned").is_not_null() | pl.col("split").is_null(),
     )
 
@@ -67,7 +63,6 @@ def _schema(texts: Sequence[str]) -> dict[str, pa.Column]:
         "named": (pl.Boolean, must("no-path")),
         "inside": (pl.Boolean, must("outside-folder")),
         "there": (pl.Boolean, must("missing-file")),
-        "labelled": (pl.Boolean, must("unknown-label")),
         "divided": (pl.Boolean, must("unknown-split")),
         **{f"personal {name}": (pl.Boolean, must("personal-data", be=False)) for name in texts},
     }
@@ -76,13 +71,6 @@ def _schema(texts: Sequence[str]) -> dict[str, pa.Column]:
 
 def _value(rule: str, column: str) -> pl.Expr | None:
     """Return the value that breaks a rule; None: as in refusal_reasons.py."""
-    if rule == "unknown-label":
-        means_none = pl.col("label").is_not_null() & pl.col("known").is_null()
-        return (
-            pl.when(means_none)
-            .then(pl.format("{}, which means a missing label", "label"))
-            .otherwise(pl.col("label").fill_null("none"))
-        )
     if rule == "personal-data":
         return pl.lit(REASONS[rule].value.format(column=column.removeprefix("personal ")))
     return None

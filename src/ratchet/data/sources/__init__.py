@@ -46,7 +46,7 @@ class Source(Protocol):
 
     @property
     def targets(self) -> "TargetTable | None":
-        """Targets that are no classes; a label is a place among them. None: the targets are classes."""
+        """How the labels of a table were read; a label that is no class is a place among them. None: no table."""
 
     @property
     def given(self) -> frozenset[SplitName]:

@@ -20,7 +20,7 @@ class Digits:
 
     name = "digits"
     is_local = False
-    targets = None  # the targets are classes
+    targets = None  # there is no table
     ignored = Ignored()
     classes = tuple(str(digit) for digit in range(10))
     given: frozenset[SplitName] = frozenset()

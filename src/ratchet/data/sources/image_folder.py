@@ -43,7 +43,7 @@ class ImageFolder:
             the class folders is ambiguous.
     """
 
-    targets = None  # the targets are classes
+    targets = None  # there is no table
 
     def __init__(self, storage: Storage, label_level: int | Literal["auto"] = "auto", *, of: str = "images") -> None:
         self._of = of  # the samples, in messages

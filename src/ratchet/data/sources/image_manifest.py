@@ -1,7 +1,7 @@
 """Images listed in a table: a CSV, JSON or Parquet file beside them with a path and a label in each row.
 
-A label is a class, one or several numbers, or several labels at once. A row may also have a split and a group. All
-further columns are copied to the index.
+A label is a class, one or several numbers, or several labels at once, as in tables. A row may also have a split and a
+group. All further columns are copied to the index.
 """
 
 import posixpath
@@ -12,7 +12,6 @@ import polars as pl
 
 from ratchet.data import quarantine
 from ratchet.data.checks.exact_duplicates import split_rank
-from ratchet.data.checks.label_spelling import check_known, in_order, look_alikes
 from ratchet.data.image_rules import FACTS
 from ratchet.data.listing_rules import check_table
 from ratchet.data.packed_set import LABEL_PLACE
@@ -31,9 +30,9 @@ from ratchet.data.sources.table_file import (
 )
 from ratchet.data.split import SplitName
 from ratchet.data.system_files import Ignored
+from ratchet.data.tables.reading import with_notes
 from ratchet.data.tables.targets import TargetTable, read_labels
 from ratchet.errors import DataError, SettingsError
-from ratchet.problems import PROBLEMS
 from ratchet.settings.model import DataSettings
 
 __all__ = ["ImageManifest"]
@@ -41,12 +40,10 @@ __all__ = ["ImageManifest"]
 _RESERVED = frozenset(
     {
         *LISTING, *FACTS, "source", "class", "place", "at", "packed_at", "claimed", "agrees", "side", "area", "aspect",
-        "path", "known", "normal", "means", "assigned", "there", "named", "inside", "labelled", "divided", LABEL_PLACE,
+        "path", "normal", "assigned", "there", "named", "inside", "divided", LABEL_PLACE,
     }
 )  # fmt: skip
 """Names of columns that the index or ingest itself uses."""
-
-_NUMBERS = 0.9  # share of labels that are numbers, from which fractions mean that they are no classes
 
 
 class ImageManifest:
@@ -73,49 +70,40 @@ class ImageManifest:
         ragged = self._file.ragged
         table = table.join(ragged.select("row"), on="row", how="anti", maintain_order="left")
         header = self._is_header(table)
-        frame = cells[(table.filter(~header)["row"] - 1).to_numpy()]
-        self.classes: tuple[str, ...] = ()
-        meant: dict[str, str] = {}
-        targets: TargetTable | None = None
-        if self._has_classes(frame):
-            self.classes, meant = self._classes(table["known"])
-        else:
-            targets = read_labels(frame, settings, f"data.manifest: {self._where}")
-        rows = self._with_meanings(table, meant, self._stamps(storage))
+        rows = self._with_meanings(table, self._stamps(storage))
         self.given: frozenset[SplitName] = frozenset(rows["assigned"].drop_nulls())
-        extra = [name for name in table.columns if name not in ("row", "path", "label", "known", "split", "group")]
-        classes = self.classes if targets is None else None
-        refused, typed = check_table(rows, settings, extra=extra, classes=classes, header=header)
-        if targets is not None:
-            typed = typed.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias(LABEL_PLACE))
-            refused = pl.concat([refused, *_bad_targets(typed, targets)])
+        extra = [name for name in table.columns if name not in ("row", "path", "label", "split", "group")]
+        self.targets = self._labels(cells, table.filter(~header), extra)
+        self.classes = self.targets.classes
+        refused, typed = check_table(rows, settings, extra=extra, header=header)
+        typed = typed.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias(LABEL_PLACE))
+        refused = pl.concat([refused, *_bad_targets(typed, self.targets)])
         kept = typed.join(refused.select("row").unique(), on="row", how="anti", maintain_order="left")
         duplicates = self._duplicates(kept)
         kept = kept.join(duplicates.select("row"), on="row", how="anti", maintain_order="left")
         ragged = ragged.select("row", "value", source=pl.lit(settings.manifest))
         self.refused = pl.concat([refused, quarantine.table(ragged, "ragged-row"), duplicates]).sort("row", "rule")
-        self.targets = targets
         self.ignored = Ignored()  # the table names every file
         self.listing = self._listing(kept, extra)
 
     def _listing(self, kept: pl.DataFrame, extra: list[str]) -> pl.DataFrame:
         """Return the columns that every source has, and the extra ones of the table."""
-        if self.targets is None:
-            numbers = {name: at for at, name in enumerate(self.classes)}
-            labels = kept["means"].replace_strict(numbers, return_dtype=pl.Int64)
-        else:
-            labels = kept[LABEL_PLACE]
+        places = kept[LABEL_PLACE]
+        labels = pl.Series(self.targets.values[places.to_numpy()]) if self.classes else places
         columns = {"row": kept["row"], "id": kept["normal"], "label": labels, "split": kept["assigned"]}
         listed = listing(columns | {"group": kept["group"], "stamp": kept["stamp"]})
         return listed.join(kept.select("row", *extra), on="row", how="left", maintain_order="left")
 
-    def _with_meanings(
-        self, table: pl.DataFrame, meant: Mapping[str, str], stamps: pl.DataFrame | None
-    ) -> pl.DataFrame:
-        """Add what path, label and split mean, whether the file is there, and its stamp; see `check_table`."""
+    def _labels(self, cells: pl.DataFrame, rows: pl.DataFrame, extra: list[str]) -> TargetTable:
+        """Return the targets of some rows. Whole numbers are classes, unless data.problem says otherwise."""
+        settings, frame = self._settings, cells.select(self._settings.label_columns)[(rows["row"] - 1).to_numpy()]
+        labels = read_labels(frame, settings, f"data.manifest: {self._where}", whole_are_classes=True)
+        return with_notes(labels, rows.select(extra), self._columns(cells), self._file.notes)
+
+    def _with_meanings(self, table: pl.DataFrame, stamps: pl.DataFrame | None) -> pl.DataFrame:
+        """Add what path and split mean, whether the file is there, and its stamp; see `check_table`."""
         rows = table.with_columns(
             normal=table["path"].map_elements(_normal, return_dtype=pl.String, skip_nulls=True),
-            means=table["known"].replace_strict(meant, default=None, return_dtype=pl.String),
             assigned=pl.col("split")
             .str.to_lowercase()
             .replace_strict(SPLIT_FOLDERS, default=None, return_dtype=pl.String),
@@ -130,17 +118,6 @@ class ImageManifest:
         settings = self._settings
         same = (pl.col("path") == settings.path_column) & (pl.col("label") == "|".join(settings.label_columns))
         return table.select(same.fill_null(False)).to_series()
-
-    def _has_classes(self, frame: pl.DataFrame) -> bool:
-        """Whether the labels are classes. Of one column they are, unless its numbers have fractions."""
-        settings, columns = self._settings, self._settings.label_columns
-        if settings.problem != "auto" or len(columns) > 1:
-            return settings.problem != "auto" and PROBLEMS[settings.problem].is_indexed and len(columns) == 1
-        texts = frame[columns[0]].cast(pl.String)
-        texts = texts.filter(~texts.str.strip_chars().is_in(list(MISSING)))
-        numbers = texts.cast(pl.Float64, strict=False).drop_nulls()
-        fractions = bool((numbers != numbers.floor()).any()) and len(numbers) >= _NUMBERS * len(texts)
-        return settings.classes != "auto" or not fractions
 
     def _table(self, storage: Storage) -> TableFile:
         """Read the file that lists the samples; the cells of CSV are texts."""
@@ -166,7 +143,7 @@ class ImageManifest:
         return same[0] if len(same) == 1 else name
 
     def _named(self, table: pl.DataFrame) -> pl.DataFrame:
-        """Return the table with columns row, path, label, split, group, known, and the extra ones that may be kept."""
+        """Return the table with columns row, path, label, split, group, and the extra ones that may be kept."""
         settings, columns = self._settings, self._columns(table)
         used = {*columns.values(), *settings.label_columns}
         table = without_private(table, settings, needed=(columns["path"], *settings.label_columns))
@@ -198,7 +175,7 @@ class ImageManifest:
         return {"path": settings.path_column, "label": labels[0]} | optional_columns(table, settings, where)
 
     def _texts(self, columns: Mapping[str, str]) -> dict[str, pl.Expr]:
-        """Return the expressions for path, label, split, group and known, without texts that mean a missing value."""
+        """Return the expressions for path, label, split and group. Only a label may mean a missing value."""
         text = {
             name: pl.col(columns[name]).cast(pl.String) if name in columns else pl.lit(None, pl.String)
             for name in ("path", "label", "split", "group")
@@ -207,11 +184,8 @@ class ImageManifest:
         if len(labels) > 1:
             cells = [pl.col(name).cast(pl.String).fill_null("") for name in labels]
             text["label"] = pl.concat_str(cells, separator="|")
-        classes = () if self._settings.classes == "auto" else self._settings.classes
         missing = {name: column.str.strip_chars().is_in(list(MISSING)) for name, column in text.items()}
-        known = pl.when(~missing["label"] | text["label"].is_in(list(classes))).then(text["label"])
-        text |= {name: pl.when(~missing[name]).then(text[name]) for name in ("path", "split", "group")}
-        return text | {"known": known}
+        return text | {name: pl.when(~missing[name]).then(text[name]) for name in ("path", "split", "group")}
 
     def _check_groups(self, groups: pl.Series) -> None:
         """Check that no group is written in two Unicode forms, because its samples would not share a split."""
@@ -241,34 +215,6 @@ class ImageManifest:
             rows.append((row["normal"], row["row"], "duplicate-id", value))
         return quarantine.rows(rows)
 
-    def _classes(self, labels: pl.Series) -> tuple[tuple[str, ...], dict[str, str]]:
-        """Return the classes, and the class that each label means."""
-        counts: dict[str, int] = dict(labels.drop_nulls().value_counts().rows())
-        if self._settings.classes != "auto":
-            classes = tuple(self._settings.classes)
-            composed = {_composed(name): name for name in classes}
-            check_known(
-                [composed.get(_composed(name), name) for name in counts], classes, f"data.manifest: {self._where}"
-            )
-            return classes, {name: composed.get(_composed(name), name) for name in (*counts, *classes)}
-        counts.pop(self._settings.label_columns[0], None)  # a header that is repeated among the rows
-        usual = {
-            form: max(forms, key=lambda form: (counts[form], form))
-            for forms in _by_composed(pl.Series(list(counts), dtype=pl.String)).values()
-            for form in forms
-        }
-        totals: dict[str, int] = {}
-        for name, count in counts.items():
-            totals[usual[name]] = totals.get(usual[name], 0) + count
-        classes = tuple(sorted(set(totals) - set(look_alikes(totals)), key=in_order))
-        if len(classes) < 2:
-            only = f"only one class ({classes[0]!r})" if classes else "no labels"
-            raise DataError(
-                f"data.manifest: {self._where} has {only}, but at least two classes are needed. Fix: add samples of "
-                "another class, or set data.label_column"
-            )
-        return classes, usual
-
     def _stamps(self, storage: Storage) -> pl.DataFrame | None:
         """Return id, stamp and `there` of all files; None if the storage cannot list them."""
         if not storage.can_list:
@@ -278,7 +224,9 @@ class ImageManifest:
 
 def _bad_targets(rows: pl.DataFrame, targets: TargetTable) -> list[pl.DataFrame]:
     """Return the quarantine rows of rows without a valid target."""
-    named = rows.select("row", source=pl.coalesce("normal", "path", pl.format("row {}", "row")), value=targets.shown)
+    named = rows.select(
+        "row", source=pl.coalesce("normal", "path", pl.format("row {}", "row")), value=targets.shown.fill_null("")
+    )
     return [quarantine.table(named[places], rule) for rule, places in targets.faults.items() if len(places)]
 
 

@@ -36,7 +36,7 @@ class TorchvisionSet:
         DataError: the set is not found and cannot be downloaded, or does not have images with one class each.
     """
 
-    targets = None  # the targets are classes
+    targets = None  # there is no table
     ignored = Ignored()
 
     refused = quarantine.rows([])

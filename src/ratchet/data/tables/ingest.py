@@ -13,7 +13,7 @@ from ratchet.data.sources.image_folder import SPLIT_FOLDERS
 from ratchet.data.tables import rules, splits
 from ratchet.data.tables.columns import TypedColumn, each, typed_column
 from ratchet.data.tables.encode import cleaned, texts_of
-from ratchet.data.tables.reading import RawTable, group_notes, open_table, require
+from ratchet.data.tables.reading import RawTable, open_table, require, with_notes
 from ratchet.data.tables.table_writer import SpecialColumns, TableColumns, TableWriter
 from ratchet.data.tables.targets import read_labels
 from ratchet.errors import DataError, SettingsError
@@ -78,8 +78,8 @@ class _Ingest:
         labels = read_labels(frame, self.settings, self.source.where)
         special, faults = self._special(frame)
         split_by_rows = special.given is None and special.groups is None and special.order is None
-        groups = group_notes(frame.drop(self.settings.label_columns)) if split_by_rows else ()
-        labels = replace(labels, notes=labels.notes + self.source.file.notes + groups)
+        roles = () if split_by_rows else ("split",)
+        labels = with_notes(labels, frame.drop(self.settings.label_columns), roles, self.source.file.notes)
         taken = {*self.settings.label_columns, *(column.name for column in special.columns)}
         features = each(self._typed, [frame[name] for name in frame.columns if name not in taken])
         if not any(column.is_feature for column in features):

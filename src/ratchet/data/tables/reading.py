@@ -3,7 +3,7 @@
 import difflib
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,10 +19,11 @@ from ratchet.data.system_files import is_system_name
 from ratchet.data.tables.columns import GROUP_NAME, ID_NAME
 from ratchet.data.tables.encode import MISSING_TEXTS
 from ratchet.data.tables.number_formats import PLAIN, numbers
+from ratchet.data.tables.targets import TargetTable
 from ratchet.errors import DataError
 from ratchet.settings.model import DataSettings
 
-__all__ = ["RawTable", "group_notes", "open_table", "require"]
+__all__ = ["RawTable", "open_table", "require", "with_notes"]
 
 _HEADER_SAMPLE = 2000  # rows
 _MOST = 0.8  # share of the lines that have the same number of cells
@@ -238,17 +239,25 @@ def _looks_like_data(header: list[str], table: pl.DataFrame, *, wanted: tuple[st
     return fits > 0
 
 
-def group_notes(frame: pl.DataFrame) -> tuple[str, ...]:
-    """Return a note about each column that looks like the id of a person or thing with several rows."""
-    notes = []
-    for name in filter(GROUP_NAME.search, frame.columns):
-        distinct = frame[name].drop_nulls().n_unique()
-        if distinct >= _GROUPS and frame.height >= _ROWS_EACH * distinct:
-            notes.append(
-                f"column {name!r} has {distinct:,} values in {frame.height:,} rows, so rows of one value may be in "
+def with_notes(
+    labels: TargetTable, extra: pl.DataFrame, roles: Collection[str], notes: Sequence[str] = ()
+) -> TargetTable:
+    """Return the labels with more notes: those given, and one about each column that looks like the id of a person.
+
+    Args:
+        extra: columns that have no role.
+        roles: of the other columns; with a split or a group it is known what belongs together.
+        notes: of the file.
+    """
+    groups = []
+    for name in filter(GROUP_NAME.search, () if {"split", "group"} & set(roles) else extra.columns):
+        distinct = extra[name].drop_nulls().n_unique()
+        if distinct >= _GROUPS and extra.height >= _ROWS_EACH * distinct:
+            groups.append(
+                f"column {name!r} has {distinct:,} values in {extra.height:,} rows, so rows of one value may be in "
                 f"several splits. If they belong together: ratchet set data.group_column={name}"
             )
-    return tuple(notes)
+    return replace(labels, notes=(*labels.notes, *notes, *groups))
 
 
 def require(table: RawTable, column: str, setting: str) -> None:

@@ -149,16 +149,14 @@ class _Label:
     def numeric_share(self) -> float:
         return (len(self.numbers) - self.numbers.null_count()) / len(self.present)
 
-    def whole_classes(self, whole_are_classes: bool) -> int:
-        """Return how many whole numbers are classes; 0: the numbers of the column are no classes."""
+    @property
+    def whole_counts(self) -> pl.Series:
+        """How often each number occurs; empty if not all are whole."""
         known = self.numbers.drop_nulls()
         if self.is_boolean or known.is_empty() or not (known == known.floor()).all():
-            return 0
+            return pl.Series(dtype=pl.UInt32)
         exact = self.texts if known.abs().max() >= EXACT else self.numbers  # type: ignore[operator]
-        counts = exact.filter(self.numbers.is_not_null()).alias("value").value_counts()["count"]
-        few = len(counts) <= _MAX_INTEGER_CLASSES and int(counts.min()) >= _LEAST_OF_INTEGER  # type: ignore[arg-type]
-        is_plain = whole_are_classes and self.form in ("", PLAIN)
-        return len(counts) if len(counts) == 2 or few or is_plain else 0
+        return exact.filter(self.numbers.is_not_null()).alias("value").value_counts()["count"]
 
     def odd_notes(self, limit: float, further: str = "") -> tuple[str, ...]:
         """Return a note about texts in a column of numbers. `further` is a setting that its fix needs too."""
@@ -218,13 +216,30 @@ def _problem(
             f"numbers, or 0 and 1. Fix: write them in {odd.name!r}, or set data.label_column to other columns"
         )
     (column,) = columns
-    whole = column.whole_classes(whole_are_classes)
+    counts = column.whole_counts
+    whole, least = len(counts), int(counts.min() or 0)  # type: ignore[arg-type]
+    is_class = whole == 2 or (whole <= _MAX_INTEGER_CLASSES and least >= _LEAST_OF_INTEGER)
+    is_plain = whole_are_classes and bool(whole) and column.form in ("", PLAIN)
+    is_class |= is_plain and (least >= settings.min_per_class or settings.classes != "auto")
     if column.is_boolean or column.numeric_share < 0.9:
-        _check_single(column, settings, has_numbers=not whole and 0.5 < column.numeric_share < 0.9)
+        _check_single(column, settings, has_numbers=not is_class and 0.5 < column.numeric_share < 0.9)
         return Classes, f"texts in {column.name!r}"
-    if whole:
+    if is_plain and not is_class:
+        raise _two_readings(
+            column,
+            f"{column.name!r} has {whole} different whole numbers, some of them in fewer than {settings.min_per_class} "
+            "rows. Fix: if it is a number to predict, `ratchet set data.problem=regression`",
+        )
+    if is_class:
         return Classes, f"{whole} different whole numbers in {column.name!r}"
     return Numbers, f"{column.numbers.drop_nulls().n_unique():,} different numbers in {column.name!r}"
+
+
+def _two_readings(column: _Label, problem: str) -> DataError:
+    return DataError(
+        f"{column.where}: label column {problem}; or, if each text is one class, "
+        "`ratchet set data.problem=classification`"
+    )
 
 
 def _check_single(column: _Label, settings: DataSettings, *, has_numbers: bool) -> None:
@@ -243,10 +258,7 @@ def _check_single(column: _Label, settings: DataSettings, *, has_numbers: bool) 
         problem = problem.replace("To leave", "Fix: to leave")
     else:
         return
-    raise DataError(
-        f"{column.where}: label column {problem}; or, if each text is one class, "
-        "`ratchet set data.problem=classification`"
-    )
+    raise _two_readings(column, problem)
 
 
 def _check_unlabelled(column: _Label, classes: Sequence[str], limit: float | None) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from ratchet.data.reading.subset import subset
 from ratchet.data.sample_table import LabelledSamples
 from ratchet.data.sources.image_folder import SPLIT_FOLDERS, ImageFolder
 from ratchet.data.sources.table_file import check_single_values
-from ratchet.data.tables.reading import group_notes, open_table, require
+from ratchet.data.tables.reading import open_table, require, with_notes
 from ratchet.data.tables.targets import TargetTable, read_labels
 from ratchet.data.texts.decoding import Decoded, decode, encoding_of
 from ratchet.errors import DataError
@@ -111,8 +111,7 @@ def _read_table(settings: DataSettings, *, root: Path, report: Report) -> Labell
     if frame.is_empty():
         raise DataError(f"{source.where} has no rows. Fix: add rows")
     labels = read_labels(frame, settings, source.where)
-    groups = group_notes(frame.select(extra)) if not {"split", "group"} & set(columns) else ()
-    labels = replace(labels, notes=labels.notes + source.file.notes + groups)
+    labels = with_notes(labels, frame.select(extra), columns, source.file.notes)
     cells = {name: _texts(frame, columns.get(name)) for name in ("text", "split", "group")}
     ids = [f"{Path(settings.path).name} {place}" for place in source.file.places(row.to_list())]
     contents = [None if text is None else hashlib.sha256(text.encode()).hexdigest() for text in cells["text"]]

@@ -46,7 +46,7 @@ class Source(Protocol):
 
     @property
     def targets(self) -> "TargetTable | None":
-        """How the labels of a table were read; a label that is no class is a place among them. None: no table."""
+        """Targets of a table; a label that is no class is a place among them. None: there is no table."""
 
     @property
     def given(self) -> frozenset[SplitName]:

@@ -151,7 +151,7 @@ class _Label:
 
     @property
     def whole_counts(self) -> pl.Series:
-        """How often each number occurs; empty if not all are whole."""
+        """Rows of each different number; empty if not all are whole."""
         known = self.numbers.drop_nulls()
         if self.is_boolean or known.is_empty() or not (known == known.floor()).all():
             return pl.Series(dtype=pl.UInt32)

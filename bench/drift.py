@@ -14,8 +14,7 @@ import functools
 import json
 import os
 import pickle
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,12 +22,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from bench.report import Row, alone, options
 from ratchet import files
 from ratchet.monitoring.rule import DriftRule, judge
 from ratchet.monitoring.sketch import FeatureBins, WindowSketch, layout_of
 
 WINDOWS, REFERENCE, CHANGE, SIX_HOURS = 1000, 100, 100, 21_600
 RESULTS = Path(".ratchet/bench-drift.json")
+_LIMIT = 0.05
+_CLAIM = f"not significantly above {_LIMIT}"
+_BOUNDS = ((0.05, 0), (0.95, 1))  # quantile of the beta distribution, and what is added to its first parameter
 
 
 class Column(NamedTuple):
@@ -39,7 +42,7 @@ class Column(NamedTuple):
 
 
 Columns = dict[str, Column]
-DATASETS = Path(os.environ["RATCHET_DATASETS"])
+DATASETS = Path(os.environ.get("RATCHET_DATASETS", ""))
 
 
 def distinct(values: NDArray[Any]) -> Column:
@@ -166,28 +169,39 @@ ROWS: dict[str, Callable[[int], int | None]] = {
 }
 
 
-def report(name: str, alarms: list[int | None]) -> None:
-    """Print the share of runs with an alarm and its upper bound (Clopper-Pearson, 95 % one-sided), or the delay."""
+def row(name: str, alarms: list[int | None]) -> Row:
+    """Return the share of runs with an alarm and its upper bound (Clopper-Pearson, 95 % one-sided), or the delay."""
+    runs = f"{len(alarms)} runs"
     if name.startswith("shift"):
         delays = [each - CHANGE for each in alarms if each is not None and each > CHANGE]
         median = np.median(delays) if delays else float("nan")
-        print(f"{name}: {len(delays)} of {len(alarms)} runs found, median delay {median:g} windows", flush=True)
-        return
-    false, runs = sum(each is not None for each in alarms), len(alarms)
-    bound = stats.beta.ppf(0.95, false + 1, runs - false)
-    print(f"{name}: {false} of {runs} runs ever alarm ({false / runs:.3f}, upper bound {bound:.3f})", flush=True)
+        return Row(f"{name}: detected", runs, f"{len(delays)}, median delay {median:g} windows")
+    false = sum(each is not None for each in alarms)
+    low, high = (float(stats.beta.ppf(level, false + at, len(alarms) - false + 1 - at)) for level, at in _BOUNDS)
+    share = f"{false / len(alarms):.3f}, upper bound {high:.3f}"
+    return Row(f"{name}: false alarms", runs, share, _CLAIM, not low > _LIMIT)
 
 
-def main() -> None:
-    """Print the table."""
-    runs, chosen = int(sys.argv[1]) if len(sys.argv) > 1 else 20, sys.argv[2:] or list(ROWS)
+def measure(runs: int, names: Sequence[str] = tuple(ROWS), *, quick: bool) -> list[Row]:
+    """Return the rows of the table, after the runs that are not in RESULTS yet."""
+    if not (DATASETS / "tabular").is_dir():
+        return [Row("drift", "no tabular in the folder RATCHET_DATASETS names", "not measured", _CLAIM)]
     results: dict[str, Any] = files.read_json(RESULTS) if RESULTS.exists() else {}
-    for name in chosen:
+    runs = 1 if quick else runs
+    for name in names[:1] if quick else names:
         alarms = results.setdefault(name, [])
         while len(alarms) < runs:
             alarms.append(ROWS[name](len(alarms)))
             files.write_text(RESULTS, json.dumps(results))
-        report(name, alarms[:runs])
+    return [row(name, results[name][:runs]) for name in names if name in results]
+
+
+def main() -> None:
+    """Measure, and print the table."""
+    parser = options(__doc__)
+    parser.add_argument("runs", nargs="?", type=int, default=20, metavar="RUNS")
+    parser.add_argument("names", nargs="*", metavar="ROW", help=", ".join(ROWS))
+    alone(parser, lambda given: measure(given.runs, given.names or tuple(ROWS), quick=given.quick))
 
 
 if __name__ == "__main__":

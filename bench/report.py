@@ -81,11 +81,15 @@ def alone(parser: argparse.ArgumentParser, measure: Callable[[argparse.Namespace
     show(measure(arguments), described=described, arguments=arguments)
 
 
-def show(rows: Sequence[Row], *, described: str, arguments: argparse.Namespace) -> None:
-    """Print the table and the claims that do not hold; write it with the machine to the file of `--json`, if any."""
+def show(rows: Sequence[Row], *, described: str, arguments: argparse.Namespace, failed: Sequence[Row] = ()) -> None:
+    """Print the table and the claims that do not hold; write it with the machine to the file of `--json`, if any.
+
+    `failed` has a row for each benchmark that raised, which counts with `--quick` too.
+    """
     if arguments.quick:
         described = f"NOT A MEASUREMENT: --quick only shows that it runs. {described}"
         rows = [replace(row, met=None) for row in rows]
+    rows = [*rows, *failed]
     print_table(rows)
     print(f"\n{described}")
     unmet = [

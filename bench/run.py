@@ -2,16 +2,19 @@
 
     python -m bench.run [--only throughput memory] [--rounds N] [--peers PYTHON] [--json FILE]
 
-It takes about two hours on two cores. Leave the machine idle meanwhile: one busy process makes a step 2.6 times as
-long, because the threads of a convolution wait for each other, and the results are meaningless.
+It takes about two hours on two cores, without `drift` and `wrong_labels`. Leave the machine idle meanwhile: one busy
+process makes a step 2.6 times as long, because the threads of a convolution wait for each other, and the results are
+meaningless.
 """
 
 import argparse
 import sys
+import traceback
 
 from bench import (
     checkpoints,
     coverage,
+    drift,
     first_model,
     first_step,
     flow,
@@ -33,13 +36,14 @@ from bench import (
     texts,
     throughput,
     tokens,
+    wrong_labels,
 )
 from bench.report import Row, end_in_order, machine, options, show
 
 _NAMES = (
     "throughput", "checkpoints", "memory", "first_step", "first_model", "flow", "precision", "ingest", "manifest",
     "processes", "recipe", "coverage", "gate_errors", "latency", "tokens", "texts", "tables", "tabular", "table_steps",
-    "serving", "serving_overload", "serving_processes", "search",
+    "serving", "serving_overload", "serving_processes", "search", "wrong_labels", "drift",
 )  # fmt: skip
 
 
@@ -54,11 +58,16 @@ def main() -> None:
     described = machine()
     print(described)
     rows: list[Row] = []
+    failed: list[Row] = []
     for name in arguments.only:
         print(f"\n{name}", flush=True)
-        rows += _measure(name, arguments)
-    show(rows, described=described, arguments=arguments)
-    sys.exit(not arguments.quick and any(row.met is False for row in rows))
+        try:
+            rows += _measure(name, arguments)
+        except Exception as error:  # the results of the others are hours of work
+            traceback.print_exc()
+            failed.append(Row(name, "the whole", f"{type(error).__name__}: {error}", "ends without an error", False))
+    show(rows, described=described, arguments=arguments, failed=failed)
+    sys.exit(bool(failed) or (not arguments.quick and any(row.met is False for row in rows)))
 
 
 def _measure(name: str, arguments: argparse.Namespace) -> list[Row]:
@@ -108,6 +117,10 @@ def _measure(name: str, arguments: argparse.Namespace) -> list[Row]:
             return serving_processes.measure(min(rounds, 5), quick=quick)
         case "tokens":
             return tokens.measure(min(rounds, 3), quick=quick)
+        case "wrong_labels":
+            return wrong_labels.measure(10_000, quick=quick)
+        case "drift":
+            return drift.measure(20, quick=quick)
         case _:
             return recipe.measure(min(rounds, 3), quick=quick)
 

@@ -24,14 +24,19 @@ from ratchet.data.ingest import IngestTask, ingest
 from ratchet.settings.model import DataSettings
 from ratchet.workspace import Workspace
 
-__all__ = ["check"]
+__all__ = ["measure"]
 
+_DATASETS, _CIFAR = Path(os.environ.get("RATCHET_DATASETS", "")), "cifar-10-batches-py"
 _WRONG, _CLAIM, _FIRST = 0.055, 0.6, (50, 100, 200)
 
 
-def check(images: int, *, quick: bool) -> list[Row]:
+def measure(images: int, *, quick: bool) -> list[Row]:
     """Return the rows of the table."""
     count = 600 if quick else images
+    if not (_DATASETS / _CIFAR).is_dir():
+        return [
+            Row("wrong labels", f"no {_CIFAR} in the folder RATCHET_DATASETS names", "not measured", f">= {_CLAIM}")
+        ]
     with scratch() as folder:
         wrong = _write(folder / "photos", count)
         workspace = Workspace(folder)
@@ -73,7 +78,7 @@ class _Quiet:
 
 def _write(folder: Path, count: int) -> set[str]:
     """Write the images into one folder per class. Return the names of those in a wrong one."""
-    source = Path(os.environ["RATCHET_DATASETS"]) / "cifar-10-batches-py"
+    source = _DATASETS / _CIFAR
     batches = [
         pickle.loads((source / f"data_batch_{number + 1}").read_bytes(), encoding="bytes")
         for number in range(-(-count // 10_000))
@@ -97,7 +102,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=10_000, help="5,000 to 50,000 (default: 10,000)")
 
     def checked(arguments: argparse.Namespace) -> list[Row]:
-        return check(arguments.images, quick=arguments.quick)
+        return measure(arguments.images, quick=arguments.quick)
 
     alone(parser, checked)
 

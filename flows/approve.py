@@ -13,7 +13,7 @@ from pydantic import Field
 from flows.cancelled_runs import ended_by
 from flows.progress import log_errors_without_traceback
 from flows.run_names import run_name
-from flows.run_records import record_run
+from flows.run_records import recording
 from ratchet import settings
 from ratchet.errors import RatchetError
 from ratchet.registry.access import user
@@ -44,19 +44,16 @@ def approve_flow(
     log_errors_without_traceback()
     try:
         workspace = Workspace.find()
-        record_run(workspace)
-        params = settings.load(workspace.params)
-        model = ModelRegistry(workspace, params).find(version)
-        promotions, via = Promotions(workspace, params, model.name), f"Prefect, by a worker of {user()}"
-        if reject:
-            promotions.reject(model, who=who, why=why, via=via)
-            message = f"{model.name} version {model.number}: rejected by {who}"
-            return Completed(message=message, data=message)
-        promotions.approve(model, who=who, why=why, via=via)
-        message = f"{model.name} version {model.number}: approved by {who}"
-        if promote:
-            promotions.promote(model, who=who, why=why, via=via)
-            message += ", and champion"
+        with recording(workspace):
+            params = settings.load(workspace.params)
+            model = ModelRegistry(workspace, params).find(version)
+            promotions, via = Promotions(workspace, params, model.name), f"Prefect, by a worker of {user()}"
+            act, done = (promotions.reject, "rejected") if reject else (promotions.approve, "approved")
+            act(model, who=who, why=why, via=via)
+            message = f"{model.name} version {model.number}: {done} by {who}"
+            if promote and not reject:
+                promotions.promote(model, who=who, why=why, via=via)
+                message += ", and champion"
         return Completed(message=message, data=message)
     except RatchetError as error:
         return ended_by(error)

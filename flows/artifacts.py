@@ -24,7 +24,7 @@ from ratchet.servers.http import read_json
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 from tasks.register import Registration
-from tasks.summary import summary
+from tasks.summary import earlier_version, summary
 
 __all__ = ["publish"]
 
@@ -53,7 +53,10 @@ def publish(params: Params, workspace: Workspace) -> None:
 def _report(
     params: Params, workspace: Workspace, registration: Registration, metrics: Metrics, page: str | None
 ) -> str:
-    lines = ["# Passed" if registration.passed else "# Refused by the gate", "", escaped(registration.summary), ""]
+    lines = ["# Passed" if registration.passed else "# Refused by the gate", ""]
+    if note := earlier_version(params, workspace, registration):
+        lines += [f"**{escaped(note)}**", ""]
+    lines += [escaped(registration.summary), ""]
     lines += ["```text", verdict_table(registration.verdict).replace("```", "'''"), "```", ""]
     lines += ["## Test metrics", "", f"| metric | value | {100 * metrics.confidence:.0f} % CI |", "|---|---|---|"]
     lines += [

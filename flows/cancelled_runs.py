@@ -15,10 +15,9 @@ from prefect.logging import get_run_logger
 from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Failed
 
-from flows.lost_server import give_up_if_lost, is_signal
+from flows.lost_server import give_up_if_lost, is_going_down, is_signal
 from ratchet.errors import RatchetError
 from ratchet.reports.templating import escaped
-from ratchet.workspace import Workspace
 from tasks.stopping import TrainingStopped
 
 __all__ = ["ended_by", "flow_ended_by"]
@@ -40,9 +39,9 @@ def ended_by(error: RatchetError, *, failed: str = "Failed") -> "State[Any]":
         raise error
     if isinstance(error, TrainingStopped) and _is_cancelled():
         return Cancelled(message=str(error), data=error)
-    if is_signal(error) and _is_going_down():
-        how = f"To continue: `ratchet up`, then `prefect flow-run retry {flow_run.get_id()}`"
-        return Failed(name="Stopped", message=f"{error}. {how}", data=error)  # not Failed: no alert is sent
+    if is_signal(error) and is_going_down():
+        message = f"{error}. To continue: `ratchet up`, then {_how_to_continue()}"
+        return Failed(name="Stopped", message=message, data=error)  # not Failed: no alert is sent
     return Failed(name=failed, message=str(error), data=error)
 
 
@@ -50,17 +49,6 @@ def _is_cancelled() -> bool:
     with get_client(sync_client=True) as client:
         state = client.read_flow_run(UUID(flow_run.get_id())).state
     return state is not None and (state.is_cancelling() or state.is_cancelled())
-
-
-def _is_going_down() -> bool:
-    """Return whether `ratchet down` is at work, which ends the worker's runs: it holds this lock."""
-    from filelock import FileLock, Timeout
-
-    try:
-        with FileLock(Workspace.find().project.state / "platform.lock", timeout=0):
-            return False
-    except Timeout:
-        return True
 
 
 def flow_ended_by(error: RatchetError) -> "State[Any]":
@@ -74,10 +62,14 @@ def flow_ended_by(error: RatchetError) -> "State[Any]":
     return state
 
 
+def _how_to_continue() -> str:
+    if not deployment.id:  # Prefect retries no such run
+        return "start it again as before"
+    return f"`prefect flow-run retry {flow_run.get_id()}`, or start one with the same parameters"
+
+
 def _publish_stop(message: str) -> None:
-    how = "start it again as before"
-    if deployment.id:  # Prefect retries no other run
-        how = f"retry this run (`prefect flow-run retry {flow_run.get_id()}`), or start one with the same parameters"
+    how = _how_to_continue()
     get_run_logger().warning("%s. To continue: %s", message, how)
     create_markdown_artifact(
         f"# Stopped\n\n{escaped(message)}.\n\nTo continue: {how}.\n",

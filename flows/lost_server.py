@@ -8,15 +8,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from filelock import FileLock, Timeout
 from httpx import ConnectError, ConnectTimeout
 from prefect.client.orchestration import get_client
 from prefect.events.clients import NullEventsClient
 from prefect.events.worker import EventsWorker
+from prefect.exceptions import TerminationSignal
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, get_current_settings, temporary_settings
 
+from ratchet.workspace import Workspace
 from tasks.stopping import BudgetSpent, TrainingStopped
 
-__all__ = ["ending_promptly", "give_up_if_lost", "is_signal"]
+__all__ = ["ending_promptly", "give_up_if_lost", "is_going_down", "is_signal"]
 
 _TRIES, _PAUSE = 3, 1.0  # and seconds between them: a server that starts again is not lost
 _TIMEOUT = 5.0  # seconds for a connection
@@ -31,13 +34,28 @@ def is_signal(error: BaseException) -> bool:
 
 @contextmanager
 def ending_promptly() -> Iterator[None]:
-    """When a signal ends what is inside, give up a lost server before Prefect reports the end to it."""
+    """When a signal ends what is inside, give up a lost server before Prefect reports the end to it.
+
+    Raises:
+        TrainingStopped: `ratchet down` ended it, wherever it was. Prefect would say Crashed, and alert.
+    """
     try:
         yield
     except BaseException as error:
         if is_signal(error):
             give_up_if_lost()
+        if isinstance(error, TerminationSignal) and is_going_down():
+            raise TrainingStopped("stopped by `ratchet down`") from error
         raise
+
+
+def is_going_down() -> bool:
+    """Return whether `ratchet down` is at work, which ends the worker's runs: it holds this lock, as `up` does."""
+    try:
+        with FileLock(Workspace.find().project.state / "platform.lock", timeout=0):
+            return False
+    except Timeout:
+        return True
 
 
 def give_up_if_lost() -> bool:

@@ -16,7 +16,7 @@ from flows.cancelled_runs import ended_by
 from flows.labelled_data import begin_after_labels
 from flows.progress import log_errors_without_traceback
 from flows.run_names import run_name
-from flows.run_records import record_run
+from flows.run_records import recording
 from flows.server.alert_rules import DRIFT
 from ratchet import files
 from ratchet.errors import RatchetError
@@ -37,8 +37,7 @@ def monitor_flow() -> "State[str]":
     log_errors_without_traceback()
     try:
         workspace = Workspace.find()
-        record_run(workspace)
-        with disk_errors(workspace.root), get_client(sync_client=True) as client:
+        with recording(workspace), disk_errors(workspace.root), get_client(sync_client=True) as client:
             monitor = monitoring.monitor_of(workspace)
             state = monitor.update(now=time.time())
             _report(workspace, monitor, state, client)

@@ -19,21 +19,17 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.events.schemas.events import Event, Resource
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
-from prefect.states import Cancelled, Crashed
+from prefect.states import Cancelled, Crashed, Failed
 
 from flows.lost_server import ending_promptly
 from ratchet import files
 from ratchet.servers.supervisor import is_same, started_at
 from ratchet.workspace import Workspace, disk_errors
 
-__all__ = ["CLOSED", "close_dead_runs", "close_run", "record_run", "recorded_run"]
+__all__ = ["CLOSED", "close_dead_runs", "close_run", "lost_state", "record_run", "recorded_run", "recording"]
 
 CLOSED = "ratchet.run.closed"
 _ACTIVE = (StateType.RUNNING, StateType.PENDING, StateType.CANCELLING)
-_REASON = (
-    "Its process ended before the run did. To continue at its last checkpoint: retry it, or run it again with the same "
-    "parameters."
-)
 
 
 def record_run(workspace: Workspace) -> None:
@@ -46,17 +42,27 @@ def record_run(workspace: Workspace) -> None:
 
 
 @contextmanager
+def recording(workspace: Workspace) -> Iterator[None]:
+    """Record this run, and end promptly by a signal."""
+    record_run(workspace)
+    with ending_promptly():
+        yield
+
+
+@contextmanager
 def recorded_run(workspace: Workspace, name: str, *, say: Callable[[str], None]) -> Iterator[None]:
     """Record this run, hold its folder, and end promptly by a signal or on a full disk."""
-    record_run(workspace)
-    with ending_promptly(), disk_errors(workspace.root), workspace.hold(name, wait=5.0) as restored:
+    with recording(workspace), disk_errors(workspace.root), workspace.hold(name, wait=5.0) as restored:
         if restored:
             say(restored)
         yield
 
 
-def close_dead_runs(client: SyncPrefectClient, workspace: Workspace) -> Iterator[str]:
+def close_dead_runs(client: SyncPrefectClient, workspace: Workspace, *, down: bool = False) -> Iterator[str]:
     """Close the runs of this folder whose process has ended on this machine. Yield a line for each.
+
+    Args:
+        down: `ratchet down` ended them.
 
     Raises:
         httpx.HTTPError: Prefect's server does not answer.
@@ -72,9 +78,17 @@ def close_dead_runs(client: SyncPrefectClient, workspace: Workspace) -> Iterator
             except ObjectNotFound:  # of a server that was replaced
                 run = None
             if run is not None and run.state is not None and run.state.type in _ACTIVE:
-                cancelling = run.state.is_cancelling()
-                yield close_run(client, run, Cancelled(message=_REASON) if cancelling else Crashed(message=_REASON))
+                yield close_run(client, run, lost_state(run, "Its process ended before the run did", down=down))
             path.unlink(missing_ok=True)
+
+
+def lost_state(run: FlowRun, reason: str, *, down: bool) -> State[object]:
+    """Return the final state of a run that no process carries out any more. For one that `down` ended none alerts."""
+    how = "retry it, or run it again with the same parameters" if run.deployment_id else "start it again as before"
+    message = f"{reason}. To continue at its last checkpoint: {how}."
+    if run.state is not None and run.state.is_cancelling():
+        return Cancelled(message=message)
+    return Failed(name="Stopped", message=message) if down else Crashed(message=message)
 
 
 def close_run(client: SyncPrefectClient, run: FlowRun, state: State[object]) -> str:

@@ -14,7 +14,7 @@ from pydantic import Field
 from flows.cancelled_runs import ended_by
 from flows.progress import PrefectProgress, log_errors_without_traceback, whole
 from flows.run_names import run_name
-from flows.run_records import record_run
+from flows.run_records import recording
 from ratchet import settings
 from ratchet.errors import RatchetError, StorageUnavailable, TrackingRefused, TrackingUnavailable
 from ratchet.reports.templating import escaped
@@ -49,14 +49,14 @@ def score_flow(
     log_errors_without_traceback()
     try:
         workspace = Workspace.find()
-        record_run(workspace)
-        params = settings.load(workspace.params)
-        paths = absolute([inputs] if isinstance(inputs, str) else inputs, base=workspace.root)
-        (folder,) = absolute([output], base=workspace.root)
-        request = Request(paths, folder, model or None, column or None, shard_rows or None, again)
-        state: State[Any] = score_task(whole(params), workspace, request, return_state=True)
-        scored: Scored = state.result()
-        _publish(scored)
+        with recording(workspace):
+            params = settings.load(workspace.params)
+            paths = absolute([inputs] if isinstance(inputs, str) else inputs, base=workspace.root)
+            (folder,) = absolute([output], base=workspace.root)
+            request = Request(paths, folder, model or None, column or None, shard_rows or None, again)
+            state: State[Any] = score_task(whole(params), workspace, request, return_state=True)
+            scored: Scored = state.result()
+            _publish(scored)
         if scored.refused == scored.rows:
             return Failed(message=f"every row is refused: {scored.summary}", data=scored)
         return Completed(message=scored.summary, data=scored)

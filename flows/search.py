@@ -13,7 +13,7 @@ from flows import dvc_stage
 from flows.cancelled_runs import ended_by, flow_ended_by
 from flows.progress import PrefectProgress, log_errors_without_traceback, whole
 from flows.run_names import run_name
-from flows.run_records import record_run, recorded_run
+from flows.run_records import recorded_run, recording
 from flows.stages import ingest_stage
 from ratchet import settings
 from ratchet.errors import RatchetError
@@ -74,12 +74,12 @@ def search_worker_flow(
     log_errors_without_traceback()
     try:
         workspace = Workspace.find()
-        record_run(workspace)
-        params = settings.load(workspace.params)
-        if workers:
-            params = params.model_copy(update={"search": params.search.model_copy(update={"workers": workers})})
-        state: State[Any] = join_task(whole(params), workspace, study, return_state=True)
-        joined: Study = state.result()
+        with recording(workspace):
+            params = settings.load(workspace.params)
+            if workers:
+                params = params.model_copy(update={"search": params.search.model_copy(update={"workers": workers})})
+            state: State[Any] = join_task(whole(params), workspace, study, return_state=True)
+            joined: Study = state.result()
         return Completed(message=_summary(joined), data=joined)
     except RatchetError as error:
         return ended_by(error)

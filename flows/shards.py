@@ -26,10 +26,9 @@ from prefect.states import Cancelling, Completed, Crashed, Scheduled
 from pydantic import Field
 
 from flows.cancelled_runs import ended_by
-from flows.lost_server import ending_promptly
 from flows.progress import log_errors_without_traceback
 from flows.run_names import run_name
-from flows.run_records import record_run
+from flows.run_records import recording
 from ratchet import files
 from ratchet.errors import PlatformError, RatchetError, first_line
 from ratchet.scale.calls import ShardCall, answer, result_of
@@ -167,8 +166,7 @@ def shard_worker_flow(folder: Text, job: Text, digest: Text) -> "State[int]":
     """
     log_errors_without_traceback()
     try:
-        record_run(Workspace.find())
-        with ending_promptly():
+        with recording(Workspace.find()):
             count = _take_shards(ResultFolder(folder), job, digest)
         return Completed(message=f"{count:,} shards", data=count)
     except RatchetError as error:

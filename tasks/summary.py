@@ -108,9 +108,11 @@ def earlier_version(params: Params, workspace: Workspace, registration: Registra
         state = replay(Ledger.of(workspace, params).entries(model=name), name)
     except RegistryError:
         return ""  # `model_line` says what is wrong with the ledger
-    if number is None or number not in state.rejected | state.ever_champion - {state.champion}:
+    known = state.rejected | state.ever_champion | state.registered
+    if number is None or number not in known - {state.champion, state.challenger}:
         return ""
-    kind = "was rejected" if number in state.rejected else "was champion before"
+    earlier = "was champion before" if number in state.ever_champion else "was registered before"
+    kind = "was rejected" if number in state.rejected else earlier
     champion = f"version {state.champion}" if state.champion else "none"
     return f"Nothing new: these are the results of {name} version {number}, which {kind}. Champion is {champion}."
 

@@ -10,7 +10,7 @@ from pkgutil import resolve_name
 import numpy as np
 import pytest
 
-from bench import ingest, project
+from bench import ingest, project, run
 from bench.project import ROOT, SIDE, StageRun, pack
 from bench.report import Row, options, ratio, show
 from ratchet.data.manifest import Manifest
@@ -25,8 +25,30 @@ def test_every_measurement_can_be_asked_for() -> None:
         [sys.executable, "-m", "bench.run", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
     named = {path.stem for path in (ROOT / "bench").glob("*.py") if "def measure(" in path.read_text()}
-    assert len(named) == 23
+    assert len(named) == 25
+    claims = {path.stem for path in (ROOT / "bench").glob("*.py") if "Row(" in path.read_text()}
+    assert claims - named == {"run"}
     assert all(name in output for name in named)
+
+
+def test_a_bench_that_raises_does_not_end_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All rows are shown, and the error is a claim that does not hold, also of a trial run."""
+
+    def raises(*_: object, **__: object) -> list[Row]:
+        raise OSError("no such file: x.csv")
+
+    monkeypatch.setattr(run.coverage, "measure", raises)
+    monkeypatch.setattr(run.manifest, "measure", lambda rounds, quick: [Row("speed", "here", "3", ">= 2", True)])
+    monkeypatch.setattr("bench.run.end_in_order", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["bench.run", "--only", "coverage", "manifest", "--quick"])
+    with pytest.raises(SystemExit) as end:
+        run.main()
+    assert end.value.code == 1
+    output = capsys.readouterr().out
+    assert "\nspeed " in output
+    assert "\nClaims that do not hold: 1\n  coverage (the whole): OSError: no such file: x.csv" in output
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -12,7 +12,7 @@ LIMITS = {
     "doctor": 1_220,
     "evaluation": 3_276,
     "exports": 740,
-    "flows": 3_680,
+    "flows": 3_705,
     "gate": 1_470,
     "kinds": 2_480,
     "monitoring": 3_200,

@@ -20,9 +20,10 @@ from prefect.client.schemas.filters import (
     WorkPoolFilterName,
 )
 from prefect.client.schemas.objects import FlowRun, StateType, WorkerStatus
-from prefect.states import Cancelled, Crashed
+from prefect.states import Cancelled
 
-from flows.run_records import close_dead_runs, close_run
+from flows.lost_server import is_going_down
+from flows.run_records import close_dead_runs, close_run, lost_state
 from ratchet import settings
 from ratchet.servers.start import POOL
 from ratchet.workspace import Workspace
@@ -38,6 +39,7 @@ def close_runs(
     worker: str,
     *,
     missed: bool = False,
+    down: bool = False,
     reason: str = "The worker ended before this run did",
 ) -> Iterator[str]:
     """Set the final state of each run that `worker` took and no process carries out any more. Yield a line for each.
@@ -47,6 +49,7 @@ def close_runs(
 
     Args:
         missed: also cancel scheduled runs whose time passed while nothing was up, instead of running them all now.
+        down: `ratchet down` ended the worker.
         reason: what happened to the worker, for the run's state.
     """
     others = [other for other in client.read_workers_for_work_pool(POOL) if other.name != worker]
@@ -54,11 +57,7 @@ def close_runs(
     for run in _runs(client, _ACTIVE):
         owner = run.labels.get("prefect.worker.name")  # missing between taking a run and labelling it
         if owner == worker or (alone and owner is None):
-            message = (
-                f"{reason}. To continue at its last checkpoint: retry it, or run it again with the same parameters."
-            )
-            cancelling = run.state is not None and run.state.is_cancelling()
-            yield close_run(client, run, Cancelled(message=message) if cancelling else Crashed(message=message))
+            yield close_run(client, run, lost_state(run, reason, down=down))
     if missed and alone:
         for run in _runs(client, [StateType.SCHEDULED], before=datetime.now(UTC)):
             if run.auto_scheduled:
@@ -97,7 +96,8 @@ class StaleWorkers:
             SettingsError: params.yaml cannot be read.
             httpx.HTTPError: Prefect's server does not answer.
         """
-        for line in close_dead_runs(self.client, self.workspace):
+        lost = () if is_going_down() else close_dead_runs(self.client, self.workspace)  # else the worker's end does
+        for line in lost:
             print(line, flush=True)
         for worker in self.client.read_workers_for_work_pool(POOL):
             name, beat, now = worker.name, worker.last_heartbeat_time, time.monotonic()

@@ -24,7 +24,7 @@ def start(api: str, name: str, runs: str) -> None:
         print(f"waiting for Prefect's server at {api}", flush=True)
     while not answers(f"{api}/health"):
         time.sleep(0.2)
-    close(api, name, missed=os.environ.get(RESTARTS) == "0")
+    close(api, name, ended=False, missed=os.environ.get(RESTARTS) == "0")
     try:
         if restored := Workspace.find().restore_if_idle():
             print(restored, flush=True)
@@ -33,10 +33,15 @@ def start(api: str, name: str, runs: str) -> None:
     os.execv(sys.executable, [sys.executable, "-m", "prefect", *_WORKER, "--name", name, "--limit", runs])
 
 
-def close(api: str, name: str, *, missed: bool = False) -> None:
-    """Correct the state of the runs that this folder's worker left behind, if Prefect's server answers."""
+def close(api: str, name: str, *, missed: bool = False, ended: bool = True) -> None:
+    """Correct the state of the runs that this folder's worker left behind, if Prefect's server answers.
+
+    Args:
+        ended: the worker has ended for good, by `ratchet down` or with its machine.
+    """
     if not answers(f"{api}/health"):
         return
+    from flows.lost_server import is_going_down
     from flows.run_records import close_dead_runs
     from flows.server.client import prefect_client
     from flows.server.deployments import create_pool
@@ -45,7 +50,9 @@ def close(api: str, name: str, *, missed: bool = False) -> None:
     try:
         with prefect_client(api) as client:
             create_pool(client)
-            for line in (*close_dead_runs(client, Workspace.find()), *close_runs(client, name, missed=missed)):
+            down, workspace = ended and is_going_down(), Workspace.find()
+            dead = close_dead_runs(client, workspace, down=down)
+            for line in (*dead, *close_runs(client, name, missed=missed, down=down)):
                 print(line, flush=True)
     except PlatformError as error:  # the supervisor restarts this process
         sys.exit(f"ratchet: {error}")

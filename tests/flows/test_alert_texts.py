@@ -1,5 +1,7 @@
 """Texts of alerts, by Prefect's own renderer."""
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import prefect.server.events.jinja_filters as filters
@@ -28,3 +30,13 @@ def test_alert_names_a_retry_only_where_prefect_can(kind: str, deployment: objec
     text = render_user_template_sync(rule.body, context)
     assert f"then {advice}" in text
     assert ("retry" in text) == bool(deployment)
+
+
+def test_docs_list_every_alert_and_its_kind() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "operate.md").read_text()
+    table = text.partition("| alert | when |\n|---|---|\n")[2].partition("\n\n")[0]
+    names = [line.split("|")[1].strip() for line in table.splitlines()]
+    assert sorted(names) == sorted(rule.name.removeprefix("Ratchet: ") for rule in ALERT_RULES)
+    kinds = re.findall("`([a-z-]+)`", text.partition("`kind` is ")[2].partition(". ")[0])
+    assert sorted(kinds) == sorted(rule.kind for rule in ALERT_RULES)
+    assert len(ALERT_RULES) == 7  # docs: "these seven", "removes the seven"

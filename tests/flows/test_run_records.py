@@ -68,6 +68,30 @@ with FileLock(sys.argv[1]):
 print(state.name, state.type.value, state.message)
 """
 
+ENDED = """
+import os, signal, sys
+
+from filelock import FileLock
+
+from flows import approve, monitor, score, search, shards, train
+
+
+def end(*_, **__):
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+train._load_data = search.require_references = score.absolute = end  # the first work of each
+shards._take_shards = approve.ModelRegistry = monitor.monitoring.monitor_of = search.join_task = end
+with FileLock(sys.argv[1]):
+    for flow, arguments in [
+        (train.train_flow, ()), (search.search_flow, ()), (monitor.monitor_flow, ()), (score.score_flow, ("a", "b")),
+        (approve.approve_flow, ("a/1", "ann", "good")), (search.search_worker_flow, ("study",)),
+        (shards.shard_worker_flow, ("a", "job", "digest")),
+    ]:
+        state = flow(*arguments, return_state=True)
+        print(flow.name, state.name, state.message)
+"""
+
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
@@ -148,16 +172,36 @@ def test_servers_are_known_when_the_clock_is_set(tmp_path: Path, set_clock: Call
     assert record.alive()
 
 
-def test_run_that_ratchet_down_ends_is_stopped(workspace: Workspace, api: str) -> None:
-    """It is not Failed, for which an alert is sent. `ratchet down` holds the lock."""
-    workspace.params.touch()
+def during_down(workspace: Workspace, api: str, program: str) -> list[str]:
+    """Return the lines of a program that runs flows and gets the path of the lock that `ratchet down` holds."""
+    workspace.params.write_bytes((REPOSITORY / "params.yaml").read_bytes())
     path = f"{REPOSITORY / 'src'}:{REPOSITORY}"
     variables = {"PYTHONPATH": path, "RATCHET_ROOT": str(workspace.root)}
     environment = os.environ | client_environment(workspace, api) | variables
-    command = [sys.executable, "-c", STOPS, str(workspace.state / "platform.lock")]
-    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    by_a_signal, by_down = output.splitlines()
+    command = [sys.executable, "-c", program, str(workspace.state / "platform.lock")]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_run_that_ratchet_down_ends_is_stopped(workspace: Workspace, api: str) -> None:
+    """It is not Failed, for which an alert is sent. Prefect retries only runs of deployments."""
+    by_a_signal, by_down = during_down(workspace, api, STOPS)
     assert by_a_signal == "Failed"
-    assert by_down.startswith(
-        "Stopped FAILED stopped at step 4 of 9. To continue: `ratchet up`, then `prefect flow-run"
-    )
+    again = "To continue: `ratchet up`, then start it again as before"
+    assert by_down == f"Stopped FAILED stopped at step 4 of 9. {again}"
+
+
+def test_every_flow_that_ratchet_down_ends_is_stopped(workspace: Workspace, api: str) -> None:
+    """At any place, not only in a training, which ends by itself after a checkpoint."""
+    lines = during_down(workspace, api, ENDED)
+    again = "To continue: `ratchet up`, then start it again as before"
+    flows = ["train", "search", "monitor", "score", "approve", "search-worker", "shard-worker"]
+    assert lines == [f"{name}-flow Stopped stopped by `ratchet down`. {again}" for name in flows]
+
+
+def test_run_that_died_during_ratchet_down_is_stopped(workspace: Workspace, api: str) -> None:
+    """No alert is sent for it, as for one that the worker had not begun."""
+    with begin(workspace, api) as killed, prefect_client(api) as client:
+        killed.kill()
+        killed.wait()
+        [line] = close_dead_runs(client, workspace, down=True)
+        assert line.endswith("was Running, now Stopped")

@@ -464,11 +464,12 @@ def test_registering_again_detects_a_replaced_model(line: Line) -> None:
 
 
 def test_rollback_needs_a_former_champion(line: Line) -> None:
-    line.champion()
+    for _ in range(2):
+        line.champion()
     line.challenger()
-    with pytest.raises(RegistryError, match="version 2 never was champion; allowed: 1"):
-        line.promotions.rollback("2", why="a way around approval")
-    assert line.aliases() == {"champion": "1", "challenger": "2"}
+    with pytest.raises(RegistryError, match=r"version 3 never was champion; allowed: 1, 2\. `ratchet promote`"):
+        line.promotions.rollback("3", why="a way around approval")
+    assert line.aliases() == {"champion": "2", "challenger": "3"}
 
 
 def test_an_approval_does_not_outlive_a_rollback_or_the_role(line: Line) -> None:

@@ -20,6 +20,7 @@ from prefect.states import Crashed
 from waiting import until
 
 from flows.run_records import close_run
+from flows.server.alert_rules import ALERT_RULES
 from flows.server.client import prefect_client
 from ratchet.monitoring.sketch_log import SketchLog
 from ratchet.monitoring.watch import read_state
@@ -36,13 +37,7 @@ HOOK, WORD = (
     f"hooks/{uuid.uuid4().hex}",
     uuid.uuid4().hex,
 )  # random: this file itself is copied
-KINDS = {
-    "Ratchet: a run failed",
-    "Ratchet: the data could not be loaded",
-    "Ratchet: the data drifted",
-    "Ratchet: the machine runs short",
-    "Ratchet: a version cannot be served",
-}
+KINDS = {rule.name for rule in ALERT_RULES}
 
 
 def call(api: str, path: str, body: object = None, *, method: str | None = None) -> Any:
@@ -203,6 +198,19 @@ def test_crashed_run_is_reported(alerted: Alerted) -> None:
     until(lambda: alerted.post.about(f"Crashed: run {run['name']}"))
     [alert] = alerted.alerts("failed-run", run["id"])
     assert alert["message"] == "The machine lost its power."
+
+
+def test_run_that_ratchet_down_ends_sends_no_alert(alerted: Alerted) -> None:
+    """Wherever it is: this one has just begun."""
+    run = alerted.create_run()["id"]
+    until(lambda: alerted.read_run(run)["state_name"] == "Running")
+    alerted.project.good("ratchet", "down")
+    alerted.up()
+    state = alerted.read_run(run)["state"]
+    assert state["name"] == "Stopped", state
+    assert f"`prefect flow-run retry {run}`" in state["message"] or "retry it" in state["message"]
+    alerted.drift("after-down")
+    assert not alerted.alerts("failed-run", run)
 
 
 def test_dead_run_is_reported_at_once_after_a_restart(alerted: Alerted) -> None:

@@ -77,6 +77,8 @@ def test_end_of_a_run_with_an_earlier_version_says_so(tmp_path: Path) -> None:
     start = "Nothing new: these are the results of digits version"
     assert note("1") == f"{start} 1, which was champion before. Champion is version 2."
     assert "version 2. To go back: `ratchet rollback digits --to 1" in model_line(params, workspace, "digits", "1")
+    act("register", "4")
+    assert note("3") == f"{start} 3, which was registered before. Champion is version 2."
     act("reject", "3")
     assert note("3") == f"{start} 3, which was rejected. Champion is version 2."
     assert "; rejected by ann at 20" in model_line(params, workspace, "digits", "3")

@@ -24,7 +24,7 @@ from ratchet.data.reading.input_files import Storages
 from ratchet.data.sources import csv_records, table_file
 from ratchet.data.sources.table_file import TableFile, read_table, stream_csv
 from ratchet.errors import DataError
-from ratchet.kinds import Column, TableInput, TextInput
+from ratchet.kinds import Column, TableInput, TextInput, input_from_json, to_json
 from ratchet.serving.batch.row_reader import RowRange, RowReader
 
 WORDS = (
@@ -296,6 +296,33 @@ def test_types_that_polars_lacks_are_converted() -> None:
         "json": pa.array(["{}"], pa.json_(pa.string())),
     })  # fmt: skip
     assert read_table(parquet(table), where="FILE", needed=()).table.row(0) == (day, 2.5, "{}")
+
+
+@pytest.mark.parametrize(("label", "allowed"), [(2, (4,)), (4, (3, 4))])
+def test_files_without_header_have_the_width_of_training(table: Any, label: int, allowed: tuple[int, ...]) -> None:
+    rows = [[f"{row}", "ab"[row % 2], f"{row * 7 % 90}.5", f"{row * 3 % 80}.25"] for row in range(90)]
+    cells = [row[:1] + row[2:] for row in rows]
+    table.write(
+        written([[*row[: label - 1], name[1], *row[label - 1 :]] for row, name in zip(cells, rows, strict=True)])
+    )
+    described = table.ingest(label_column=f"column_{label}", columns={"column_1": "numeric"}).input
+    assert described.widths == tuple(reversed(allowed))
+    reader = RowReader(Storages("FILE"), input_from_json(to_json(described)), column=None)
+    path = table.root / "score.csv"
+    for width in (3, 4, 5):
+        body = [[str(cell) for cell in range(1, width + 1)]] * 3
+        path.write_text(written(body))
+        if width in allowed:
+            (batch,) = reader.batches(list(map(RowRange, reader.files([str(path)]))))
+            assert batch.values.rows() == [tuple(str(place) for place in range(1, 5) if place != label)] * 3
+            continue
+        with pytest.raises(DataError, match=f"no header, and {width} cells in a row, .* has 4;") as stop:
+            list(reader.batches(list(map(RowRange, reader.files([str(path)])))))
+        if width == 3:
+            header = str(stop.value).partition("header line with ")[2]
+            path.write_text(header.replace(" ", "") + "\n" + written(body))
+            (batch,) = reader.batches(list(map(RowRange, reader.files([str(path)]))))
+            assert batch.values.rows() == [("1", "2", "3")] * 3
 
 
 def test_a_numbered_model_scores_files_without_header(tmp_path: Path) -> None:

@@ -45,6 +45,11 @@ class InputSpec:
         return False
 
     @property
+    def widths(self) -> tuple[int, ...]:
+        """Cells that a row of a table's file may have, if the file has no header; empty: any."""
+        return ()
+
+    @property
     def user_code(self) -> tuple[str, str] | None:
         """Folder and place in it of the user's own code of the kind."""
         return None
@@ -137,6 +142,9 @@ class TableInput(InputSpec):
 
     columns: tuple[Column, ...]  # in the order of the file
     missing: tuple[str, ...] = ()  # further texts that mean a missing value
+    widths: tuple[int, ...] = field(
+        default=(), compare=False
+    )  # fact: cells of a row, also without last labels, if there is no header
     kind: Literal["table"] = "table"
     explanation: ClassVar[str] = "columns"
 

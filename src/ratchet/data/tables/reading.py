@@ -76,6 +76,16 @@ class RawTable:
             frame, rows = frame.filter(kept), rows.filter(kept)
         return frame, rows, pl.concat(refused)
 
+    def widths(self, labels: Sequence[str]) -> tuple[int, ...]:
+        """Return the numbers of cells with which a file without a header has the same columns; empty: it has a header.
+
+        It may lack the labels if they are the last columns.
+        """
+        names = self.frame.columns
+        before = len(names) - len(labels)
+        are_last = set(names[before:]) == set(labels)
+        return () if self.has_header else (len(names), *([before] if are_last else []))
+
     def texts(self, frame: pl.DataFrame, rows: pl.Series) -> pl.DataFrame:
         """Return rows of the table, given with their numbers from 1, with the cells of a CSV file as texts."""
         read = [name for name, kind in frame.schema.items() if kind != pl.String]

@@ -155,7 +155,8 @@ class TableWriter:
                 "Fix: set the type of a column in data.columns"
             )
         settings = self.task.settings
-        input = TableInput(tuple(feature.column for feature in self.statistics.values()), settings.missing)
+        columns = tuple(feature.column for feature in self.statistics.values())
+        input = TableInput(columns, settings.missing, self.source.widths(settings.label_columns))
         values = {column.name: column.values for column in self.features}
         numbers, codes = arrays_of(
             [values[column.name] for column in input.numeric], [values[column.name] for column in input.categorical],

@@ -242,6 +242,7 @@ class RowReader:
         layout = self._csv_layout(file)
         for table in stream_csv(opened, start=chosen.start, rows=chosen.rows, **layout):
             header = column_names(table.header, file.path)
+            self._check_width(file, table.header)
             names = names or self._columns(file, header)
             notes += table.notes
             frame, faults = table.named(header).select(names), table.faults()
@@ -249,6 +250,16 @@ class RowReader:
             for rows in (slice(start, start + size) for start in range(0, frame.height, size)):
                 yield self._kind.table_values(frame[rows]), faults[rows]
         self.notes += [f"{file.path}: {note}" for note in notes[:1]]
+
+    def _check_width(self, file: InputFile, header: Sequence[str]) -> None:
+        """Check that the rows of a file without a header have the columns of the training file, which has none."""
+        widths = self._input.widths
+        if widths and not any(header) and len(header) not in widths:
+            raise DataError(
+                f"{file.path}: has no header, and {len(header)} cells in a row, where the training file has "
+                f"{widths[0]}; only labels after all other columns may be absent. Fix: keep each column in its "
+                f"place, empty if it is not known, or add a header line with {', '.join(self._expected[:20])}"
+            )
 
     def _csv_layout(self, file: InputFile) -> dict[str, Any]:
         return {"where": file.path, "needed": self._expected, "is_header": self._is_header}

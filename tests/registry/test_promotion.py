@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from commands.cli import app
 from commands.reproduce import require_evidence
+from flows.approve import approve_flow
+from ratchet import settings
 from ratchet.errors import ChampionMoved, NotAllowed, RegistryError
 from ratchet.registry import audit as auditing
 from ratchet.registry.access import user
@@ -18,6 +22,7 @@ from ratchet.registry.models import ModelRegistry
 from ratchet.registry.promotion import Promotions
 from ratchet.registry.versions import Version
 from ratchet.settings.model import AccessSettings, GateSettings, Params, RegistrySettings
+from ratchet.workspace import Workspace
 
 pytestmark = pytest.mark.usefixtures("mlflows_own")
 OTHERS = AccessSettings(runners=("ann",), approvers=("bob",), admins=("cem",))
@@ -68,6 +73,25 @@ def test_a_rejected_version_cannot_become_champion(line: Line) -> None:
     assert line.faults() == []
     line.promotions.approve(second, why="1 and 7 are fine")
     assert line.promotions.promote(second, why="better").champion == "2"
+
+
+def test_command_and_form_reject_a_version(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The form is that of approve-flow, whose box `promote` is on by default."""
+    monkeypatch.setattr(Workspace, "find", lambda: line.place.workspace)
+    monkeypatch.setattr(settings, "load", lambda path: line.params)
+    line.champion()
+    line.challenger()
+    result = CliRunner().invoke(app, ["reject", f"{line.name}/2", "--why", "too slow"])
+    assert (result.exit_code, result.stdout) == (0, f"{line.name} version 2: rejected\n")
+    assert line.aliases() == {"champion": "1"}
+    line.challenger()
+    message = f"{line.name} version 3: rejected by bob"
+    assert approve_flow.fn(f"{line.name}/3", "bob", "confuses 1 and 7", reject=True).message == message
+    assert line.aliases() == {"champion": "1"}
+    rejections = [
+        (entry.version, entry.who, entry.why) for entry in line.promotions.entries() if entry.what == "reject"
+    ]
+    assert rejections == [("2", user(), "too slow"), ("3", "bob", "confuses 1 and 7")]
 
 
 def test_the_model_card_shows_a_rejection(line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,6 +192,7 @@ class _TestSet:
                 return None
             model, spec = load_model(champion.folder)
             seen = promotions.training_samples(champion.version, Path(folder))
+            unknown = self._unrecognised(seen, spec) if seen else ""
             same_weights = self._is_candidate(model, spec)
         target, adapter = self.predictions.target, InputAdapter(self.model_input, spec.input)
         score, costs = np.zeros(len(self.rows)), None
@@ -207,10 +208,22 @@ class _TestSet:
             target=spec.target,
             input_shape=spec.input.shape,
             costs=costs,
-            saw=None if seen is None else self.rows.are_in(seen),
+            saw=None if seen is None or unknown else self.rows.are_in(seen),
+            unknown=unknown,
             mismatch=adapter.mismatch,
             same_weights=same_weights,
         )
+
+    def _unrecognised(self, seen: "Samples", spec: "ModelSpec") -> str:
+        """Return why none of the champion's training samples would be recognised; empty if they are, or would be."""
+        from ratchet.registry.sample_digests import split_samples
+
+        by_group = self.rows.have_groups and seen.have_groups
+        if by_group or self.manifest.input.row_identity == spec.input.row_identity:
+            return ""
+        if split_samples(self.workspace.packed, "train", "validation", "test").are_in(seen).any():
+            return ""
+        return "it was trained with other columns, or with other code of data.kind"
 
     def _is_candidate(self, model: "Model", spec: "ModelSpec") -> bool:
         """Return whether a stored model is the candidate, bit for bit. Its temperature changes no answer."""

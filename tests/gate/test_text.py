@@ -143,6 +143,16 @@ def test_message_has_the_reason_of_each_failed_rule() -> None:
             "`ratchet rollback`",
         ),
         (
+            other_task(Obstacle("no record", mismatch="it was trained with other columns")),
+            "it was trained with other columns, so test images may be among its training images and not be recognised",
+            "Once data.group_column names a column that identifies images",
+        ),
+        (
+            other_task(Obstacle("too few images", compared=400, minimum=473, setting=100)),
+            "can be compared, and 473 are needed: so many real scores show failures of 1 in 100 (gate.minimum_rows)",
+            "lower gate.minimum_rows",
+        ),
+        (
             other_task(Obstacle("too few images", compared=50, minimum=100), left_out=LeftOut(seen=350)),
             "only 50 of 400 test images can be compared (350 were used to train or select",
             "lower gate.minimum_rows",

@@ -76,12 +76,18 @@ class Pets:
             )
         )
 
-    def pack_table(self) -> None:
-        """Ingest 600 rows with two rare labels: an untrained model that predicts both from 0.5 on is rarely right."""
+    def pack_table(self, *, extra: bool = False, aged: float = 0.0, group: bool = False) -> None:
+        """Ingest 600 rows with two rare labels: an untrained model that predicts both from 0.5 on is rarely right.
+
+        `extra`: they have one more column. `aged` is added to a value of each row. `group`: a column identifies them.
+        """
         numbers = np.random.default_rng(0).normal(size=(600, 4)).round(3)
         frame = pl.DataFrame(numbers, schema=list("abcd")).with_columns(
             (pl.col("a") > 1.2).alias("high"), (pl.col("b") < -1.2).alias("low")
         )
+        frame = frame.with_columns(pl.col("c") + aged, *([pl.lit(1.5).alias("more") + pl.col("d")] if extra else []))
+        if group:
+            frame = frame.with_columns(pl.Series("group", [f"row {number}" for number in range(600)]))
         frame.write_csv(self.workspace.root / "rows.csv")
         ingest(
             IngestTask(
@@ -165,6 +171,25 @@ def test_images_that_the_champion_saw_are_left_out(pets: Pets) -> None:
     verdict = pets.judge(pets.train(seed=2))
     assert verdict.comparison is not None
     assert (verdict.comparison.rows, champion_rule(verdict).test_images) == (8, 24)
+
+
+@pytest.mark.parametrize(("group", "changed"), [(False, "extra"), (True, "extra"), (True, "aged")])
+def test_rows_with_other_columns_are_recognised_by_group_alone(pets: Pets, group: bool, changed: str) -> None:
+    """The rows are those of the champion. Without a group no digest of them is equal, so nothing can be called new."""
+    pets.pack_table(group=group)
+    pets.champion()
+    pets.judge(pets.train(seed=2))
+    pets.pack_table(group=group, extra=changed == "extra", aged=1.0 if changed == "aged" else 0.0)
+    result = champion_rule(pets.judge(pets.train(seed=3)))
+    text = rule_text(result)
+    if not group:
+        assert "it was trained with other columns, or with other code of data.kind, so test " in text.measured
+        assert "Once data.group_column names a column that identifies " in text.fix
+        assert result.comparison is None
+    else:
+        assert result.comparison is not None
+        assert (result.comparison.number, result.comparison.rows) == (2, result.test_images)  # no try is restored
+        assert result.new_share == 0.0
 
 
 def test_candidate_with_new_class_and_size_is_compared(pets: Pets) -> None:
@@ -253,7 +278,7 @@ def test_samples_are_matched_by_group_in_any_order(pets: Pets, tmp_path: Path) -
     assert test.are_in(same_group).all()
     write_samples(tmp_path / "a.parquet", train)
     order = np.random.default_rng(0).permutation(len(train))
-    write_samples(tmp_path / "b.parquet", type(train)(*(values[order] for values in vars(train).values())))
+    write_samples(tmp_path / "b.parquet", type(train)(train.content[order], train.pixels[order], train.groups[order]))
     assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
     assert read_samples(tmp_path / "a.parquet").are_in(train).all()
 

@@ -118,6 +118,29 @@ def test_copies_of_images_are_not_new_samples() -> None:
     assert tries_before(log.entries, again, np.ones(3000, bool)).new_rows == 0.0
 
 
+@pytest.mark.parametrize(
+    ("identity", "tries"), [("columns a, b", (0, 1.0)), ("columns a, b, c", (10, 0.0)), ("", (10, 0.0))]
+)
+def test_samples_identified_in_another_way_are_never_new(identity: str, tries: tuple[int, float]) -> None:
+    """Other columns give every row another digest: the same rows would look like a wholly new set."""
+    log = Log()
+    for number in range(10):
+        log.judge(f"run {number}", replace(ROWS, identity="columns a, b"))
+    other = replace(samples(3000, 3000), identity=identity)
+    before = tries_before(log.entries, other, np.ones(3000, bool))
+    assert (before.count, before.new_rows) == tries
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 10), (2000, 10), (3000, 0)])
+def test_groups_identify_samples_whatever_else_changed(first: int, count: int) -> None:
+    log = Log()
+    groups = samples(0, 6000).pixels
+    for number in range(10):
+        log.judge(f"run {number}", replace(ROWS, groups=groups[:3000], identity="columns a, b"))
+    again = replace(samples(6000, 3000), groups=groups[first : first + 3000], identity="columns a, b, c")
+    assert tries_before(log.entries, again, np.ones(3000, bool)).count == count
+
+
 def test_samples_of_a_far_larger_set_are_recognized() -> None:
     log = Log()
     log.judge("large", samples(0, 50_000))

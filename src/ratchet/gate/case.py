@@ -75,7 +75,8 @@ class Obstacle:
     lost_classes: tuple[str, ...] = ()  # that the candidate does not know
     allowed: str = ""  # gate.classes
     compared: int = 0
-    minimum: int = 0  # gate.minimum_rows
+    minimum: int = 0  # that are needed
+    setting: int = 0  # gate.minimum_rows; 0 in older verdicts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +108,8 @@ class Champion:
     target: Target
     input_shape: tuple[int, ...] = ()
     costs: Costs | None = None  # of both models, measured side by side; None: not measured
-    saw: Mask | None  # (rows,), used to train or select it; None: that was not recorded
+    saw: Mask | None  # (rows,), used to train or select it; None: that is not known
+    unknown: str = ""  # why not; empty: it was not recorded
     mismatch: str = ""  # why it cannot take these samples at all
     same_weights: bool = False  # as the candidate's
 
@@ -246,11 +248,11 @@ class Case:
         if champion.same_weights:
             return Obstacle("same weights")
         if champion.saw is None:
-            return Obstacle("no record")
+            return Obstacle("no record", mismatch=champion.unknown)
         compared, minimum = len(self.compared), self.gate.minimum_rows
         if self.candidate.labels is None:
             level = spend(self.tries, confidence=self.gate.confidence).level
             minimum = max(minimum, rows_showing_failures(1 / minimum, level=level))
         if compared < minimum:
-            return Obstacle("too few images", compared=compared, minimum=minimum)
+            return Obstacle("too few images", compared=compared, minimum=minimum, setting=self.gate.minimum_rows)
         return None

@@ -54,6 +54,11 @@ class InputSpec:
         """Folder and place in it of the user's own code of the kind."""
         return None
 
+    @property
+    def row_identity(self) -> tuple[str, ...]:
+        """Columns or code by which samples are identified; empty: by their source alone."""
+        return ()
+
     def with_code_in(self, folder: str) -> Self:
         """Return the input with the user's own code in another folder."""
         return self
@@ -147,6 +152,10 @@ class TableInput(InputSpec):
     )  # fact: cells of a row, also without last labels, if there is no header
     kind: Literal["table"] = "table"
     explanation: ClassVar[str] = "columns"
+
+    @property
+    def row_identity(self) -> tuple[str, ...]:
+        return tuple(sorted(column.name for column in self.columns))
 
     @property
     def numbered(self) -> bool:
@@ -282,6 +291,10 @@ class ArraysInput(InputSpec):
     root: str = field(default=".", compare=False, metadata={"stored": False})  # folder of `code` on this machine
     kind: Literal["arrays"] = "arrays"
     explanation: ClassVar[str] = ""
+
+    @property
+    def row_identity(self) -> tuple[str, ...]:
+        return (self.code_digest,)
 
     @property
     def user_code(self) -> tuple[str, str]:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratchet import files
+from ratchet.data.manifest import Manifest
 
 __all__ = ["TRAINING_SAMPLES", "Samples", "read_samples", "split_samples", "write_samples"]
 
@@ -32,6 +33,7 @@ class Samples:
     content: Digests  # of the source's bytes
     pixels: Digests  # of the packed image, so that copies in other files are equal
     groups: Digests
+    identity: str = ""  # digest of what else decides the digests of equal samples; empty: nothing
 
     def __len__(self) -> int:
         return len(self.content)
@@ -43,6 +45,11 @@ class Samples:
         return related
 
     @property
+    def have_groups(self) -> bool:
+        """Whether every sample has a group, which names it whatever its other columns are."""
+        return len(self) > 0 and bool((self.groups != _NO_GROUP).all())
+
+    @property
     def fingerprint(self) -> str:
         """SHA-256 (hex) of the contents in any order."""
         return sha256(np.sort(self.content).astype("<u8").tobytes()).hexdigest()
@@ -52,6 +59,7 @@ def split_samples(packed: Path, *splits: str) -> Samples:
     """Return the samples of these splits of a packed data set, each split in the order of its rows."""
     import polars
 
+    identity = Manifest.read(packed).input.row_identity
     index = polars.read_parquet(packed / "index.parquet").filter(polars.col("split").is_in(splits))
     order = polars.col("split").replace_strict(dict(zip(_SPLITS, range(len(_SPLITS)), strict=True)))
     index = index.sort(order, "row")
@@ -60,6 +68,7 @@ def split_samples(packed: Path, *splits: str) -> Samples:
         content=_cut(index["content"].to_list()),
         pixels=_cut(index["pixels" if "pixels" in index.columns else "content"].to_list()),
         groups=_cut([None if group is None else sha256(str(group).encode()).hexdigest() for group in groups]),
+        identity=files.digest_json(identity)[:16] if identity else "",
     )
 
 
@@ -79,7 +88,8 @@ def read_samples(path: Path) -> Samples:
     import polars
 
     table = polars.read_parquet(path)
-    return Samples(*(table[name].to_numpy() for name in ("content", "pixels", "groups")))
+    content, pixels, groups = (table[name].to_numpy() for name in ("content", "pixels", "groups"))
+    return Samples(content, pixels, groups)
 
 
 def _cut(digests: Sequence[str | None]) -> Digests:

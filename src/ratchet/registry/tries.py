@@ -1,7 +1,8 @@
 """The number of earlier comparisons with this champion on the same test samples, from the ledger's `judge` entries.
 
 A try belongs to the samples it was made on. A test set that shares a sample with an earlier one inherits its tries, and
-those that it inherited. So no order of growing, shrinking, alternating or overlapping sets restores what is used.
+those that it inherited. So no order of growing, shrinking, alternating or overlapping sets restores what is used. A set
+whose samples are identified in another way (other columns of a table, other code of an own kind) may have any of them.
 
 An entry has a fingerprint of the test samples. Where no earlier entry has this fingerprint it also has a subset of
 their digests: those that a power of two divides. Two sets that share samples therefore share them in these subsets too,
@@ -143,11 +144,22 @@ class _KnownRows:
     """Which of the compared samples earlier candidates were judged on, by content or by pixels."""
 
     def __init__(self, judged: Sequence[Mapping[str, Any]], rows: Samples, compared: NDArray[np.bool_]) -> None:
-        self._digests = {name: getattr(rows, name)[compared] for name in ("content", "pixels")}
+        names = ("content", "pixels", "groups") if rows.have_groups else ("content", "pixels")
+        self._digests = {name: getattr(rows, name)[compared] for name in names}
         samples = {content["rows"]: content["sample"] for content in judged if "sample" in content}
-        self._overlaps = {fingerprint: self._share_in([sample]) > 0.0 for fingerprint, sample in samples.items()}
+        self._overlaps = {
+            fingerprint: self._is_other(sample, rows) or self._share_in([sample]) > 0.0
+            for fingerprint, sample in samples.items()
+        }
         is_known = any(content["rows"] == rows.fingerprint for content in judged)
+        is_known = is_known or any(self._is_other(sample, rows) for sample in samples.values())
         self.share_new = 0.0 if is_known else 1.0 - self._share_in(list(samples.values())) if judged else 1.0
+
+    @staticmethod
+    def _is_other(sample: Mapping[str, Any], rows: Samples) -> bool:
+        """Return whether its samples were identified in another way, so that an equal one would not be found."""
+        by_group = rows.have_groups and "groups" in sample
+        return not by_group and sample.get("identity", "") != rows.identity
 
     def include(self, fingerprint: str) -> bool:
         """Return whether any compared sample is in an earlier test set. A set without a record may have all of them."""
@@ -158,7 +170,7 @@ class _KnownRows:
         shares, one_in = [1.0] if not samples else [], max((sample["one_in"] for sample in samples), default=1)
         for name, digests in self._digests.items() if samples else ():
             subset = digests[digests % np.uint64(one_in) == 0]
-            earlier = np.concatenate([_unpacked(sample[name]) for sample in samples])
+            earlier = np.concatenate([_unpacked(sample.get(name, "")) for sample in samples])
             shares.append(float(np.mean(np.isin(subset, earlier))) if len(subset) else 1.0)
         return max(shares)
 
@@ -168,10 +180,11 @@ def _sample(rows: Samples) -> dict[str, Any]:
     while len(rows) > 2 * _KEPT * one_in:
         one_in *= 2
     subsets = {
-        name: base64.b64encode(np.sort(values[values % np.uint64(one_in) == 0]).astype("<u8").tobytes()).decode()
-        for name, values in (("content", rows.content), ("pixels", rows.pixels))
+        name: base64.b64encode(np.unique(values[values % np.uint64(one_in) == 0]).astype("<u8").tobytes()).decode()
+        for name, values in (("content", rows.content), ("pixels", rows.pixels), ("groups", rows.groups))
+        if name != "groups" or rows.have_groups
     }
-    return {"count": len(rows), "one_in": one_in, **subsets}
+    return {"count": len(rows), "one_in": one_in, "identity": rows.identity, **subsets}
 
 
 def _unpacked(text: str) -> NDArray[np.uint64]:

@@ -140,6 +140,12 @@ def _obstacle(rule: ChampionResult, obstacle: Obstacle, noun: Noun) -> tuple[str
                 "the weights are the champion's",
                 "train with other data or settings",
             )
+        case "no record" if obstacle.mismatch:
+            return (
+                f"{obstacle.mismatch}, so test {noun[1]} may be among its training {noun[1]} and not be recognised",
+                "restore them, or set registry.model to another name. Once data.group_column names a column that "
+                f"identifies {noun[1]}, later versions recognise them whatever else changes",
+            )
         case "no record":
             return (
                 f"no record says which samples it was trained on, so test {noun[1]} may be among them",
@@ -149,10 +155,19 @@ def _obstacle(rule: ChampionResult, obstacle: Obstacle, noun: Noun) -> tuple[str
             why = f" ({_left_out(rule)})" if _left_out(rule) else ""
             return (
                 f"only {obstacle.compared:,} of {rule.test_images:,} test {noun[1]} can be compared{why}, and "
-                f"gate.minimum_rows asks for {obstacle.minimum:,}",
+                f"{_needed(obstacle)}",
                 f"add test {noun[1]} that neither model saw, restore the splits that the champion was trained with "
                 "(data.test_fraction, or the split column), or lower gate.minimum_rows",
             )
+
+
+def _needed(obstacle: Obstacle) -> str:
+    if obstacle.setting in (0, obstacle.minimum):
+        return f"gate.minimum_rows asks for {obstacle.minimum:,}"
+    return (
+        f"{obstacle.minimum:,} are needed: so many real scores show failures of 1 in {obstacle.setting:,} "
+        "(gate.minimum_rows)"
+    )
 
 
 def _other_classes(obstacle: Obstacle, noun: Noun) -> tuple[str, str]:

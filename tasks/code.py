@@ -100,11 +100,13 @@ def require_current(name: str, params: Params, workspace: Workspace) -> None:
 def _require_current_settings(name: str, params: Params, workspace: Workspace) -> None:
     recorded = files.read_json(workspace.settings) if workspace.settings.exists() else {}
     before, now = settings.dotted(recorded), settings.dotted(completed_settings(params))
+    deciding = _tracked(workspace, _SETTINGS).get(name, ())
+    if name == "register":  # it records the settings of all stages
+        deciding = list(now)
     changed = [
         f"{key} is {spell(value)}, and was {spell(before.get(key))}"
         for key, value in now.items()
-        if value != before.get(key)
-        and any(f"{key}.".startswith(f"{tracked}.") for tracked in _tracked(workspace, _SETTINGS).get(name, ()))
+        if value != before.get(key) and any(f"{key}.".startswith(f"{tracked}.") for tracked in deciding)
     ]
     if changed:
         raise SettingsError(

@@ -182,10 +182,11 @@ def require_success(study: Study) -> None:
             f"{study.name}: all {len(failed)} trials failed. The first one: {failed[0].reason}. Fix: correct the cause "
             "or the space, then begin another study: `ratchet set search.study=NAME`"
         )
-    if study.state == "ended" and study.ranked() and winner(study) is None:
+    constant = [trial.constant for trial in study.ranked() if trial.constant]
+    if study.state == "ended" and constant and winner(study) is None:
         raise StudyError(
-            f"{study.name}: every trial gives one answer to nearly all validation samples, such as "
-            f"{study.ranked()[0].constant}, so none wins and the settings stay. Fix: look at data and labels (`ratchet "
+            f"{study.name}: every complete trial gives one answer to nearly all validation samples, such as "
+            f"{constant[0]}, so none wins and the settings stay. Fix: look at data and labels (`ratchet "
             "preflight`), or begin another study with another search.objective: `ratchet set search.study=NAME`"
         )
 

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from ratchet import settings
 from ratchet.errors import RatchetError, SettingsError
 from ratchet.references import require_references
+from ratchet.settings.run_settings import overridden
 from ratchet.workspace import Workspace, disk_errors
 from tasks.code import require_current
 from tasks.progress import Terminal
@@ -28,17 +28,22 @@ def run(stage: Callable[..., Any], *, unit: str) -> None:
     try:
         workspace = Workspace.find()
         workspace.make_importable()
-        params = settings.load(workspace.params)
-        require_references(params, workspace)
         with (
             disk_errors(workspace.root),
             workspace.hold(f"the stage {name}", wait=_LEFT_SECONDS) as restored,
+            overridden(workspace.params, {}, note=workspace.overrides, say=print) as run_settings,
             Terminal(name, unit=unit) as progress,
         ):
+            params = run_settings.params
+            require_references(params, workspace)
             if restored:  # DVC read params.yaml before it was restored
                 raise SettingsError(f"{restored}. Fix: run the same command again")
             if "DVC_STAGE" in os.environ and name != "code":
                 require_current(name, params, workspace)
+            if name == "train":
+                from ratchet.registry.alias_sync import require_agreement
+
+                require_agreement(workspace, params)  # as train-flow does at its start
             result = stage(params, workspace, progress=progress)
             progress.say(result.summary)
     except RatchetError as error:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from ratchet.errors import WorkspaceBusy, WorkspaceError
 
-__all__ = ["HOLDER_VARIABLE", "SAFE_PATH", "Workspace", "disk_errors"]
+__all__ = ["DISK_FIXES", "HOLDER_VARIABLE", "SAFE_PATH", "Workspace", "disk_errors"]
 
 NO_RESULT = "paths; dvc.yaml has them too"
 
@@ -23,7 +23,7 @@ SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 HOLDER_VARIABLE = "RATCHET_HOLDER"
 """Environment variable with the folder that this process, or the one that started it, holds."""
 
-_FIXES = {
+DISK_FIXES = {
     errno.ENOSPC: "free some space, or move the project to a larger disk",
     errno.EDQUOT: "your quota is used up. Free some space, or ask for more",
     errno.EFBIG: "a file this large is not allowed here. Raise the limit, or move the project",
@@ -45,7 +45,7 @@ def disk_errors(place: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        fix = _FIXES.get(error.errno or 0)
+        fix = DISK_FIXES.get(error.errno or 0)
         if fix is None:
             raise
         refused = "read or written" if error.errno in (errno.EACCES, errno.EPERM) else "written"
@@ -53,16 +53,23 @@ def disk_errors(place: Path) -> Iterator[None]:
 
 
 def _project_of_experiment(root: Path) -> Path | None:
-    """Return the folder above .dvc/tmp/exps, in which DVC runs experiments that do not use the project folder."""
+    """Return the project of an experiment that DVC runs in a clone of the git repository, below .dvc/tmp/exps."""
     for folder in root.parents:
         if folder.parts[-3:] == (".dvc", "tmp", "exps"):
-            return folder.parents[2]
+            with_dvc = folder.parents[2]  # the repository, or the project in it (`dvc init --subdir`)
+            top, clone = _repository(with_dvc), _repository(root)
+            return top / root.relative_to(clone) if top and clone and top != clone else with_dvc
     return None
+
+
+def _repository(folder: Path) -> Path | None:
+    """Return the git repository that holds `folder`."""
+    return next((parent for parent in (folder, *folder.parents) if (parent / ".git").exists()), None)
 
 
 def _project_of_worktree(root: Path) -> Path | None:
     """Return the same folder in the main working tree, if git added the one that holds `root` by `git worktree`."""
-    top = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), None)
+    top = _repository(root)
     if top is None or not (top / ".git").is_file():
         return None
     own = top / (top / ".git").read_text(encoding="utf-8").removeprefix("gitdir: ").strip()
@@ -153,7 +160,9 @@ class Workspace:
         note = self.state / "project"
         if note.exists():
             return Workspace(Path(note.read_text(encoding="utf-8")))
-        owner = _project_of_experiment(self.root) or _project_of_worktree(self.root)
+        if (owner := _project_of_experiment(self.root)) is not None:
+            return Workspace(owner).project  # perhaps of a worktree
+        owner = _project_of_worktree(self.root)
         return Workspace(owner) if owner and (owner / "params.yaml").is_file() else self
 
     @property

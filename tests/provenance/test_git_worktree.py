@@ -199,12 +199,36 @@ def test_a_git_worktree_has_the_records_of_the_main_one(project: Workspace, git:
     assert project.project == project
 
 
-def test_a_dvc_experiment_has_the_records_of_the_project(project: Workspace) -> None:
-    root = project.root / ".dvc" / "tmp" / "exps" / "tmp123"
-    root.mkdir(parents=True)
-    (root / "params.yaml").write_text("seed: 1\n")
-    experiment = Workspace(root)
-    assert experiment.project == project
+@pytest.mark.parametrize(
+    ("below", "dvc", "temporary"),  # of the project, of `dvc init` (with --subdir), and of the clone
+    [
+        ("", "", "tmp123"),  # --queue
+        ("", "", "standalone/tmp123"),  # --temp
+        ("models/digits", "", "standalone/tmp123"),
+        ("models/digits", "models/digits", "tmp123"),
+    ],
+)
+def test_a_dvc_experiment_has_the_records_of_the_project(
+    project: Workspace, git: Git, below: str, dvc: str, temporary: str
+) -> None:
+    owner = Workspace(project.root / below)
+    if below:
+        owner.root.mkdir(parents=True)
+        owner.params.write_text("seed: 4\n")
+        git("add", owner.params.as_posix())
+        git("commit", "--quiet", "--message=below")
+    clone = project.root / dvc / ".dvc" / "tmp" / "exps" / temporary
+    git("clone", "--quiet", str(project.root), str(clone))
+    experiment = Workspace.find(clone / below)
+    assert experiment.root == clone / below
+    assert experiment.project == owner
     ledger = Params().registry.ledger
-    assert experiment.database(ledger) == project.database(ledger)
-    assert experiment.packed == root / "data" / "packed"
+    assert experiment.database(ledger) == owner.database(ledger)
+    assert experiment.packed == clone / below / "data" / "packed"
+
+
+def test_an_experiment_in_a_worktree_has_the_projects_records(project: Workspace, git: Git, tmp_path: Path) -> None:
+    git("worktree", "add", "--quiet", str(tmp_path / "second"), "HEAD")
+    clone = tmp_path / "second" / ".dvc" / "tmp" / "exps" / "tmp123"
+    git("clone", "--quiet", str(tmp_path / "second"), str(clone))
+    assert Workspace(clone).project == project

@@ -12,7 +12,8 @@ import torch
 from ratchet.checksums import seal, verify
 from ratchet.errors import RatchetError, RegistryError, TrackingUnavailable
 from ratchet.exports.program import Program
-from ratchet.kinds import image_spec
+from ratchet.kinds import ModelSpec, image_spec
+from ratchet.monitoring.specs import StoredSpecs
 from ratchet.registry.models import CHECKSUMS_TAG, ModelRegistry
 from ratchet.registry.runs import Run
 from ratchet.settings.model import Params, RegistrySettings, TrackingSettings
@@ -164,6 +165,22 @@ def test_a_version_is_found_by_number_or_alias(
         registry.find("pets")
 
 
+@pytest.mark.parametrize(
+    "damage", [bytes(300), b"{}", b'{"input": null}', b"[1]"], ids=["zeros", "empty", "null", "list"]
+)
+def test_a_damaged_copy_of_a_spec_is_fetched_again(
+    place: Any, registry: ModelRegistry, key: str, run_id: str, untrained: Path, damage: bytes
+) -> None:
+    """The copies are those that `ratchet monitor` and `ratchet data from-requests` read."""
+    version = add_version(registry, key, run_id, untrained)
+    path = place.workspace.state / "monitoring" / "specs" / f"{key}-{version.number}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(damage)
+    for _ in range(2):
+        assert StoredSpecs(place.workspace, place.params)(f"{key}/{version.number}") == SPEC
+    assert ModelSpec.from_json(json.loads(path.read_text())) == SPEC
+
+
 def test_without_a_champion_there_is_none(registry: ModelRegistry, run_id: str, tmp_path: Path) -> None:
     assert registry.champion("never-registered", tmp_path) is None
     assert registry.version_of("never-registered", run_id) is None
@@ -219,6 +236,11 @@ def test_every_loader_refuses_a_changed_model(
     (folder / "checksums.json").unlink()
     with pytest.raises(RegistryError, match=r"its checksums\.json is missing, by the run's tag"):
         registry.champion(name, tmp_path / "once more")
+    (folder / "model.json").unlink()  # only a part of the folder was restored
+    with pytest.raises(
+        RegistryError, match=rf"its files are incomplete: {folder} has no checksums\.json\. Fix: restore"
+    ):
+        registry.champion(name, tmp_path / "partly")
 
 
 @pytest.mark.parametrize("place", ["sqlite"], indirect=True)  # a server keeps the files elsewhere

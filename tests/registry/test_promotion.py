@@ -266,19 +266,28 @@ class _Clock(datetime):
         return datetime(2026, 11, 25, cls.hour, tzinfo=tz)
 
 
-def test_rollback_to_a_time_follows_the_chain(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ahead", [12, 23])
+def test_rollback_to_a_time_names_a_changed_clock(line: Line, monkeypatch: pytest.MonkeyPatch, ahead: int) -> None:
+    """The second champion's clock ran ahead, or the third's was set back: at 11:30 it was the first, or the third."""
     monkeypatch.setattr("ratchet.registry.ledger.datetime", _Clock)
-    for hour in (10, 12, 11):  # before the third the clock is set back
+    for hour in (10, ahead, 11):
         monkeypatch.setattr(_Clock, "hour", hour)
         line.champion()
     with pytest.raises(RegistryError, match="had no champion at 2020-01-0"):
         line.promotions.rollback("2020-01-02", why="as it was")
     with pytest.raises(RegistryError, match="monday: neither a version nor a time"):
         line.promotions.rollback("monday", why="as it was")
-    assert line.promotions.rollback("2026-11-25T11:30+00:00", why="as it was").champion == "1"
+    message = (
+        rf"entry 3 has the time 2026-11-25T{ahead}:00:00Z, and the later entry 6 has the time 2026-11-25T11:00:00Z"
+    )
+    with pytest.raises(
+        RegistryError, match=f"{message}.*version 1 or 3 was champion. Fix: .*rollback {line.name} --to 3`"
+    ):
+        line.promotions.rollback("2026-11-25T11:30+00:00", why="as it was")
+    assert line.promotions.rollback("2026-11-25T10:30+00:00", why="as it was").champion == "1"
     noted = [text for text in auditing.notes(line.place.workspace, line.params) if "a clock was changed" in text]
     assert len(noted) == 1
-    assert "has the time 2026-11-25T11:00:00Z, before that of entry 4, 2026-11-25T12:00:00Z" in noted[0]
+    assert f"has the time 2026-11-25T11:00:00Z, before that of entry 4, 2026-11-25T{ahead}:00:00Z" in noted[0]
     assert line.faults() == []
 
 

@@ -5,6 +5,7 @@ The values are read from MLflow itself: a SQLite database as shipped, and a serv
 
 import json
 import re
+import resource
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow import MlflowClient
 from waiting import until
 
 from flows.server.runs_page import TRAINING, runs_page
@@ -268,6 +270,59 @@ def test_an_answer_of_mlflow_is_not_called_an_outage(place: Any) -> None:
     with pytest.raises(TrackingUnavailable, match="does not accept requests") as silent, reachable(DEAD):
         connect(place.workspace, TrackingSettings(uri=DEAD)).search_experiments()
     assert not isinstance(silent.value, TrackingRefused)
+
+
+def test_an_error_of_the_local_disk_is_no_outage(
+    place: Any, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel refuses a file above the limit of this process, and SQLite to write a database opened to be read."""
+    if not place.client.tracking_uri.startswith("sqlite"):
+        pytest.skip("a server writes its files itself")
+    run, large = Run(place.workspace, place.params, key), tmp_path / "large"
+    run_id = closed(run).send()
+    large.write_bytes(bytes(1 << 20))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+    try:
+        with pytest.raises(TrackingUnavailable) as refused, reachable(place.client.tracking_uri):
+            place.client.log_artifact(run_id, str(large))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    message = r"cannot write a file \(File too large\)\..*Fix: a file this large is not allowed"
+    assert re.search(message, str(refused.value))
+    path = place.client.tracking_uri.removeprefix("sqlite:///")
+    monkeypatch.chdir(tmp_path)  # MLflow makes a folder "file:"
+    to_read = MlflowClient(f"sqlite:///file:{path}?mode=ro&uri=true")
+    with (
+        pytest.raises(TrackingUnavailable, match=r"cannot write its database \(Permission.*Fix: make it"),
+        reachable(path),
+    ):
+        to_read.set_tag(run_id, "a", "b")
+
+
+def test_a_damaged_journal_stops_no_other_one(place: Any, key: str, caplog: pytest.LogCaptureFixture) -> None:
+    line, state, fine = (Run(place.workspace, place.params, f"{key}-{name}") for name in ("a", "b", "c"))
+    for run in (line, state, fine):
+        run.metrics({"loss": 1.0}, step=1)
+        run.metrics({"loss": 2.0}, step=2)
+        run.metrics({"loss": 3.0}, step=3)
+        closed(run)
+    events, damaged = line.journal.folder / "events.jsonl", state.journal.folder / "state.json"
+    content = events.read_bytes().splitlines(keepends=True)
+    events.write_bytes(content[0] + bytes(len(content[1]) - 1) + b"\n" + content[2])  # a power cut left zeros
+    damaged.write_bytes(bytes(80))
+    with pytest.raises(TrackingRefused) as refused:
+        send_all(place.workspace, place.params)
+    assert "2 sent, 1 refused:" in str(refused.value)
+    assert f"{damaged}: damaged (" in str(refused.value)
+    assert f"Fix: restore it, or `rm {damaged}`" in str(refused.value)
+    assert f"{events}: the line that ends at byte {len(content[0] + content[1])} is damaged" in caplog.text
+    damaged.unlink()
+    assert [name for name, _ in send_all(place.workspace, place.params)] == [f"{key}-b"]
+    for run, losses in ((line, [1.0, 3.0]), (state, [1.0, 2.0, 3.0]), (fine, [1.0, 2.0, 3.0])):
+        again = closed(Run(place.workspace, place.params, run.key)).journal
+        assert again.is_sent
+        assert [value for _, value in place.points(again.run_id, "loss")] == losses
 
 
 @pytest.mark.parametrize(

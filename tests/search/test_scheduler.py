@@ -434,7 +434,11 @@ def test_constant_predictor_is_no_finalist_and_does_not_win(in_memory) -> None:
     chosen = winner(marked(best.number))
     assert chosen is not None
     assert chosen.trial.number == second.number
-    assert winner(marked(*(each.number for each in ended.trials))) is None
+    constant = marked(*(each.number for each in ended.trials))
+    assert winner(constant) is None
+    pruned = replace(best, number=len(ended.trials), key="pruned", state="pruned", constant="")
+    assert winner(replace(constant, trials=(*constant.trials, pruned))) is None  # whether it is constant is not known
+    assert winner(replace(constant, trials=(pruned,))) is not None
 
 
 def test_a_lucky_seed_does_not_win(in_memory) -> None:

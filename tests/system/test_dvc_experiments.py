@@ -1,6 +1,5 @@
-"""`dvc exp run --temp` works in a folder that DVC deletes: what it registers is in the project's MLflow and ledger."""
+"""DVC runs the stages: `dvc repro`, and `dvc exp run --temp` in a folder that it deletes."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +12,42 @@ from ratchet.registry.mlflow_store import connect
 pytestmark = pytest.mark.system
 
 
-def test_an_experiment_elsewhere_is_judged_and_kept_in_the_project(project: Any) -> None:
+def test_an_experiment_elsewhere_is_judged_and_kept_in_the_project(project: Any, tmp_path: Path) -> None:
+    """The project is a subfolder of the repository of git and DVC."""
+    repository = tmp_path / "repository"
+    (repository / "models").mkdir(parents=True)
+    project.root.rename(repository / "models" / "digits")
+    project = type(project)(repository / "models" / "digits", project.home)
+    for name in (".git", ".dvc", ".dvcignore"):
+        (project.root / name).rename(repository / name)
+    project.good("git", "add", "--all", str(repository))
+    project.good("git", "commit", "--quiet", "--message=moved")
     project.good("dvc", "repro")
     project.good("git", "add", "--all")
     project.good("git", "commit", "--quiet", "--message=trained")
-    output = project.good("dvc", "exp", "run", "--temp", "--set-param", "training.epochs=3")
-    assert "ratchet" not in output or "Traceback" not in output
+    project.good("dvc", "exp", "run", "--temp", "--set-param", "training.epochs=3")
     params = settings.load(project.workspace.params)
     client = connect(project.workspace, params.tracking)
     runs = client.search_runs([client.get_experiment_by_name(params.tracking.experiment).experiment_id])
-    assert sorted(run.data.params["training.epochs"] for run in runs) == ["2", "3"]
+    epochs = {run.info.run_id: run.data.params["training.epochs"] for run in runs}
+    assert sorted(epochs.values()) == ["2", "3"]
     for run in runs:
         assert client.list_artifacts(run.info.run_id, "report")  # the files outlive the temporary folder
         assert Path(run.info.artifact_uri.removeprefix("file://")).is_relative_to(project.root / "mlruns")
-    judged = [entry for entry in Ledger.of(project.workspace, params).read().entries if entry.what == "judge"]
-    assert len(judged) == 2
-    newest = next(run for run in runs if run.data.params["training.epochs"] == "3")
-    verdict = json.dumps(newest.data.tags)
-    assert "digits version 1" in verdict or newest.data.tags["ratchet.gate"].startswith(("passed", "refused"))
+    entries = Ledger.of(project.workspace, params).read().entries
+    judged = [entry.content for entry in entries if entry.what == "judge"]
+    assert [(epochs[content["run"]], content["over"]) for content in judged] == [("2", None), ("3", "1")]
+
+
+def test_both_roads_refuse_a_moved_alias_before_a_training(project: Any) -> None:
+    project.good("ratchet", "train")
+    params = settings.load(project.workspace.params)
+    connect(project.workspace, params.tracking).delete_registered_model_alias("digits", "champion")
+    project.good("ratchet", "set", "training.epochs=1")
+    for command in (("dvc", "repro"), ("ratchet", "train")):
+        output = " ".join(project.refused(*command).split())
+        assert "the alias champion is on no version in MLflow, and on version 1 by the ledger" in output
+        assert "`ratchet audit --repair` moves the aliases back" in output
+        assert not list(project.workspace.running.glob("[!.]*"))  # no training has begun
+    project.good("ratchet", "audit", "--repair")
+    project.good("dvc", "repro")

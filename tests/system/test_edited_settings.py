@@ -41,6 +41,15 @@ def project(new_project: Callable[[str], Any]) -> Any:
     return project
 
 
+def stored_epochs(project: Any) -> list[int]:
+    """The epochs in the settings that the newest run has stored."""
+    tracking = settings.load(project.workspace.params).tracking
+    client = connect(project.workspace, tracking)
+    run = client.search_runs([client.get_experiment_by_name(tracking.experiment).experiment_id])[0].info.run_id
+    stored = [client.download_artifacts(run, f"provenance/{name}") for name in STORED]
+    return [files.read_yaml(Path(path))["training"]["epochs"] for path in stored]
+
+
 @pytest.fixture(scope="module")
 def edited(project: Any) -> tuple[Any, str]:
     """The project after a run during which its settings were edited, and what the edit printed."""
@@ -59,8 +68,7 @@ def test_run_works_on_the_settings_that_it_has_read(edited: tuple[Any, str]) -> 
     client = connect(project.workspace, now.tracking)
     [run] = client.search_runs([client.get_experiment_by_name(now.tracking.experiment).experiment_id])
     assert (run.data.params["training.epochs"], run.info.status) == ("2", "FINISHED")
-    stored = [client.download_artifacts(run.info.run_id, f"provenance/{name}") for name in STORED]
-    assert [files.read_yaml(Path(path))["training"]["epochs"] for path in stored] == [2, 2]
+    assert stored_epochs(project) == [2, 2]
     assert "goes on with the settings that it has read" in message
     assert "ratchet train (process " in message
     assert not project.workspace.settings_as_read.exists()
@@ -80,3 +88,16 @@ def test_dvc_repro_records_the_settings_that_ran(edited: tuple[Any, str]) -> Non
     assert "params.yaml: training.epochs is 3, and was 1 when data/settings.json was written" in " ".join(
         output.split()
     )
+    output = project.refused(*project.stage("register"), DVC_STAGE="register")  # it would record 3 for a training of 1
+    assert "training.epochs is 3, and was 1 when data/settings.json was written" in " ".join(output.split())
+
+
+def test_register_under_dvc_stores_the_settings_that_ran(edited: tuple[Any, str]) -> None:
+    """The edit is made as the gate loads the model, before the settings are stored."""
+    project, _ = edited
+    project.good("ratchet", "set", "training.epochs=1", "seed=7")
+    project.good("dvc", "repro", "export")
+    (project.root / "edit.txt").write_text("training.epochs=4")
+    project.good("dvc", "repro")
+    assert settings.load(project.workspace.params).training.epochs == 4
+    assert stored_epochs(project) == [1, 1]

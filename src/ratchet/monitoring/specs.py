@@ -32,12 +32,10 @@ class StoredSpecs:
         """
         if name not in self._read:
             path = self.workspace.state / "monitoring" / "specs" / f"{name.replace('/', '-')}.json"
-            if not path.exists():
-                self._fetch(name, path)
-            self._read[name] = ModelSpec.from_json(files.read_json(path)) if path.exists() else None
+            self._read[name] = _stored(path) or self._fetched(name, path)
         return self._read[name]
 
-    def _fetch(self, name: str, path: Path) -> None:
+    def _fetched(self, name: str, path: Path) -> ModelSpec | None:
         from ratchet.registry.models import ModelRegistry
 
         try:
@@ -45,5 +43,18 @@ class StoredSpecs:
             with tempfile.TemporaryDirectory() as folder:
                 copy = registry.copy_files(registry.find(name), Path(folder))
                 files.write_json(path, files.read_json(copy / "model.json")["spec"])
+            return ModelSpec.from_json(files.read_json(path))
         except RegistryError as error:
             _LOG.warning("%s: its answers are watched, its inputs are not: %s", name, error)
+            return None
+
+
+def _stored(path: Path) -> ModelSpec | None:
+    """Return the spec in a file; None if there is none, or it is damaged: it is a copy, and is fetched again."""
+    try:
+        return ModelSpec.from_json(files.read_json(path))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        _LOG.warning("%s was damaged (%s): the spec is fetched again", path, error)
+        return None

@@ -6,20 +6,23 @@ once with its time. MLflow identifies a point by (key, time, step, value), so se
 
 import errno
 import json
+import logging
 import os
 import threading
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ratchet import files
+from ratchet.errors import RegistryError
 
 __all__ = ["STATE", "Journal", "JournalEntry"]
 
 STATE = "state.json"
 """File of a journal with its id, and how far it has been sent to which MLflow run."""
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,12 @@ class Journal:
         self._lock = threading.Lock()
         self._path = folder / "events.jsonl"
         self._state_path = folder / STATE
-        self._state: dict[str, Any] = files.read_json(self._state_path) if self._state_path.exists() else {}
+        self._state = self._read_state()
         if "uid" not in self._state:
             self._remember(uid=uuid.uuid4().hex)
         self._truncate_partial_line()
         # A resumed training repeats points, and MLflow refuses parameters that are set twice.
-        self._seen = {self._identity(entry.kind, entry.content) for entry in self.entries(0)}
+        self._seen = {self._identity(entry.kind, entry.content) for entry in self.entries(0, warn=True)}
         self._file = self._path.open("ab", buffering=0)
         self._unwritten = b""  # what a full disk did not take
 
@@ -131,8 +134,8 @@ class Journal:
             if must or error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
 
-    def entries(self, start: int) -> list[JournalEntry]:
-        """Return the entries from byte `start` on."""
+    def entries(self, start: int, *, warn: bool = False) -> list[JournalEntry]:
+        """Return the entries from byte `start` on, without damaged lines; with `warn`, name these in the log."""
         entries: list[JournalEntry] = []
         if not self._path.exists():
             return entries
@@ -142,9 +145,26 @@ class Journal:
                 if not line.endswith(b"\n"):
                     break  # another thread is writing it
                 start += len(line)
-                read = json.loads(line)
-                entries.append(JournalEntry(read["kind"], read["content"], read["time"], start))
+                try:
+                    read = json.loads(line)
+                    entries.append(JournalEntry(read["kind"], read["content"], read["time"], start))
+                except (ValueError, TypeError, KeyError):
+                    if warn:
+                        _LOG.warning("%s: the line that ends at byte %d is damaged, and left out", self._path, start)
+                    if entries:
+                        entries[-1] = replace(entries[-1], end=start)
         return entries
+
+    def _read_state(self) -> dict[str, Any]:
+        if not self._state_path.exists():
+            return {}
+        try:
+            return dict(files.read_json(self._state_path))
+        except (ValueError, TypeError) as error:
+            raise RegistryError(
+                f"{self._state_path}: damaged ({error}). Fix: restore it, or `rm {self._state_path}`: then its run "
+                "goes to MLflow again, as a new one"
+            ) from error
 
     def mark_sent(self, run_id: str, end: int) -> None:
         """Record that MLflow has everything up to byte `end`."""

@@ -1,5 +1,6 @@
 """The connection to MLflow: address, timeouts, errors and the experiment."""
 
+import errno
 import json
 import logging
 import os
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ratchet.errors import RegistryError, TrackingRefused, TrackingUnavailable, first_line
 from ratchet.registry.relocation import require_here
 from ratchet.settings.model import TrackingSettings
-from ratchet.workspace import Workspace
+from ratchet.workspace import DISK_FIXES, Workspace
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -52,6 +53,8 @@ _SILENT = (
 )  # MLflow's error codes for a server or database that does not answer; the others are answers
 _FROM_SERVER = re.compile(r"^(?P<status>\d{3}) (?:Client|Server) Error: .*", re.M)
 _FROM_S3 = re.compile(r"^An error occurred \((?P<status>\d{3})?\w*\) when calling .*", re.M)
+_DATABASE_ERRORS = (("database or disk is full", errno.ENOSPC), ("readonly database", errno.EACCES))  # of SQLite
+_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _LATER = (408, 429)  # HTTP statuses of a client error that a later attempt may not get
 _SQLITE = "sqlite:///"
 VIEW = "gate"
@@ -167,9 +170,13 @@ def reachable(uri: str) -> Iterator[None]:
             raise
         if (answer := _answer(error)) is not None:
             raise TrackingRefused(f"tracking.uri: MLflow at {uri} refuses this: {answer}") from error
-        problem, fix = _refusal(error) or (
-            f"does not accept requests ({first_line(error)[:200]})",
-            "start the server or correct the address, then `ratchet sync`",
+        problem, fix = (
+            _refusal(error)
+            or _disk_problem(error)
+            or (
+                f"does not accept requests ({first_line(error)[:200]})",
+                "start the server or correct the address, then `ratchet sync`",
+            )
         )
         raise TrackingUnavailable(
             f"tracking.uri: MLflow at {uri} {problem}. Nothing is lost: it waits in mlruns/journal. Fix: {fix}"
@@ -208,6 +215,18 @@ def _refusal(error: Exception) -> tuple[str, str] | None:
         fix = "have its administrator give the permission EDIT of the experiment and of the registered model"
         return f"does not allow this to {who}", f"{fix}, then run the same command again"
     return None
+
+
+def _disk_problem(error: Exception) -> tuple[str, str] | None:
+    """Return the problem and the fix if a disk of this machine refused a file, or SQLite its database."""
+    number = next((number for text, number in _DATABASE_ERRORS if text in str(error)), None)
+    path = "its database"
+    if number is None and isinstance(error, OSError):
+        path = error.filename2 or error.filename  # of a copy, of another file; a connection has none
+        number = error.errno if path or error.errno in _OF_DISKS else None
+    if number not in DISK_FIXES:
+        return None
+    return f"cannot write {path or 'a file'} ({os.strerror(number)})", f"{DISK_FIXES[number]}. Then `ratchet sync`"
 
 
 def _status(error: Exception) -> int:

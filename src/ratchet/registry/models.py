@@ -200,6 +200,9 @@ class ModelRegistry(Versions):
         called = called or version.uri
         folder = self.download(called, into, fix=fix, artifact_uri=version.uri)
         path = next((path for name in (CHECKSUMS, "model.json") for path in folder.rglob(name)), None)
+        if path is None and self._recorded_checksums(version) is not None:
+            where = self._stored_folder(version.uri)
+            raise RegistryError(f"{called}: its files are incomplete: {where} has no {CHECKSUMS}. Fix: {fix}")
         if path is None:
             raise RegistryError(
                 f"{called}, was not made by ratchet (it has no model.json). Fix: set registry.model to another name"
@@ -207,12 +210,16 @@ class ModelRegistry(Versions):
         self._verify_files(version, path.parent)
         return path.parent
 
+    def _recorded_checksums(self, version: Version) -> str | None:
+        with reachable(self.uri):
+            digest: str | None = self.client.get_run(version.run_id).data.tags.get(CHECKSUMS_TAG)
+        return digest
+
     def _verify_files(self, version: Version, folder: Path) -> None:
         """Compare a version's files with their checksums, and these with their digest in the run's tag."""
         from ratchet.checksums import CHECKSUMS, verify
 
-        with reachable(self.uri):
-            recorded = self.client.get_run(version.run_id).data.tags.get(CHECKSUMS_TAG)
+        recorded = self._recorded_checksums(version)
         try:
             checksums = verify(folder)
         except TrainingError as error:

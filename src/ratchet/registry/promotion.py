@@ -6,7 +6,6 @@ Each act is written to the ledger first, then MLflow follows (`alias_sync`). Act
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from ratchet.errors import ChampionMoved, RegistryError
@@ -246,14 +245,34 @@ class Promotions(AliasSync):
                 )
             return to
         at = _parse_time(to)
-        # In the order of the chain: a clock that was set back gives later entries earlier times.
-        before = takewhile(lambda entry: datetime.fromisoformat(entry.at) <= at, self.entries())
-        champion = replay(before, self.name).champion
+        champion = self._champion_at(at)
         if champion is None:
             raise RegistryError(
                 f"{self.name}: had no champion at {at.isoformat()}. Fix: name a version or a later time"
             )
         return champion
+
+    def _champion_at(self, at: datetime) -> str | None:
+        """Return the champion at a time. A clock that was set can leave two: before and after entries of a later time.
+
+        Raises:
+            RegistryError: there are two.
+        """
+        entries = self.entries()
+        later = [datetime.fromisoformat(entry.at) > at for entry in entries]
+        first = later.index(True) if True in later else len(entries)
+        last = max(first, len(entries) - later[::-1].index(False) if False in later else 0)
+        before, after = (replay(entries[:end], self.name).champion for end in (first, last))
+        if before != after:
+            ahead, behind = (
+                f"entry {each.number} has the time {each.at[:19]}Z" for each in (entries[first], entries[last - 1])
+            )
+            raise RegistryError(
+                f"{self.name}: a clock was changed: {ahead}, and the later {behind}. So at {at.isoformat()} version "
+                f"{before or 'none'} or {after or 'none'} was champion. Fix: name one, such as "
+                f"`ratchet rollback {self.name} --to {after or before}`"
+            )
+        return before
 
     def _previous_champion(self, state: AliasState) -> str:
         versions = self._numbers() - state.rejected

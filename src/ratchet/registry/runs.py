@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -13,7 +14,7 @@ from filelock import FileLock, Timeout
 
 from ratchet import files
 from ratchet.cost import TrainingCost, add
-from ratchet.errors import TrackingRefused, TrackingUnavailable, TrainingBusy
+from ratchet.errors import RegistryError, TrackingRefused, TrackingUnavailable, TrainingBusy
 from ratchet.registry.access import user
 from ratchet.registry.journal import STATE, Journal, JournalEntry
 from ratchet.registry.mlflow_store import address, all_pages, connect, experiment_id, or_none, reachable
@@ -200,21 +201,19 @@ def send_all(workspace: Workspace, params: Params) -> list[tuple[str, str]]:
 
     Raises:
         TrackingUnavailable: MLflow does not answer.
-        TrackingRefused: MLflow refuses some journals; the others are sent.
+        TrackingRefused: MLflow refuses some journals, or they are damaged; the others are sent.
     """
     sent, refused = [], []
     trials = (workspace.project.root / params.search.folder).glob(f"*/*/{JOURNAL}/")
     for folder in (*sorted((workspace.mlruns / "journal").glob("*/")), *sorted(trials)):
-        journal = Journal(folder, store=params.tracking.uri)
         try:
-            if not journal.is_sent:
-                is_trial = folder.name == JOURNAL
-                name = folder.parent.name if is_trial else folder.name
-                sent.append((name, _send(journal, workspace, trial_records(params) if is_trial else params)))
-        except TrackingRefused as error:
+            with closing(Journal(folder, store=params.tracking.uri)) as journal:
+                if not journal.is_sent:
+                    is_trial = folder.name == JOURNAL
+                    name = folder.parent.name if is_trial else folder.name
+                    sent.append((name, _send(journal, workspace, trial_records(params) if is_trial else params)))
+        except (TrackingRefused, RegistryError) as error:
             refused.append(str(error))
-        finally:
-            journal.close()
     if refused:
         raise TrackingRefused("\n".join([f"{len(sent)} sent, {len(refused)} refused:", *dict.fromkeys(refused)]))
     return sent

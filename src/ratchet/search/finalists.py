@@ -52,12 +52,16 @@ def finalists(study: Study) -> list[Finalist]:
 def winner(study: Study) -> Finalist | None:
     """Return the finalist with the best mean, or, if no trial is complete, the best one so far; None: there is none.
 
+    None too if every complete trial gives one answer: whether a pruned one does is not measured.
+
     If seeds are missing, because the budget was used up, only those with the most seeds compete.
     """
     if ranked := finalists(study):
         most = max(len(each.scores) for each in ranked)
         return next(each for each in ranked if len(each.scores) == most)
-    best = next((trial for trial in study.ranked() if not trial.constant), None)
+    if any(trial.state == "complete" for trial in study.searched):
+        return None  # all give one answer; whether a pruned one does too is not known
+    best = next(iter(study.ranked()), None)
     return None if best is None else _finalist(study, best)
 
 

@@ -14,7 +14,7 @@ LIMITS = {
     "exports": 740,
     "flows": 3_705,
     "gate": 1_475,
-    "kinds": 2_492,
+    "kinds": 2_499,
     "monitoring": 3_200,
     "problems": 1_010,
     "project_files": 30,

@@ -144,8 +144,8 @@ def finished(new_project: Callable[[str], Any]) -> Callable[[str], Any]:
         example, source, stages = CASES[name]
         project = new_project(name)
         example_files.use(project.root, example, force=True)
-        assignments = [*COMMON, *source(project.root / "data" / "raw")]
-        settings.override(project.workspace.params, settings.parse_assignments(assignments))
+        assignments = {each.partition("=")[0]: each for each in (*COMMON, *source(project.root / "data" / "raw"))}
+        settings.override(project.workspace.params, settings.parse_assignments([*assignments.values()]))
         for stage in stages:
             project.good(*project.stage(stage))
         return project

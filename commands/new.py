@@ -53,6 +53,7 @@ def new(
     like: Annotated[str, typer.Option(metavar="EXAMPLE", help="Whose settings it begins with.")] = "digits",
 ) -> None:
     """Make a project in a folder of its own."""
+    from commands.settings import next_step
     from ratchet.settings import example_files
     from tasks.code import lock
 
@@ -69,8 +70,9 @@ def new(
                 path.rename(root / path.name)
         lock(Workspace(root))
     echo(f"{root}: a project with the settings of {example.name} ({example.about})")
+    step = next_step(Workspace(root))
     _commit(root)
-    echo(f"next: cd {shlex.quote(str(folder))}, then ratchet train")
+    echo(f"next: cd {shlex.quote(str(folder))}, then {step}")
 
 
 def _commit(root: Path) -> None:

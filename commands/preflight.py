@@ -22,7 +22,7 @@ from ratchet.data.manifest import Manifest
 from ratchet.data.reading.subset import PER_CLASS
 from ratchet.errors import DataError, RatchetError, RegistryError, SettingsError
 from ratchet.kinds.registry import kind_chosen
-from ratchet.references import canary_fault, require_references
+from ratchet.references import canary_fault, packed_before, require_measurable, require_references
 from ratchet.registry.alias_sync import require_agreement
 from ratchet.registry.runs import SENDER
 from ratchet.settings.model import Params
@@ -78,7 +78,7 @@ class _Preflight:
             "ingest": lambda: self._ingest(params, tiny, scratch),
             "doctor": lambda: self._examine(params, scratch),
             "train": lambda: self._train(tiny, scratch),
-            "evaluate": lambda: self._evaluate(params, tiny, scratch),
+            "evaluate": lambda: self._evaluate(tiny, scratch),
             "export": lambda: export(tiny, scratch, progress=self).summary,
             "register": lambda: self._register(tiny, scratch),
             "predict": lambda: self._predict(tiny, scratch),
@@ -129,7 +129,7 @@ class _Preflight:
         from tasks.ingest import ingest
 
         try:
-            return ingest(tiny, scratch, progress=self, sample=True).summary
+            summary = ingest(tiny, scratch, progress=self, sample=True).summary
         except DataError as error:
             if params.data.download and "no usable copy" in str(error):
                 raise DataError(
@@ -137,6 +137,8 @@ class _Preflight:
                     "nothing. Fix: download it with `python -m tasks.ingest`"
                 ) from error
             raise
+        require_measurable(params, scratch.packed)
+        return summary
 
     def _examine(self, params: Params, scratch: ScratchProject) -> str:
         """The doctor, on the sample, with the real settings. A baseline has no network that could be examined."""
@@ -176,11 +178,8 @@ class _Preflight:
 
     def _rows(self, params: Params, sampled: int, batch_size: int) -> int:
         """Return the number of training samples of the packed set; enough for a batch where it has another source."""
-        with contextlib.suppress(DataError):
-            manifest, data = Manifest.read(self.workspace.packed), params.data
-            if manifest.source == (data.source if kind_chosen(data.kind).has_sources else data.path):
-                return manifest.splits["train"].rows
-        return max(sampled, batch_size)
+        manifest = packed_before(params, self.workspace)
+        return manifest.splits["train"].rows if manifest else max(sampled, batch_size)
 
     def _train(self, tiny: Params, scratch: ScratchProject) -> str:
         from tasks.train import train
@@ -188,20 +187,10 @@ class _Preflight:
         trained = train(tiny, scratch, progress=self)
         return f"{trained.name}: {trained.steps} steps, checkpoints and best model saved"
 
-    def _evaluate(self, params: Params, tiny: Params, scratch: ScratchProject) -> str:
-        """Measure the model, and check that it has the gate's metric. Few samples may leave a metric undefined."""
-        from ratchet.evaluation.problems import read_metrics
+    def _evaluate(self, tiny: Params, scratch: ScratchProject) -> str:
         from tasks.evaluate import evaluate
 
-        rows, key = evaluate(tiny, scratch, progress=self).rows, params.gate.minimum_metric
-        metrics = read_metrics(scratch.reports)
-        allowed = ("auto", "none", *metrics.named())
-        if key not in allowed and not hasattr(getattr(metrics, "average", metrics), key):
-            raise SettingsError(
-                f"params.yaml: gate.minimum_metric: found {key}. Allowed for these data: {', '.join(allowed)}. Fix: "
-                "`ratchet set gate.minimum_metric=auto`"
-            )
-        return f"{rows} test samples predicted and measured"
+        return f"{evaluate(tiny, scratch, progress=self).rows} test samples predicted and measured"
 
     def _register(self, tiny: Params, scratch: ScratchProject) -> str:
         from tasks.register import register

@@ -11,7 +11,7 @@ from ratchet.workspace import Workspace
 if TYPE_CHECKING:
     from ratchet.settings.model import Params
 
-__all__ = ["settings_commands"]
+__all__ = ["next_step", "settings_commands"]
 
 settings_commands = new_group()
 
@@ -22,8 +22,6 @@ def use(
     force: Annotated[bool, typer.Option("--force", help="Replace uncommitted settings, too.")] = False,
 ) -> None:
     """Copy an example's settings into params.yaml. Without a name, list the examples."""
-    from commands.weight_files import find_named
-    from ratchet import settings
     from ratchet.settings import example_files
 
     workspace = Workspace.find()
@@ -33,10 +31,8 @@ def use(
         return
     _restore_settings(workspace)
     _print_changes(example_files.use(workspace.root, name, force=force))
-    find_named(workspace, settings.load(workspace.params))
     _note_running(workspace)
-    is_complete = not _warn(settings.load(workspace.params), workspace)
-    echo("next: ratchet train" if is_complete else "next: what the warnings say, then ratchet train")
+    echo(f"next: {next_step(workspace)}")
 
 
 @settings_commands.command("set", rich_help_panel=Panel.SETTINGS)
@@ -92,6 +88,15 @@ def diff(
     _print_changes({key: (other[key], value) for key, value in now.items() if value != other[key]})
     if now == other:
         echo(f"No setting differs from {f'the example {example}' if example else 'the defaults'}.")
+
+
+def next_step(workspace: Workspace) -> str:
+    """Look for the weights of new settings, warn of what is missing, and return what comes next."""
+    from commands.weight_files import find_named
+    from ratchet import settings
+
+    find_named(workspace, settings.load(workspace.params))
+    return f"{'what the warnings say, then ' * bool(_warn(settings.load(workspace.params), workspace))}ratchet train"
 
 
 def _print_changes(changes: Mapping[str, tuple[object, object]]) -> None:

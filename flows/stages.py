@@ -22,6 +22,7 @@ from flows.lost_server import ending_promptly
 from flows.progress import PrefectProgress, whole
 from ratchet.data.versions import DatasetVersion, read_version
 from ratchet.errors import RatchetError, find_cause
+from ratchet.references import require_measurable
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace, disk_errors
 from tasks.code import require_current
@@ -70,6 +71,8 @@ def as_task(
             if unchanged := _unchanged(name, result, workspace):
                 return unchanged
             require_current(name, params, workspace)
+            if name != "ingest":
+                require_measurable(params, workspace.packed)
             slot = holding(params)
             with slot, ending_promptly(), disk_errors(workspace.root), PrefectProgress(name, unit=unit) as progress:
                 output = stage(params, workspace, progress=progress, **extra)

@@ -13,6 +13,7 @@ from ratchet.workspace import Workspace
 __all__ = ["next_steps", "steps_of"]
 
 _MOST = 3
+_FALLS = 1.02  # factor by which the loss of the last epoch is below the others if it still falls
 _SMALL = 0.1  # of balanced accuracy: a test that can show only larger differences is small
 
 Epochs = Sequence[Mapping[str, float | None]]
@@ -68,7 +69,7 @@ def _fit(params: Params, history: Epochs) -> list[Step]:
         return [
             (f"ratchet train --set training.epochs={best}", f"over-fitting: validation loss rises after epoch {best}")
         ]
-    if best == len(history) and params.model.name != "baseline":
+    if min(values[:-1]) > _FALLS * values[-1] and params.model.name != "baseline":
         purpose = "under-fitting: the validation loss still fell in the last epoch"
         return [(f"ratchet train --set training.epochs={2 * params.training.epochs}", purpose)]
     return []

@@ -220,15 +220,16 @@ class _Candidate:
     def _result_tags(self, verdict: "Verdict") -> dict[str, str]:
         """Return the run's name, its headline metric and the verdict, which MLflow's table shows as columns."""
         from ratchet.evaluation.problems import read_metrics
-        from ratchet.evaluation.wording import value_text
+        from ratchet.evaluation.wording import trivial_text, value_text
         from ratchet.registry.runs import NAME
 
-        headline, doubts = read_metrics(self.workspace.reports).headline, [rule.name for rule in verdict.doubts]
+        metrics, doubts = read_metrics(self.workspace.reports), [rule.name for rule in verdict.doubts]
+        headline, trivial = metrics.headline, f"; {trivial_text(metrics.constant)}" if metrics.constant else ""
         gate, value = "passed" if verdict.passed else "refused", value_text(headline)
         data, model = Manifest.read(self.workspace.packed).name, TrainedModel.load(self.workspace).name
         return {
             NAME: run_name(data, model, f"{value} {gate}{' in doubt' if verdict.passed and doubts else ''}"),
-            "ratchet.result": f"{headline.name} {value}",
+            "ratchet.result": f"{headline.name} {value}{trivial}",
             "ratchet.gate": f"{gate}; not shown: {', '.join(doubts)}" if verdict.passed and doubts else gate,
         }
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ratchet.errors import RatchetError, SettingsError
-from ratchet.references import require_references
+from ratchet.references import require_measurable, require_references
 from ratchet.settings.run_settings import overridden
 from ratchet.workspace import Workspace, disk_errors
 from tasks.code import require_current
@@ -44,6 +44,8 @@ def run(stage: Callable[..., Any], *, unit: str) -> None:
                 from ratchet.registry.alias_sync import require_agreement
 
                 require_agreement(workspace, params)  # as train-flow does at its start
+            if name not in ("code", "ingest"):
+                require_measurable(params, workspace.packed)
             result = stage(params, workspace, progress=progress)
             progress.say(result.summary)
     except RatchetError as error:

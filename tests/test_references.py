@@ -5,17 +5,19 @@ import sys
 from pathlib import Path
 
 import pytest
+from scored import Silent
 
 from ratchet import settings
 from ratchet.errors import SettingsError
 from ratchet.kinds.registry import KINDS, kind_named
-from ratchet.references import broken_references, require_references
+from ratchet.references import broken_references, require_measurable, require_references
 from ratchet.registry.mlflow_store import connect, experiment_id
 from ratchet.registry.names import name_fault, valid_name
 from ratchet.settings import model_names
 from ratchet.settings.model import Params
 from ratchet.training import models
 from ratchet.workspace import Workspace
+from tasks.ingest import ingest
 
 
 @pytest.fixture
@@ -47,6 +49,10 @@ EXCLUDING = [  # settings that exclude each other, the beginning of the message,
     (
         "data.kind=table data.problem=regression training.best=validation/f1",
         "training.best: found validation/f1", "training.best=auto",
+    ),
+    (
+        "data.kind=table data.problem=regression gate.minimum_metric=accuracy",
+        "gate.minimum_metric: found accuracy", "gate.minimum_metric=r2",
     ),
 ]  # fmt: skip
 BROKEN = {
@@ -85,6 +91,87 @@ def test_settings_that_exclude_each_other_are_refused_until_fixed(
     fixed = settings.plan(workspace.params, wanted | settings.parse_assignments([fix])).params
     assert list(broken_references(fixed, workspace)) == []
     require_references(fixed, workspace)
+
+
+OWN_CODE = {  # a setting, how the message begins, and a setting that fixes it
+    "function": ("model.factory=nets:f", "model.factory: nets has no function or class f. Allowed: Net", "nets:Net"),
+    "class of data": ("data.kind=nets:Made", "data.kind: nets has no function or class Made. Allowed: Net", "nets:Net"),
+    "outside": (
+        "model.factory=other:Net",
+        "model.factory: other (other.py) is outside model.code (nets.py)",
+        "other.py",
+    ),
+    "syntax": ("model.factory=nets:Net", "model.factory: nets does not import (SyntaxError", "none"),
+}
+
+
+@pytest.mark.parametrize("case", OWN_CODE)
+def test_names_in_own_code_are_checked_before_a_run(workspace: Workspace, case: str) -> None:
+    assignment, message, fix = OWN_CODE[case]
+    (workspace.root / "other.py").write_text("class Net: ...\n")
+    (workspace.root / "nets.py").write_text("class Net(:\n" if case == "syntax" else "class Net: ...\n")
+    code = {"model.code": "nets.py", "data.code": "nets.py", "data.path": "nets.py"}
+    key, _, name = assignment.partition("=")
+    changed = settings.plan(workspace.params, {**code, key: name}).params
+    [fault] = broken_references(changed, workspace)
+    assert fault.startswith(message)
+    with pytest.raises(SettingsError, match=f"^params.yaml: {key}: "):
+        require_references(changed, workspace)
+    fixing = {"model.code": fix} if f"`ratchet set model.code={fix}`" in fault else {key: fix}
+    assert not list(broken_references(settings.plan(workspace.params, {**code, key: name, **fixing}).params, workspace))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from others import make",
+        "import functools\nmake = functools.partial(int)",
+        "try:\n    import gone\nexcept ImportError:\n    def make(): ...",
+        "from others import *",
+        "globals()['make'] = int",
+    ],
+)
+def test_any_way_to_define_a_function_is_accepted(workspace: Workspace, source: str) -> None:
+    (workspace.root / "nets.py").write_text(source)
+    changed = params(workspace, model__factory="nets:make", model__code="nets.py")
+    assert list(broken_references(changed, workspace)) == []
+
+
+UNMEASURABLE = {
+    "gate.minimum_metric=mae": "gate.minimum_metric: found mae, and the problem of the data is classification.",
+    "evaluation.slices=[camera]": "evaluation.slices: found camera; allowed: auto, or columns of the data: brightness",
+}
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """A project with the packed digits."""
+    project = Workspace(tmp_path_factory.mktemp("digits"))
+    project.params.write_text(settings.template())
+    ingest(Params(), project, progress=Silent())
+    return project
+
+
+@pytest.mark.parametrize("assignment", UNMEASURABLE)
+def test_what_data_lack_is_named_before_the_training(digits: Workspace, assignment: str) -> None:
+    wanted = settings.parse_assignments([assignment])
+    changed = settings.plan(digits.params, wanted).params
+    [fault] = broken_references(changed, digits)
+    assert fault.startswith(UNMEASURABLE[assignment])
+    with pytest.raises(SettingsError, match=f"^params.yaml: {assignment.partition('=')[0]}: "):
+        require_measurable(changed, digits.packed)
+    before = digits.params.read_bytes()
+    settings.override(digits.params, wanted)
+    done = subprocess.run(
+        [sys.executable, "-m", "tasks.train"], cwd=digits.root, capture_output=True, text=True, check=False
+    )
+    digits.params.write_bytes(before)
+    assert (done.returncode, done.stderr.partition(": ")[2][:50]) == (1, f"params.yaml: {fault}"[:50])
+    assert not digits.running.exists()
+    [fix] = settings.parse_assignments([fault.partition("`ratchet set ")[2].partition("`")[0]]).items()
+    fixed = settings.plan(digits.params, dict([fix])).params
+    assert list(broken_references(fixed, digits)) == []
+    require_measurable(fixed, digits.packed)
 
 
 def test_settings_of_networks_are_not_refused_for_a_baseline(workspace: Workspace) -> None:

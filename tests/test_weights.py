@@ -264,6 +264,20 @@ def test_use_photos_takes_whole_weights_of_a_cache(
     assert "warning" not in output
 
 
+def test_a_new_project_takes_weights_of_a_cache(project: Project) -> None:
+    missing = project.run("new", "without", "--like", "photos")
+    assert "warning: model.pretrained: there is no file resnet18-f37072fd.pth" in missing
+    assert missing.endswith("next: cd without, then what the warnings say, then ratchet train\n")
+    in_hugging_face(project.cache, "resnet18.a1_in1k", b"timm's")
+    output = project.run("new", "pets", "--like", "photos")
+    pets = Workspace(project.workspace.root / "pets")
+    assert settings.load(pets.params).model.pretrained == "resnet18.a1_in1k.safetensors"
+    assert (pets.pretrained / "resnet18.a1_in1k.safetensors").read_bytes() == b"timm's"
+    assert "warning: model.pretrained" not in output
+    assert "warning: data.path: " in output
+    assert "warning" not in project.run("new", "numbers")
+
+
 def test_longer_name_of_a_network_is_another_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     name = f"vgg16_bn-{hashlib.sha256(b'with norms').hexdigest()[:8]}.pth"

@@ -4,13 +4,16 @@ The same check finds settings that exclude each other. It takes milliseconds and
 prints what it finds as a warning, because the next command can make it right; a run refuses.
 """
 
+import re
 import sqlite3
+import symtable
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ratchet.combinations import blend_fault, objective_faults, order_fault, pruning_fault, training_faults
-from ratchet.errors import SettingsError, TrackingRefused, TrackingUnavailable
+from ratchet.errors import DataError, SettingsError, TrackingRefused, TrackingUnavailable
 from ratchet.kinds.registry import kind_chosen
 from ratchet.problems import PROBLEMS
 from ratchet.settings import model_names, source_names
@@ -18,12 +21,16 @@ from ratchet.settings.file import usual_code
 from ratchet.settings.model import Params, ServingSettings, TrackingSettings
 from ratchet.workspace import Workspace
 
-__all__ = ["broken_references", "canary_fault", "require_references"]
+if TYPE_CHECKING:
+    from ratchet.data.manifest import Manifest
+
+__all__ = ["broken_references", "canary_fault", "packed_before", "require_measurable", "require_references"]
 
 NO_RESULT = "it checks at the start that what the settings name exists"
 
 _SQLITE = "sqlite:///"
 _WEIGHTS = (".safetensors", ".pt", ".pth")
+_UNSEEN_NAMES = re.compile(r"import \*|__getattr__|globals\(|setattr\(|exec\(")  # a module may get names by them
 
 
 def require_references(params: Params, workspace: Workspace) -> None:
@@ -33,8 +40,7 @@ def require_references(params: Params, workspace: Workspace) -> None:
         SettingsError: something does not; one line for each setting.
         TrackingRefused: the experiment is deleted on a tracking server.
     """
-    if faults := list(_broken_after_ingest(params, workspace)):
-        raise SettingsError("\n".join(f"params.yaml: {fault}" for fault in faults))
+    _refuse(_broken_after_ingest(params, workspace))
     if params.tracking.uri.startswith(_SQLITE):
         return
     from ratchet.registry.mlflow_store import check_experiment
@@ -47,13 +53,36 @@ def require_references(params: Params, workspace: Workspace) -> None:
         return  # a run works without the server: the journal keeps what it records
 
 
+def require_measurable(params: Params, packed: Path) -> None:
+    """Raise SettingsError before a training whose packed data lack a column or metric that the settings name."""
+    _refuse(_unmeasurable(params, packed))
+
+
+def _refuse(faults: Iterator[str]) -> None:
+    if named := list(faults):
+        raise SettingsError("\n".join(f"params.yaml: {fault}" for fault in named))
+
+
 def broken_references(params: Params, workspace: Workspace) -> Iterator[str]:
     """Yield one message for each setting that names something which does not exist, or which cannot be used."""
-    yield from _broken_after_ingest(params, workspace)
+    measuring = _unmeasurable(params, workspace.packed) if packed_before(params, workspace) else ()
+    yield from dict.fromkeys([*_broken_after_ingest(params, workspace), *measuring])
     if fault := _missing_data(params, workspace.root):
         yield fault
     if fault := canary_fault(params.serving):
         yield fault
+
+
+def packed_before(params: Params, workspace: Workspace) -> "Manifest | None":
+    """Return the manifest of the packed data if they are from the source of the settings."""
+    from ratchet.data.manifest import Manifest
+
+    data = params.data
+    with suppress(DataError):  # nothing is ingested yet
+        manifest = Manifest.read(workspace.packed)
+        if manifest.source == (data.source if kind_chosen(data.kind).has_sources else data.path):
+            return manifest
+    return None
 
 
 def canary_fault(serving: ServingSettings) -> str:
@@ -97,6 +126,25 @@ def _combinations(params: Params) -> Iterator[str]:
         yield fault
     if problem := PROBLEMS.get(params.data.problem):
         yield from objective_faults(training, problem)
+        yield from _missing_metric(params.gate.minimum_metric, problem.problem)
+
+
+def _unmeasurable(params: Params, packed: Path) -> Iterator[str]:
+    from ratchet.data.manifest import Manifest
+
+    yield from _missing_metric(params.gate.minimum_metric, Manifest.read(packed).target.problem)
+    if params.evaluation.slices != "auto":
+        from ratchet.evaluation.slices import missing_column
+
+        yield from missing_column(packed, params.evaluation.slices)
+
+
+def _missing_metric(name: str, problem: str) -> Iterator[str]:
+    if name in ("auto", "none"):
+        return
+    from ratchet.evaluation.problems import metric_fault
+
+    yield from metric_fault(name, problem)
 
 
 def _missing_weights(params: Params, workspace: Workspace) -> Iterator[str]:
@@ -124,12 +172,10 @@ def _missing_code(params: Params, workspace: Workspace) -> Iterator[str]:
     model, data, root = params.model, params.data, workspace.root
     own_kind = data.kind if ":" in data.kind else "none"
     pipeline = (root / "dvc.yaml").read_text(encoding="utf-8") if (root / "dvc.yaml").exists() else ""
-    for key, name, group, section in (
-        ("model.factory", model.factory, "model", model),
-        ("data.kind", own_kind, "data", data),
-    ):
-        module = name.partition(":")[0].replace(".", "/")
-        if name != "none" and not any((root / f"{module}{end}").is_file() for end in (".py", "/__init__.py")):
+    for key, name, section in (("model.factory", model.factory, model), ("data.kind", own_kind, data)):
+        group = key.partition(".")[0]
+        if name != "none" and _file_of(name, root) is None:
+            module = name.partition(":")[0].replace(".", "/")
             yield (
                 f"{key}: no module of {name}: there is neither {module}.py nor {module}/__init__.py in the project "
                 f"folder {root}"
@@ -140,6 +186,43 @@ def _missing_code(params: Params, workspace: Workspace) -> Iterator[str]:
                 f"{group}.code: {section.code} is not a file or folder in the project folder {root}. Fix: "
                 f"{usual if name == 'none' else f'set it to the one that holds the module of {key}'}"
             )
+        elif name != "none" and (fault := _outside(key, name, root, section.code) or _missing_function(name, root)):
+            yield f"{key}: {fault}"
+
+
+def _file_of(name: str, root: Path) -> Path | None:
+    """Return the file of the module of "package.module:function"."""
+    module = name.partition(":")[0].replace(".", "/")
+    return next((path for end in (".py", "/__init__.py") if (path := root / f"{module}{end}").is_file()), None)
+
+
+def _outside(key: str, name: str, root: Path, code: str) -> str:
+    """Return why the module is none that DVC tracks as code of its section; empty: it is one."""
+    path = _file_of(name, root)
+    if path is None or (root / code).resolve() in (path.resolve(), *path.resolve().parents):
+        return ""
+    inside, group = path.relative_to(root), key.partition(".")[0]
+    return (
+        f"{name.partition(':')[0]} ({inside}) is outside {group}.code ({code}), so DVC would not see "
+        f"a change of it. Fix: `ratchet set {group}.code={inside.parts[0]}`, or to the file or folder with all its "
+        "code"
+    )
+
+
+def _missing_function(name: str, root: Path) -> str:
+    """Return why the module has no such function or class, without importing it; empty: it has, or may have, one."""
+    path = _file_of(name, root)
+    module, _, function = name.partition(":")
+    try:
+        source = "" if path is None else path.read_text(encoding="utf-8")
+        symbols = symtable.symtable(source, str(path), "exec").get_symbols()
+    except (SyntaxError, ValueError) as error:
+        return f"{module} does not import ({type(error).__name__}: {error}). Fix: correct {path}"
+    names = {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
+    if function in names or _UNSEEN_NAMES.search(source):
+        return ""
+    own = [symbol.get_name() for symbol in symbols if symbol.is_namespace() and not symbol.get_name().startswith("_")]
+    return f"{module} has no function or class {function}. Allowed: {', '.join(own) or 'none'}"
 
 
 def _missing_data(params: Params, root: Path) -> str | None:

@@ -1,12 +1,15 @@
 """Ingest of real sets, and sets that are refused. Row counts are those that the authors publish."""
 
 import re
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
+from torchvision.datasets import FashionMNIST, utils
 
 from ratchet.data.manifest import Manifest
 from ratchet.errors import DataError, SettingsError
@@ -120,3 +123,30 @@ def test_a_missing_or_damaged_manifest_is_a_clear_error(place) -> None:
     (place.packed / "manifest.json").write_text('{"format": 99}')
     with pytest.raises(DataError, match="format 99"):
         Manifest.read(place.packed)
+
+
+def test_a_download_shows_no_bars_of_its_own(
+    place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each update would be a line of the terminal, beside the bar of the stage. The server has other files."""
+
+    class Others(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "400000")
+            self.end_headers()
+            self.wfile.write(bytes(400_000))
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    bar = utils.tqdm
+    with ThreadingHTTPServer(("127.0.0.1", 0), Others) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(FashionMNIST, "mirrors", [f"http://127.0.0.1:{server.server_port}/"])
+        with pytest.raises(DataError, match=r"(?s)its download failed \(.*Fix: check network and disk"):
+            place.ingest(source="FashionMNIST", path=str(tmp_path / "none"), download=True)
+        server.shutdown()
+    assert list((tmp_path / "none").rglob("*.gz"))
+    assert capsys.readouterr().err == ""
+    assert utils.tqdm is bar

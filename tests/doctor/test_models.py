@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torchvision.ops import StochasticDepth
 
 from ratchet.doctor import Finding, describe_finding, examine
 from ratchet.kinds import image_spec
@@ -79,9 +80,9 @@ def after(change: Change) -> type[Net]:
     return type("Changed", (Net,), {"forward": lambda self, images: change(self, Net.forward(self, images))})
 
 
-def before(change: Change) -> type[Net]:
+def before(change: Change, net: type[Net] = Net) -> type[Net]:
     """A net whose input is changed."""
-    return type("Changed", (Net,), {"forward": lambda self, images: Net.forward(self, change(self, images))})
+    return type("Changed", (net,), {"forward": lambda self, images: net.forward(self, change(self, images))})
 
 
 def between(change: Change) -> type[Net]:
@@ -193,6 +194,29 @@ class SharedNorm(Net):
         self.hidden = nn.Linear(16 * 16, 64)
 
 
+class Attending(Net):
+    """Attention and a recurrent layer, whose dropout is inside a function of PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+        self.recurrent = nn.LSTM(32, 32, num_layers=2, dropout=0.2, batch_first=True)
+
+    def maps(self, images: torch.Tensor) -> torch.Tensor:
+        places = super().maps(images).flatten(2).transpose(1, 2)
+        return self.recurrent(self.attention(places))[0].transpose(1, 2)
+
+
+class DroppedPaths(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.depth = nn.Conv2d(32, 32, 3, padding=1), StochasticDepth(0.2, "row")
+
+    def maps(self, images: torch.Tensor) -> torch.Tensor:
+        maps = super().maps(images)
+        return maps + self.depth(self.block(maps))
+
+
 def in_forward(change: Callable[[Any], object]) -> type[Net]:
     return before(lambda self, images: (change(self), images)[1])
 
@@ -246,7 +270,16 @@ FAULTS: dict[str, tuple[type[Net], str, tuple[str, ...]]] = {
     "wrong number of classes": (built(lambda self: setattr(self, "head", nn.Linear(64, 3))), "step-fails", ()),
     "dropout 1.0": (built(lambda self: setattr(self, "drop", nn.Dropout(1.0))), "high-dropout", ("drop (1)",)),
     "dropout .99": (built(lambda self: setattr(self, "drop", nn.Dropout(0.99))), "high-dropout", ("drop (0.99)",)),
-    "input times 0": (before(lambda _, x: x * 0), "input-scaled-again", ()),
+    "input times 0": (before(lambda _, x: x * 0), "no-gradient", ("conv1",)),
+    "argmax": (
+        after(lambda _, x: functional.one_hot(x.argmax(1), 10).float()), "no-gradient", ("conv1.weight", "conv1.bias"),
+    ),
+    "channels flipped in eval, with attention": (
+        before(lambda self, x: x if self.training else x.flip(1), Attending), "other-function-in-eval", (),
+    ),
+    "channels flipped in eval, with dropped paths": (
+        before(lambda self, x: x if self.training else x.flip(1), DroppedPaths), "other-function-in-eval", (),
+    ),
     "normalised twice": (before(lambda _, x: (x - 0.5) / 0.5), "input-scaled-again", ()),
     "divided by 255": (before(lambda _, x: x / 255), "input-scaled-again", ()),
     "divided by 255 in eval": (before(lambda self, x: x if self.training else x / 255), "input-scaled-again", ()),
@@ -329,7 +362,7 @@ class OwnBackbone(Net):
         return self
 
 
-class StochasticDepth(Net):
+class RandomDepth(Net):
     """Whole blocks are left out of half of the passes."""
 
     def __init__(self) -> None:
@@ -399,8 +432,8 @@ SOUND = {
         lambda self: setattr(self, "hidden", nn.utils.parametrizations.spectral_norm(self.hidden))
     ),
     **{each.__name__: each for each in (
-        SoftCapped, Cosine, InputNorm, Noisy, Ensemble, OwnBackbone, StochasticDepth, RandomSlopes, RepeatedBlock,
-        OldWeightNorm, OwnFunctions,
+        SoftCapped, Cosine, InputNorm, Noisy, Ensemble, OwnBackbone, RandomDepth, RandomSlopes, RepeatedBlock,
+        OldWeightNorm, OwnFunctions, Attending, DroppedPaths,
     )},
 }  # fmt: skip
 

@@ -9,10 +9,12 @@ from measured import measure
 from scipy.special import expit
 from sklearn import metrics as sk
 
+from ratchet.evaluation.intervals import share_interval
 from ratchet.evaluation.multi_label import MultiLabelMetrics, fit_thresholds
 from ratchet.evaluation.predictions import Predictions, read_predictions, write_predictions
 from ratchet.evaluation.problems import read_metrics, thresholds_for
 from ratchet.problems import Labels
+from ratchet.reports.problem_pages import pages_of
 from ratchet.settings.model import EvaluationSettings
 from ratchet.typed_json import to_plain
 
@@ -75,6 +77,50 @@ def test_label_that_never_occurs_is_undefined() -> None:
     metrics = measured(Predictions(outputs, targets, tuple(map(str, range(50))), Labels(NAMES)))
     assert metrics.macro_f1.value == metrics.micro_f1.value == 1.0
     assert metrics.per_label[1].f1 is metrics.per_label[1].recall is metrics.per_label[1].roc_auc is None
+
+
+def rare_labels(hits: int, *, extra: int = 0, missed: int = 0, rows: int = 5_000) -> Predictions:
+    """One label with few positives beside one that never occurs."""
+    targets, outputs = np.zeros((rows, 2), np.float32), np.full((rows, 2), -2, np.float32)
+    targets[: hits + missed, 0] = 1
+    outputs[missed : hits + missed + extra, 0] = 2
+    return Predictions(outputs, targets, tuple(map(str, range(rows))), Labels(NAMES[:2]))
+
+
+def test_few_positives_claim_no_narrow_interval() -> None:
+    metrics = measured(rare_labels(4, extra=1, missed=1))
+    wilson = sharing(4, 6)
+    assert metrics.micro_f1.value == pytest.approx(0.8)
+    assert (metrics.micro_f1.low, metrics.micro_f1.high) == pytest.approx([2 * p / (1 + p) for p in wilson])
+    assert metrics.micro_f1.high - metrics.micro_f1.low > 0.4
+    assert metrics.macro_f1 is None
+    assert metrics.numbers()["macro_f1"] == metrics.macro == pytest.approx(0.8)
+    assert measured(rare_labels(0, extra=2)).micro_f1.high > 0.7
+    many = measured(rare_labels(40, extra=10, missed=10))
+    assert many.macro_f1 == many.micro_f1
+
+
+def sharing(hits: int, pairs: int) -> tuple[float, float]:
+    interval = share_interval(hits, pairs, confidence=0.95)
+    return interval.low, interval.high
+
+
+def test_intervals_of_few_positives_cover_the_true_f1() -> None:
+    """Of 5,000 rows, of which about 5 have the label; the jackknife covers .61 of the sets."""
+    drawn, shares = np.random.default_rng(0), np.array([0.0009, 0.0001, 0.0001])
+    true, inside, sets = 2 * shares[0] / (2 * shares[0] + shares[1:].sum()), 0, 200
+    for _ in range(sets):
+        hits, extra, missed, _ = map(int, drawn.multinomial(5_000, [*shares, 1 - shares.sum()]))
+        interval = measured(rare_labels(hits, extra=extra, missed=missed)).micro_f1
+        inside += interval.low <= true <= interval.high
+    assert inside / sets > 0.92
+
+
+def test_pages_say_why_there_is_no_interval() -> None:
+    pages = pages_of(measured(rare_labels(4, extra=1, missed=1)))
+    assert pages.undefined == {"macro F1": pytest.approx(0.8)}
+    assert pages.no_interval == "Too few samples of label sea (5) for an interval of macro F1."
+    assert pages_of(measured(predicted())).no_interval == ""
 
 
 def test_metrics_and_predictions_survive_their_files(tmp_path: Path) -> None:

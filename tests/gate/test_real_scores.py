@@ -179,7 +179,7 @@ def test_minimum_is_switched_off_and_unknown_metrics_are_refused() -> None:
         "champion",
         "reload",
     ]
-    with pytest.raises(SettingsError, match=r"gate\.minimum_metric: found accuracy\. Allowed .* mae, "):
+    with pytest.raises(SettingsError, match=r"gate\.minimum_metric: found accuracy, .* Allowed: .* mae, "):
         decide(candidate(errors()), None, minimum_metric="accuracy")
 
 

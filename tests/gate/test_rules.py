@@ -380,6 +380,20 @@ def test_first_version_must_beat_the_best_constant_answer() -> None:
     assert decide(unsure, champion(right(200))).passed, "the champion decides about later versions"
 
 
+def test_a_floor_of_balanced_accuracy_guards_rare_classes() -> None:
+    """Of 1,000 images 80 are of the rare class: the champion knows 48 of them, the new version 12."""
+    rare, old = np.arange(1000) < 80, np.arange(1000) % 1000 >= 32
+    old[80:148], new = False, np.arange(1000) >= 68
+    recalls = new[rare].mean(), new[~rare].mean()
+    assert (old.mean(), new.mean(), np.mean(recalls)) == pytest.approx((0.9, 0.932, 0.575))
+    balanced = NamedMetric("balanced_accuracy", "balanced accuracy", Interval(0.53, 0.575, 0.63), share=True)
+    version = candidate(new, labels=rare.astype(np.int64))
+    version = replace(version, metrics={**version.metrics, "balanced_accuracy": balanced})
+    assert decide(version, champion(old)).passed
+    floor = decide(version, champion(old), minimum_metric="balanced_accuracy", minimum=0.7)
+    assert failed(floor) == ["minimum"]
+
+
 @pytest.mark.parametrize("setting", ["required", "report"])
 def test_one_answer_to_all_is_refused_whatever_the_champion(setting: str) -> None:
     constant = candidate(right(300), constant=against_constant(0.01, one_answer=True))

@@ -58,6 +58,23 @@ def test_advice_names_over_fitting_and_under_fitting(
     assert other not in text
 
 
+@pytest.mark.parametrize("last", [0.4995, 0.492])
+def test_converged_run_is_not_advised_to_train_longer(last: float) -> None:
+    text = advised(metrics(skill=1.0), rising(0.9, 0.7, 0.6, 0.55, 0.5, last))
+    assert "under-fitting" not in text
+    assert "training.epochs=60" in advised(metrics(skill=1.0), rising(0.9, 0.7, 0.6, 0.55, 0.5, 0.48))
+
+
+def test_worse_slices_are_named() -> None:
+    labels, cameras = np.arange(400) % 2, ["old" if row < 80 else "new" for row in range(400)]
+    predicted = np.where((np.arange(400) < 80) & (np.arange(400) % 4 < 2), 1 - labels, labels)
+    outputs = np.eye(2, dtype=np.float32)[predicted]
+    predictions = Predictions(outputs, labels, tuple(map(str, range(400))), Classes(("ants", "bees")))
+    worse = measure(predictions, settings=EvaluationSettings(resamples=100), columns={"camera": cameras})
+    assert "see the slices in the report: significantly worse: camera: old" in advised(worse, LEVEL)
+    assert "slices" not in advised(replace(worse, slices=worse.slices[:1]), LEVEL)
+
+
 def test_useless_model_is_not_advised_to_be_served() -> None:
     text = advised(metrics(skill=0.0), LEVEL, passed=False)
     assert "not better than always answering 'ants'" in text

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -28,6 +29,7 @@ _SAMPLES, _SAMPLES_LARGE = 8, 6  # the second where all images together have mor
 _LARGE = 1 << 20
 _NOISE = 0.1  # added to weights, as a share of their standard deviation
 _NOISE_FROM_ZERO = 0.02  # added to weights that are all equal
+_DROPPING = re.compile("Drop|StochasticDepth")  # classes of layers, also those of torchvision and timm
 _NORMS = nn.LayerNorm | nn.GroupNorm | _BatchNorm
 
 
@@ -93,9 +95,7 @@ def check_independence(model: Model, inputs: Inputs, seed: int, *, is_stream: bo
     with torch.no_grad(), _NoDropout():
         for mode in ("eval", "training"):
             model.train(mode == "training")
-            for module in model.modules():
-                if isinstance(module, _BatchNorm | nn.RReLU):  # what a random ReLU draws depends on other samples
-                    module.eval()
+            _without_noise(model)
             outputs, others, again = run(*inputs), run(*map(_replaced, inputs)), run(*inputs)
             limit = RULES["mixed-samples"].limit
             if not _nearly_equal(again, outputs, limit):  # has its own finding
@@ -112,6 +112,19 @@ def check_independence(model: Model, inputs: Inputs, seed: int, *, is_stream: bo
         model.eval()
         if is_stream:
             yield from _later_tokens(run, inputs[0])
+
+
+def _without_noise(model: Model) -> None:
+    """Let batch norms use their running statistics, and turn off what layers drop where _NoDropout does not see it.
+
+    Attention and recurrent layers hand a share named dropout to a function of their own. A random ReLU is off too: what
+    it draws depends on other samples.
+    """
+    for module in model.modules():
+        if isinstance(module, _BatchNorm | nn.RReLU) or _DROPPING.search(type(module).__name__):
+            module.eval()
+        if isinstance(getattr(module, "dropout", None), float):
+            vars(module)["dropout"] = 0.0  # the model is the doctor's copy
 
 
 def _later_tokens(run: Callable[..., torch.Tensor], ids: torch.Tensor) -> Iterator[Finding]:
@@ -227,7 +240,8 @@ def _scaling(images: torch.Tensor, actual: torch.Tensor) -> tuple[float, float] 
     shift = after.mean(1) - scale * before.mean(1)
     missed = (scale[:, None] * before + shift[:, None] - after).square().mean(1).sqrt()
     off = (scale < _SCALES[0]) | (scale > _SCALES[1]) | (shift.abs() > RULES["input-scaled-again"].limit)
-    if not off.any() or bool((missed > _STRAIGHT * after.std(1)).any()):
+    lost = after.std(1) == 0.0  # no scale is left: "no-gradient" reports it
+    if not off.any() or bool((lost | (missed > _STRAIGHT * after.std(1))).any()):
         return None
     worst = int(off.double().argmax())
     return float(scale[worst]), float(shift[worst])

@@ -107,6 +107,9 @@ class ModelProbe:
                 yield from self._check_outputs(outputs, "training")
                 yield from self._unseen(outputs, optimized)
                 yield from self._first_loss(float(loss.detach()), outputs)
+            if not loss.requires_grad:  # such as an argmax
+                yield Finding.of("no-gradient", *layer_names(name for name, _ in self.model.named_parameters()))
+                return
             adam.zero_grad(set_to_none=True)
             torch.autograd.backward(loss)
             with_gradient |= self._with_gradient()
@@ -210,7 +213,10 @@ class ModelProbe:
         return {name for name, gradient in gradients.items() if gradient is not None and gradient.count_nonzero()}
 
     def _without_gradient(self, with_gradient: set[str]) -> Iterator[Finding]:
-        """Look for layers none of whose parameters has a gradient, in more passes under stochastic depth."""
+        """Look for layers none of whose weights has a gradient, in more passes under stochastic depth.
+
+        A bias counts only where a layer has no matrix: behind zeros it has a gradient.
+        """
         required = {name for name, parameter in self.model.named_parameters() if parameter.requires_grad}
         begun = time.monotonic()
         for _ in range(int(RULES["no-gradient"].limit) - _STEPS):
@@ -221,8 +227,9 @@ class ModelProbe:
             with_gradient |= self._with_gradient()
         names = []
         for prefix, module in self.model.named_modules():
-            own = required.intersection(name for name, _ in module.named_parameters(prefix, recurse=False))
-            if own and not with_gradient & own:
+            parameters = dict(module.named_parameters(prefix, recurse=False))
+            own = required & parameters.keys()
+            if own and not with_gradient & ({name for name in own if parameters[name].dim() > 1} or own):
                 names.append(layer_name(prefix))
         if names:
             yield Finding.of("no-gradient", *names)

@@ -51,7 +51,7 @@ def check_outputs(
             yield Finding.of("bounded-numbers", function=function, share=share)
     elif loss in ("cross-entropy", "binary-cross-entropy"):
         values = outputs.detach().double().flatten(0, -2)
-        if not function and indexed and _are_probabilities(values):
+        if not function and indexed and outputs.grad_fn is not None and _are_probabilities(values):
             function = "softmax"
         if function and not (function == "tanh" and _is_soft_cap(last, values)):
             yield Finding.of("activation-before-loss", mode=mode, function=function, loss=loss)

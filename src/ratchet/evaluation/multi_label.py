@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ratchet.evaluation.answers import Answers, Columns, CommonAnswer, ScoreUnit, Validation
 from ratchet.evaluation.constant_answer import balanced, balanced_accuracy, common
-from ratchet.evaluation.headline import FEW_ROWS
+from ratchet.evaluation.headline import FEW_ROWS, rare_class
 from ratchet.evaluation.intervals import Interval, share_interval
 from ratchet.evaluation.jackknife import RowMetric, RowTerms
 from ratchet.evaluation.metrics import ConstantResult, Metric, Metrics, NamedMetric
@@ -51,7 +51,7 @@ class MultiLabelMetrics(Metrics):
     # Over all pairs of a sample and a label
     micro_f1: Annotated[Interval, Metric("micro F1", share=True)]
     # Mean over the labels that occur among targets or predictions
-    macro_f1: Annotated[Interval, Metric("macro F1", share=True)]
+    macro_f1: Annotated[Interval | None, Metric("macro F1", share=True)]
     # Share of samples all of whose labels are right
     exact_match: Annotated[Interval, Metric("exact match", share=True)]
     # Share of all pairs of a sample and a label that are right
@@ -61,7 +61,13 @@ class MultiLabelMetrics(Metrics):
 
     @property
     def values(self) -> dict[str, float | None]:
-        return {"roc_auc": self.roc_auc}
+        return {"roc_auc": self.roc_auc, "macro_f1": self.macro}
+
+    @property
+    def macro(self) -> float | None:
+        """Macro F1, which may have no interval; None: no label occurs."""
+        values = [label.f1 for label in self.per_label if label.f1 is not None]
+        return float(np.mean(values)) if values else None
 
     @property
     def by_output(self) -> tuple[LabelMetrics, ...]:
@@ -142,14 +148,17 @@ class LabelAnswers(Answers):
         rows = RowTerms(terms.reshape(self.rows, -1).astype(np.float64), settings.confidence)
         per_label = tuple(self._label(rows, number, name) for number, name in enumerate(self.target.names))
         areas = [label.roc_auc for label in per_label if label.roc_auc is not None]
+        support, (hits, either, _) = truth.sum(axis=0), terms.sum(axis=(0, 1))
+        micro = rows.interval(lambda means: _f1(means[..., 0::3].sum(-1), means[..., 1::3].sum(-1)), "share")
+        macro = rows.interval(lambda means: _mean(_f1(means[..., 0::3], means[..., 1::3])), "share")
+        if (few := support.sum() < FEW_ROWS) and micro:
+            micro = _few_f1(int(hits), int(either), settings.confidence)
         exact = int((truth == predicted).all(axis=1).sum())
         return MultiLabelMetrics(
             rows=self.rows,
             confidence=settings.confidence,
-            micro_f1=_defined(
-                rows.interval(lambda means: _f1(means[..., 0::3].sum(-1), means[..., 1::3].sum(-1)), "share")
-            ),
-            macro_f1=_defined(rows.interval(lambda means: _mean(_f1(means[..., 0::3], means[..., 1::3])), "share")),
+            micro_f1=_defined(micro),
+            macro_f1=None if few or rare_class(support) is not None else macro,
             right_labels=_defined(rows.interval(lambda means: means[..., 2::3].mean(-1), "share")),
             exact_match=share_interval(exact, self.rows, confidence=settings.confidence),
             roc_auc=float(np.mean(areas)) if areas else None,
@@ -236,6 +245,15 @@ def _f1(hits: Floats, either: Floats) -> Floats:
     """Return F1 from hits, and from labels plus predictions; NaN where there are neither."""
     f1: Floats = np.where(either > 0, 2 * hits / np.where(either > 0, either, 1.0), np.nan)
     return f1
+
+
+def _few_f1(hits: int, either: int, confidence: float) -> Interval:
+    """Return F1 with an interval that covers for a few labels, where the jackknife's is often too narrow.
+
+    F1 is 2 s / (1 + s) for the share s of hits among all pairs that are labelled or predicted, which has Wilson's.
+    """
+    share = share_interval(hits, either - hits, confidence=confidence)
+    return Interval(*(2 * bound / (1 + bound) for bound in (share.low, share.value, share.high)))
 
 
 def _mean(values: Floats) -> Floats:

@@ -1,7 +1,7 @@
 """The evaluation of each problem: the answers to its test rows, and its metrics."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +20,7 @@ from ratchet.problems import Target
 from ratchet.settings.model import EvaluationSettings
 from ratchet.typed_json import parse
 
-__all__ = ["ANSWERS", "answers_to", "in_terms_of", "read_metrics", "thresholds_for"]
+__all__ = ["ANSWERS", "answers_to", "in_terms_of", "metric_fault", "read_metrics", "thresholds_for"]
 
 ANSWERS: Mapping[str, type[Answers]] = MappingProxyType(
     {answers.metrics.problem: answers for answers in (ClassAnswers, LabelAnswers, NumberAnswers, PieceAnswers)}
@@ -42,6 +42,16 @@ def answers_to(
 def thresholds_for(target: Target, settings: EvaluationSettings, validation: Validation) -> tuple[float, ...]:
     """Return the thresholds of a model; see `Answers.thresholds_for`."""
     return ANSWERS[target.problem].thresholds_for(target, settings, validation)
+
+
+def metric_fault(name: str, problem: str) -> Iterator[str]:
+    """Yield a message if gate.minimum_metric is a metric that the problem does not have."""
+    known = ANSWERS[problem].metrics.keys()
+    if name not in ("auto", "none", *known):
+        yield (
+            f"gate.minimum_metric: found {name}, and the problem of the data is {problem}. Allowed: auto, none, "
+            f"{', '.join(known)}. Fix: `ratchet set gate.minimum_metric=auto`"
+        )
 
 
 def in_terms_of(ours: Target, outputs: NDArray[np.float32], theirs: Target) -> NDArray[np.float32]:

@@ -5,7 +5,7 @@ as worse than the rest only where that is significant after a correction for the
 """
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -73,6 +73,31 @@ def rows_by_slice(columns: Mapping[str, Values], *, least: int) -> list[tuple[st
     return [(name, value, rows) for name, value, rows in chosen if least <= len(rows) < len(columns[name])]
 
 
+def missing_column(packed: Path, names: Sequence[str]) -> Iterator[str]:
+    """Yield a message for a name of evaluation.slices that the packed data have no column for."""
+    allowed = _allowed(packed)
+    for name in [name for name in names if name not in allowed][:1]:
+        yield (
+            f"evaluation.slices: found {name}; allowed: auto, or columns of the data: {', '.join(allowed)}. Fix: "
+            "`ratchet set evaluation.slices=auto`"
+        )
+
+
+def _allowed(packed: Path) -> list[str]:
+    """Return the columns that slices can have, from the columns of the index and of a table itself."""
+    import polars
+
+    from ratchet.data.manifest import Manifest
+    from ratchet.data.pack import extra_columns
+
+    index = polars.read_parquet(packed / "index.parquet", n_rows=0)
+    own = [name for name in extra_columns(index) if name != "packed"]
+    numeric = getattr(Manifest.read(packed).input, "numeric", ())
+    own += [column.name for column in numeric if column.name not in own]
+    built_in = [name for name in index.columns if name in _BUILT_IN] + ["side"] * ("width" in index.columns)
+    return [*(name for name in _BUILT_IN if name in built_in and name not in own), *own]
+
+
 def slice_columns(packed: Path, settings: EvaluationSettings) -> dict[str, list[str | None]]:
     """Return the columns that evaluation.slices selects, with a value for each test row; numbers become thirds.
 
@@ -81,22 +106,12 @@ def slice_columns(packed: Path, settings: EvaluationSettings) -> dict[str, list[
     """
     import polars
 
-    from ratchet.data.pack import extra_columns
-
-    index = polars.read_parquet(packed / "index.parquet")
-    own = [name for name in extra_columns(index) if name != "packed"]
+    for fault in () if settings.slices == "auto" else missing_column(packed, settings.slices):
+        raise SettingsError(f"params.yaml: {fault}")
+    index, numbers = polars.read_parquet(packed / "index.parquet"), _table_numbers(packed)
     if "width" in index.columns:
         index = index.with_columns(side=polars.min_horizontal("width", "height").cast(polars.Float64))
-    numbers = _table_numbers(packed)
-    own += [name for name in numbers["test"] if name not in own]
-    allowed = [*(name for name in _BUILT_IN if name in index.columns and name not in own), *own]
-    wanted = allowed if settings.slices == "auto" else settings.slices
-    unknown = [name for name in wanted if name not in allowed]
-    if unknown:
-        raise SettingsError(
-            f"params.yaml: evaluation.slices: found {unknown[0]}; allowed: auto, or columns of the data: "
-            f"{', '.join(allowed)}"
-        )
+    wanted = _allowed(packed) if settings.slices == "auto" else settings.slices
     test, train = (index.filter(polars.col("split") == name).sort("row") for name in ("test", "train"))
     for split, rows in (("test", test), ("train", train)):  # of a table itself they are there already
         own_numbers = [name for name in wanted if name not in numbers[split] and rows[name].dtype.is_numeric()]

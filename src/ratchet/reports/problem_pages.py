@@ -322,6 +322,19 @@ class LabelPages(Pages):
         note = "A label is predicted from its threshold on. Thresholds are fitted on the validation samples or set."
         return [ReportSection("Metrics by label", note, tables=[self.table])]
 
+    @property
+    def undefined(self) -> Mapping[str, float]:
+        macro = self.metrics.macro
+        return {"macro F1": macro} if self.metrics.macro_f1 is None and macro is not None else {}
+
+    @property
+    def no_interval(self) -> str:
+        rare = min(
+            (label for label in self.metrics.per_label if label.support), key=lambda each: each.support, default=None
+        )
+        few = f" of label {rare.name} ({rare.support:,})" if rare else ""
+        return f"Too few samples{few} for an interval of macro F1." if self.undefined else ""
+
     def own_limits(self) -> list[str]:
         untested = [label.name for label in self.metrics.per_label if not label.support]
         names = _first(untested, 2 * _WEAK)

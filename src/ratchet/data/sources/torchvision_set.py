@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,11 @@ class TorchvisionSet:
         )
 
     def _fetch(self, local: str, **which: object) -> Any:
+        """Download the set, without torchvision's own progress bars: beside the stage's each update is a line."""
+        from torchvision.datasets import utils
+
+        bar = utils.tqdm
+        utils.tqdm = partial(bar, disable=True)
         try:
             return self._class(root=str(self._path), download=True, **which)
         except Exception as error:  # network, disk and checksum errors are all shown unchanged
@@ -135,6 +141,8 @@ class TorchvisionSet:
                 f"data.source: {self.name} is not in {self._path} ({local}) and its download failed "
                 f"({type(error).__name__}: {error}). Fix: check network and disk, or put a copy there"
             ) from error
+        finally:
+            utils.tqdm = bar
 
     def _check_kind(self) -> None:
         for split, dataset in self._datasets.items():

@@ -6,7 +6,7 @@ from typing import Literal
 
 from ratchet.errors import SettingsError
 from ratchet.evaluation.metrics import NamedMetric
-from ratchet.evaluation.problems import ANSWERS
+from ratchet.evaluation.problems import metric_fault
 from ratchet.evaluation.wording import ci_text, range_text, value_text
 from ratchet.gate.case import Case
 from ratchet.gate.result_text import Noun, RuleText, percent, result_text
@@ -53,11 +53,8 @@ def minimum(case: Case) -> MetricResult | None:
     if key == "none":
         return None
     metric = candidate.metrics.get(key)
-    known = ANSWERS[candidate.target.problem].metrics.keys()
-    if metric is None and key not in (candidate.default_metric, *known):
-        raise SettingsError(
-            f"params.yaml: gate.minimum_metric: found {key}. Allowed for these data: auto, none, {', '.join(known)}"
-        )
+    for fault in metric_fault(chosen, candidate.target.problem):
+        raise SettingsError(f"params.yaml: {fault}")
     value = math.nan if metric is None else metric.interval.value
     passed = value <= limit if metric and not metric.larger_is_better else value >= limit
     name: Literal["accuracy", "minimum"] = "accuracy" if key == "accuracy" else "minimum"

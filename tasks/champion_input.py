@@ -13,6 +13,7 @@ from ratchet.problems import Target
 
 if TYPE_CHECKING:
     from ratchet.evaluation.predictions import Predictions
+    from ratchet.kinds.protocol import Arrays
     from ratchet.training import Model, Split
     from ratchet.training.batches import Inputs
 
@@ -47,7 +48,25 @@ class InputAdapter:
         if self.same:
             return inputs
         kind = kind_of(self.wanted)
-        return kind.to_tensors(kind.adapt(kind.from_tensors(inputs), self.packed, self.wanted))
+        return kind.to_tensors(self._arrays(inputs))
+
+    def _arrays(self, inputs: "Inputs") -> "Arrays":
+        kind = kind_of(self.wanted)
+        return kind.adapt(kind.from_tensors(inputs), self.packed, self.wanted)
+
+    def packed_digests(self, split: "Split") -> NDArray[np.uint64] | None:
+        """Return the digests that the samples have in a packed set of the other model, uint64 (rows, 2).
+
+        None: they cannot be told, because samples of this kind are known by their source, or no conversion is possible.
+        """
+        import torch
+
+        if self.mismatch:
+            return None
+        batches = split.feed(list(split.in_order(_BATCH)), torch.device("cpu"))
+        digests = [kind_of(self.wanted).packed_digests(self._arrays(inputs)) for inputs, _ in batches]
+        known = [each for each in digests if each is not None]
+        return np.concatenate(known) if known else None
 
     def outputs(self, model: "Model", test: "Split") -> NDArray[np.float32]:
         """Return the model's outputs for every sample, float32 (rows, outputs)."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ratchet import files
 from ratchet.data.manifest import Manifest, split_ids
+from ratchet.data.split import SPLITS
 from ratchet.errors import ChampionMoved, DataError
 from ratchet.kinds import Input
 from ratchet.kinds.registry import kind_of
@@ -192,9 +193,9 @@ class _TestSet:
                 return None
             model, spec = load_model(champion.folder)
             seen = promotions.training_samples(champion.version, Path(folder))
-            unknown = self._unrecognised(seen, spec) if seen else ""
             same_weights = self._is_candidate(model, spec)
         target, adapter = self.predictions.target, InputAdapter(self.model_input, spec.input)
+        saw, unknown = self._seen(seen, adapter) if seen else (None, "")
         score, costs = np.zeros(len(self.rows)), None
         if comparable(target, spec.target) and not adapter.mismatch:
             test = self._open(spec.input)
@@ -208,22 +209,24 @@ class _TestSet:
             target=spec.target,
             input_shape=spec.input.shape,
             costs=costs,
-            saw=None if seen is None or unknown else self.rows.are_in(seen),
+            saw=saw,
             unknown=unknown,
             mismatch=adapter.mismatch,
             same_weights=same_weights,
         )
 
-    def _unrecognised(self, seen: "Samples", spec: "ModelSpec") -> str:
-        """Return why none of the champion's training samples would be recognised; empty if they are, or would be."""
-        from ratchet.registry.sample_digests import split_samples
+    def _seen(self, seen: "Samples", adapter: "InputAdapter") -> "tuple[NDArray[np.bool_] | None, str]":
+        """Return which rows the champion was trained on, or why they cannot be recognised."""
+        from ratchet.registry.sample_digests import split_samples, with_packed
 
         by_group = self.rows.have_groups and seen.have_groups
-        if by_group or self.manifest.input.row_identity == spec.input.row_identity:
-            return ""
-        if split_samples(self.workspace.packed, "train", "validation", "test").are_in(seen).any():
-            return ""
-        return "it was trained with other columns, or with other code of data.kind"
+        if by_group or self.manifest.input.row_identity == adapter.wanted.row_identity:
+            return self.rows.are_in(seen), ""
+        if (digests := adapter.packed_digests(self._open(adapter.packed))) is not None:
+            return with_packed(self.rows, digests).are_in(seen), ""
+        if split_samples(self.workspace.packed, *SPLITS).are_in(seen).any():
+            return self.rows.are_in(seen), ""
+        return None, "it was trained with other code of data.kind"
 
     def _is_candidate(self, model: "Model", spec: "ModelSpec") -> bool:
         """Return whether a stored model is the candidate, bit for bit. Its temperature changes no answer."""

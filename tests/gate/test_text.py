@@ -143,8 +143,9 @@ def test_message_has_the_reason_of_each_failed_rule() -> None:
             "`ratchet rollback`",
         ),
         (
-            other_task(Obstacle("no record", mismatch="it was trained with other columns")),
-            "it was trained with other columns, so test images may be among its training images and not be recognised",
+            other_task(Obstacle("no record", mismatch="it was trained with other code of data.kind")),
+            "it was trained with other code of data.kind, so test images may be among its training images and not be "
+            "recognised",
             "Once data.group_column names a column that identifies images",
         ),
         (

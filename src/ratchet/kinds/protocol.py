@@ -249,6 +249,10 @@ class Kind(Generic[S]):
         """Return packed arrays for another model, to which there is no `obstacle`."""
         return arrays
 
+    def packed_digests(self, arrays: Arrays) -> "NDArray[np.uint64] | None":
+        """Return the digests of rows of a packed set with these arrays, (rows, 2); None: they need the source."""
+        return None
+
     # Training
 
     def open_split(self, packed: Path, name: str, manifest: Mapping[str, Any], spec: S) -> Any:

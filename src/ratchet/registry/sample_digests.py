@@ -6,7 +6,7 @@ samples, two different ones have the same digest with a probability below one in
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ratchet import files
 from ratchet.data.manifest import Manifest
 
-__all__ = ["TRAINING_SAMPLES", "Samples", "read_samples", "split_samples", "write_samples"]
+__all__ = ["TRAINING_SAMPLES", "Samples", "read_samples", "split_samples", "with_packed", "write_samples"]
 
 TRAINING_SAMPLES = "training_rows.parquet"  # in the folder provenance of a version's run
 Digests = NDArray[np.uint64]
@@ -70,6 +70,13 @@ def split_samples(packed: Path, *splits: str) -> Samples:
         groups=_cut([None if group is None else sha256(str(group).encode()).hexdigest() for group in groups]),
         identity=files.digest_json(identity)[:16] if identity else "",
     )
+
+
+def with_packed(samples: Samples, digests: NDArray[np.uint64]) -> Samples:
+    """Return samples with other digests `pixels`, uint64 (samples, 2): of the rows as another set has packed them."""
+    from ratchet.data.tables.digests import hexadecimal
+
+    return replace(samples, pixels=_cut(hexadecimal(digests).to_pylist()))
 
 
 def write_samples(path: Path, samples: Samples) -> None:

@@ -156,6 +156,11 @@ class Tables(Kind[TableInput]):
     def adapt(self, arrays: Arrays, have: TableInput, want: TableInput) -> Arrays:
         return self.decode(self.values(arrays, have), want)
 
+    def packed_digests(self, arrays: Arrays) -> NDArray[np.uint64]:
+        from ratchet.data.tables.digests import array_digests
+
+        return array_digests(arrays, len(arrays[0]))
+
     def open_split(self, packed: Path, name: str, manifest: Mapping[str, Any], spec: TableInput) -> "Split":
         from ratchet.training.batches import TableSplit
 

@@ -57,7 +57,7 @@ class InputAdapter:
     def packed_digests(self, split: "Split") -> NDArray[np.uint64] | None:
         """Return the digests that the samples have in a packed set of the other model, uint64 (rows, 2).
 
-        None: they cannot be told, because samples of this kind are known by their source, or no conversion is possible.
+        None: they are not known, because samples of this kind are known by their source, or no conversion is possible.
         """
         import torch
 

@@ -8,7 +8,7 @@ LIMITS = {
     "baselines": 650,
     "code": 450,
     "commands": 4_200,
-    "data": 11_285,
+    "data": 11_300,
     "doctor": 1_225,
     "evaluation": 3_320,
     "exports": 740,

@@ -306,11 +306,11 @@ def test_texts_among_numbers_of_a_label_name_working_fixes(table, number: str) -
         DataError, match=r"label column lab: 86% of the values are numbers, and 57 are not: 'ND'"
     ) as stop:
         table.ingest(label_column="lab")
-    regression, classes = fixes_of(str(stop.value))
-    assert classes == {"problem": "classification"}
+    regression, *classes = fixes_of(str(stop.value))
     assert regression == {"problem": "regression", "max_bad_fraction": 0.16}
-    if number == "2{1}":
-        assert len(table.ingest(label_column="lab", min_per_class=1, **classes).target.names) == 74
+    assert classes == ([{"problem": "classification"}] if number == "2{1}" else [])  # 344 texts in 400 rows are none
+    for fix in classes:
+        assert len(table.ingest(label_column="lab", **fix).target.names) == 74
     with pytest.raises(DataError, match=r"(?s)label-not-a-number 57.*57 are not: 'ND'") as stop:
         table.ingest(label_column="lab", problem="regression")
     assert fixes_of(str(stop.value).partition("\n")[2]) == [{"max_bad_fraction": 0.16}]
@@ -321,6 +321,20 @@ def test_texts_among_numbers_of_a_label_name_working_fixes(table, number: str) -
     assert table.profile()["problem"]["notes"] == [
         "lab: 86% of the values are numbers, and 57 are not: 'ND'. Their rows are left out"
     ]
+
+
+@pytest.mark.parametrize("labels", ["2D 3D 2", "10x 20x 40x", "5A 6A", "$5 $10"])
+def test_classes_keep_their_units(table, labels: str) -> None:
+    names = labels.split()
+    table.write(rows(count=100 * len(names), label=names * 100))
+    assert set(table.ingest().target.names) == set(names)
+
+
+def test_named_classes_that_are_numbers_are_classes(table) -> None:
+    table.write(rows(count=300, size=["0.5", "1.0", "1.5"] * 100))
+    classes = ("1.5", "0.5", "1.0")
+    assert table.ingest(label_column="size", classes=classes).target == Classes(classes)
+    assert table.profile()["problem"]["why"] == "data.classes"
 
 
 def test_few_whole_numbers_and_a_text_are_classes(table) -> None:

@@ -88,9 +88,10 @@ def test_nine_repeated_values_beyond_a_gap_are_a_cluster() -> None:
         np.where(DRAW.random(5000) < 0.95, 0.0, DRAW.lognormal(5, 1, 5000)), DRAW.standard_t(3, 5000),
         DRAW.integers(0, 50, 1000).astype(float), np.array([1.0]), np.array([0.0, 1.0, 1e6]),
         np.where(DRAW.random(3000) < 0.5, 1.0, 1000.0) + DRAW.normal(0, 0.1, 3000),
+        np.where(DRAW.random(3000) < 0.6, DRAW.integers(1, 4, 3000), DRAW.choice([100.0, 200.0, 300.0, 500.0], 3000)),
         np.where(DRAW.random(3000) < 0.6, 1.0, 1.0 + DRAW.random(3000)), np.where(DRAW.random(900) < 0.6, 0.0, 1e6),
     ],
-    ids=range(12),
+    ids=range(13),
 )  # fmt: skip
 def test_skewed_numbers_flags_and_clusters_have_no_far_values(values: np.ndarray) -> None:
     result = moments(values)

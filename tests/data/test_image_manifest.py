@@ -480,8 +480,24 @@ def test_ages_stop_and_class_numbers_are_classes(place) -> None:
     ages = [str(row % 50 + row % 3) for row in range(89)] + ["97"]
     with pytest.raises(DataError, match="'label' has 52 different whole numbers, some of them in fewer than 2") as stop:
         ingest_labels(place, ages, min_per_class=2)
-    regression, _ = fixes_of(str(stop.value))
+    (regression,) = fixes_of(str(stop.value))  # too many for classes
     assert isinstance(ingest_labels(place, ages, **regression).target, Numbers)
+    rare = [*classes, "97"]
+    with pytest.raises(DataError, match=r"each class that has only one, such as '97'$") as stop:
+        ingest_labels(place, rare)
+    regression, classification = fixes_of(str(stop.value))
+    assert isinstance(ingest_labels(place, rare, **regression).target, Numbers)
+    place.fill("flat", 2, first=90)
+    assert ingest_labels(place, [*rare, "97"], **classification).target.names == (*map(str, range(30)), "97")
+
+
+@pytest.mark.parametrize("names", ["1.5 0.5 1.0", "3D 2D 2"])
+def test_named_classes_are_kept_as_they_are_written(place, names: str) -> None:
+    classes = tuple(names.split())
+    labels = [classes[row % 3] for row in range(90)]
+    assert ingest_labels(place, labels, classes=classes).target.names == classes
+    assert place.problem()["why"] == "data.classes"
+    assert place.problem()["notes"] == []
 
 
 def test_texts_among_amounts_name_a_working_fix(place) -> None:
@@ -490,7 +506,7 @@ def test_texts_among_amounts_name_a_working_fix(place) -> None:
         DataError, match=r"label column label: 86% of the values are numbers, and 10 are not: 'ND'"
     ) as stop:
         ingest_labels(place, labels)
-    regression, _ = fixes_of(str(stop.value))
+    (regression,) = fixes_of(str(stop.value))  # 61 texts in 70 rows are no classes
     with pytest.raises(DataError, match=r"(?s)label-not-a-number 10.*10 are not: 'ND'"):
         ingest_labels(place, labels, problem="regression")
     assert isinstance(ingest_labels(place, labels, **regression).target, Numbers)

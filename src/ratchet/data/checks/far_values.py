@@ -16,8 +16,8 @@ Floats = NDArray[np.float64]
 _GAP = 10.0  # times as far from the median as the value before it, and as nine tenths of the other side
 _WIDE_GAP, _WIDE_SHARE = 100.0, 0.01  # of different values, and the share of the values that can be beyond it
 _HUGE_GAP, _HUGE_SHARE = 1e6, 0.1
-_FEW = 3  # rows that few values can have, and rows of each fill value
-_CODES = 8  # different values that repeat are fill values, however many rows have them
+_FEW = 3  # rows that few values can have, rows of each fill value, and fill values, however many rows have them
+_CODES = 8  # fill values of at most _HUGE_SHARE of the rows
 _FEWEST = 20  # values of which some can be far
 _SAMPLE = 10_000
 _SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
@@ -96,7 +96,8 @@ def _far(distances: Floats, own: float, other: float, total: int) -> int:
     for place in np.flatnonzero(gaps >= _GAP):
         beyond = distances[place + 1 :]
         different = int(np.count_nonzero(np.diff(beyond))) + 1
-        is_fill = different <= _CODES and len(beyond) >= _FEW * different
+        most = _CODES if len(beyond) <= _HUGE_SHARE * total else _FEW
+        is_fill = different <= most and len(beyond) >= _FEW * different
         is_few = gaps[place] >= _WIDE_GAP and len(beyond) <= max(_FEW, _WIDE_SHARE * total)
         if is_fill or is_few or (gaps[place] >= _HUGE_GAP and len(beyond) <= _HUGE_SHARE * total):
             return len(beyond)

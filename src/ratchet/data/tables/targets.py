@@ -3,7 +3,7 @@
 import math
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -216,17 +216,20 @@ def _problem(
             f"numbers, or 0 and 1. Fix: write them in {odd.name!r}, or set data.label_column to other columns"
         )
     (column,) = columns
+    if settings.classes != "auto":
+        return Classes, "data.classes"
     counts = column.whole_counts
     whole, least = len(counts), int(counts.min() or 0)  # type: ignore[arg-type]
     is_class = whole == 2 or (whole <= _MAX_INTEGER_CLASSES and least >= _LEAST_OF_INTEGER)
     is_plain = whole_are_classes and bool(whole) and column.form in ("", PLAIN)
-    is_class |= is_plain and (least >= settings.min_per_class or settings.classes != "auto")
+    is_class |= is_plain and least >= settings.min_per_class
     if column.is_boolean or column.numeric_share < 0.9:
         _check_single(column, settings, has_numbers=not is_class and 0.5 < column.numeric_share < 0.9)
         return Classes, f"texts in {column.name!r}"
     if is_plain and not is_class:
         raise _two_readings(
             column,
+            settings,
             f"{column.name!r} has {whole} different whole numbers, some of them in fewer than {settings.min_per_class} "
             "rows. Fix: if it is a number to predict, `ratchet set data.problem=regression`",
         )
@@ -235,17 +238,25 @@ def _problem(
     return Numbers, f"{column.numbers.drop_nulls().n_unique():,} different numbers in {column.name!r}"
 
 
-def _two_readings(column: _Label, problem: str) -> DataError:
+def _two_readings(column: _Label, settings: DataSettings, problem: str) -> DataError:
+    """Return an error with the command for classes too, if so many texts can be classes."""
+    if _are_ids(column.counts, column):
+        return DataError(f"{column.where}: label column {problem}")
+    rarest = min(column.counts, key=column.counts.__getitem__)
+    least = " data.min_per_class=1" if column.counts[rarest] < settings.min_per_class else ""
+    more = f", and add a row to each class that has only one, such as {rarest!r}" if column.counts[rarest] == 1 else ""
     return DataError(
         f"{column.where}: label column {problem}; or, if each text is one class, "
-        "`ratchet set data.problem=classification`"
+        f"`ratchet set data.problem=classification{least}`{more}"
     )
+
+
+def _are_ids(names: Collection[str], column: _Label) -> bool:
+    return len(names) > max(_FEW, _ID_SHARE * len(column.present))
 
 
 def _check_single(column: _Label, settings: DataSettings, *, has_numbers: bool) -> None:
     """Check that the texts of a label column are no lists of labels, and most of them no numbers to predict."""
-    if settings.classes != "auto":
-        return
     separator = _list_separator(column.counts)
     if separator is not None:
         example = min(text for text in column.counts if len(_labels_in(text, separator)) > 1)
@@ -258,7 +269,7 @@ def _check_single(column: _Label, settings: DataSettings, *, has_numbers: bool) 
         problem = problem.replace("To leave", "Fix: to leave")
     else:
         return
-    raise _two_readings(column, problem)
+    raise _two_readings(column, settings, problem)
 
 
 def _check_unlabelled(column: _Label, classes: Sequence[str], limit: float | None) -> tuple[str, ...]:
@@ -304,7 +315,7 @@ def _classes(columns: Sequence[_Label], settings: DataSettings, where: str, why:
     if wanted is not None:
         classes = tuple(wanted)
     else:
-        if len(counts) > max(_FEW, _ID_SHARE * len(column.present)):
+        if _are_ids(counts, column):
             raise DataError(
                 f"{where}: label column {column.name!r} has {len(counts):,} different values in "
                 f"{len(column.present):,} rows, so they are no classes. Fix: set data.label_column to another column"
@@ -340,10 +351,11 @@ _MAX_LISTED = 30  # classes that a message lists
 def _plain_classes(column: _Label, wanted: Sequence[str] | None) -> tuple[pl.Series, tuple[str, ...]]:
     """Return labels without the final point that all have, or that another spelling lacks, and without ".0".
 
-    A label of data.classes, `wanted`, stays as it is.
+    Labels with a unit, such as 2D, and those of data.classes, `wanted`, stay as they are.
     """
     own = set(wanted or ())
-    if column.numeric_share == 1.0 and not column.is_boolean and not column.present.str.contains(r"^0\d").any():
+    is_plain = column.form in ("", PLAIN) and not column.is_boolean
+    if column.numeric_share == 1.0 and is_plain and not column.present.str.contains(r"^0\d").any():
         read = pl.DataFrame({"text": column.texts, "number": texts_of(column.numbers, column.name)}).unique("text")
         changed = {
             text: number
@@ -436,7 +448,7 @@ def _listed(column: _Label, where: str, why: str) -> TargetTable:
             f"{where}: label column {column.name!r} has {len(names)} different labels, but at least two are needed. "
             "Fix: separate the labels of a row by |"
         )
-    if len(names) > max(_FEW, _ID_SHARE * len(column.present)):
+    if _are_ids(names, column):
         raise DataError(
             f"{where}: label column {column.name!r} has {len(names):,} different labels in {len(column.present):,} "
             "rows. Fix: separate the labels of a row by |, or set data.label_column to another column"

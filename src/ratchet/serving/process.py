@@ -166,9 +166,8 @@ def run(
     gc.collect()
     gc.set_threshold(_OBJECTS, 10, 10)
     gc.freeze()  # each request makes thousands of objects, and a collection would walk through all of the libraries'
-    config = configuration(server, store, host=host, port=port, allowed=allowed, fix=fix)
     sockets = [socket.socket(fileno=member.listening)] if member else None
-    listening = Server(config)
+    listening = Server(configuration(server, store, host=host, port=port, allowed=allowed, fix=fix))
     listening.accepts = _ACCEPTS_IN_GROUP if member else listening.accepts
     with pillow_settings():  # files of clients fill no log
         _run_until_signal(listening, server.settings.deadline + _LAST, sockets)

@@ -17,7 +17,7 @@ from ratchet.exports.program import Program, first_paragraph
 from ratchet.exports.variants import FULL, choose
 from ratchet.kinds import ModelSpec
 from ratchet.kinds.protocol import Arrays, Unencoded, go_on
-from ratchet.kinds.raw_values import check_rows
+from ratchet.kinds.raw_values import check_rows, texts_in
 from ratchet.kinds.registry import kind_of
 from ratchet.monitoring.sketch import REFERENCE
 from ratchet.serving.versions.text_limit import check_texts
@@ -123,10 +123,9 @@ class LoadedVersion:
                 text is split.
         """
         check_rows(values, most)
-        given = self.kind.read(values, self.spec.input, field, check)
-        if isinstance(given, Unencoded) and self.kind.tokenizes:
-            check_texts(given.values, field)
-        return given
+        if self.kind.tokenizes:
+            check_texts(texts_in(values, field), field)
+        return self.kind.read(values, self.spec.input, field, check)
 
     def predict(self, arrays: Arrays) -> NDArray[np.float32]:
         """Return predictions, float32 (n, outputs): probabilities, or numbers in their own units.

@@ -70,6 +70,7 @@ class Read:
     """A request that was read."""
 
     arrays: tuple[np.ndarray, ...] = ()
+    unencoded: Any = None
 
     @property
     def rows(self) -> int:
@@ -153,8 +154,13 @@ def test_requests_are_read_by_the_thread_that_computes() -> None:
     asyncio.run(ask())
 
 
-def test_large_requests_are_encoded_apart() -> None:
-    """No deadline ends the encoding of several long texts."""
+@pytest.mark.parametrize(
+    ("sizes", "text", "expected"),
+    [([600_000, 600_000, 10, 20, 2_000_000, 30], "long", [2, 3, 1]), ([224 * 224 * 3] * 32, None, [32])],
+    ids=["texts", "images"],
+)
+def test_large_requests_are_encoded_apart(sizes: list[int], text: str | None, expected: list[int]) -> None:
+    """No deadline ends the encoding of several long texts. Images need none, and share a batch."""
 
     async def ask() -> None:
         batcher, model, together = Batcher(queue_rows=1024, clock=lambda: 0.0), Model(), list[int]()
@@ -164,13 +170,12 @@ def test_large_requests_are_encoded_apart() -> None:
             return requests
 
         first = await busy(batcher, model)
-        sizes = [600_000, 600_000, 10, 20, 2_000_000, 30]
-        raw = [Raw(lambda: Read(rows(1)), size, complete) for size in sizes]
+        raw = [Raw(lambda: Read(rows(1), text), size, complete) for size in sizes]
         tasks = [asyncio.create_task(batcher.answer(model.loaded, each, soon())) for each in raw]
         await until_in_loop(lambda: batcher.waiting == len(sizes))
         model.free.set()
         await asyncio.gather(first, *tasks)
-        assert together == [2, 3, 1]
+        assert together == expected
         batcher.close()
 
     asyncio.run(ask())
@@ -466,7 +471,7 @@ def test_slow_uploads_withdraw_no_canary(canary: tuple[Canary, Clock]) -> None:
 
 
 def test_late_end_of_an_upload_fails_no_canary(tmp_path: Path) -> None:
-    """The version hangs. Of the deadline of 4 s the client takes 3, or 0.5, for sending the body."""
+    """The version hangs. Of the deadline of 10 s the client takes 7.5, or 0.5, for sending the body."""
     store(tmp_path, SPEC)
     served, hung = (LoadedVersion(Identity("a", n, f"run-{n}", None), tmp_path) for n in "12")
     watcher: Any = SimpleNamespace(current=hung, is_named=True, problem="", close=lambda: None)
@@ -474,7 +479,7 @@ def test_late_end_of_an_upload_fails_no_canary(tmp_path: Path) -> None:
 
     async def ask(upload: float) -> tuple[int, list[bool]]:
         """Return the status, and the failures of the canary that were counted."""
-        settings, free, sent = ServingSettings(canary_share=1.0, deadline=4.0), threading.Event(), list[Any]()
+        settings, free, sent = ServingSettings(canary_share=1.0, deadline=10.0), threading.Event(), list[Any]()
         hung._run = lambda arrays: free.wait(ENOUGH) and arrays[0]
         handler = RequestHandler(PinnedVersion(served), Batcher(queue_rows=64), settings)
         handler.canary = trial = Canary(watcher, settings, tmp_path / "canary.json")
@@ -491,7 +496,7 @@ def test_late_end_of_an_upload_fails_no_canary(tmp_path: Path) -> None:
         assert trial._trial
         return sent[0]["status"], list(trial._trial.outcomes[True])
 
-    assert asyncio.run(ask(3.0)) == (503, [])
+    assert asyncio.run(ask(7.5)) == (503, [])
     assert asyncio.run(ask(0.5)) == (503, [True])
 
 

@@ -28,7 +28,7 @@ __all__ = ["Batcher", "Computed", "Overloaded", "Raw"]
 _LARGEST = SIZES[-1]
 _SHORT = 0.001  # seconds of a batch that the event loop computes; waking the thread and the loop takes about 0.2 ms
 _READ = 0.02  # seconds of reading after which a batch is computed
-_READ_BYTES = 1 << 20  # of requests after which they are encoded: no deadline ends that
+_READ_BYTES = 1 << 20  # of values after which they are encoded: no deadline ends that
 _CLOSE = 0.25  # seconds for which `close` waits for the batch that is computed
 Key = tuple[object, ...]
 
@@ -46,7 +46,7 @@ class Raw:
     """A request that is not read yet.
 
     Attributes:
-        read: returns an object with `arrays` and `rows`.
+        read: returns an object with `arrays`, `rows` and `unencoded`, the values that `complete` encodes.
         size: in bytes.
         complete: adds the arrays to several such objects of one version, and returns them.
     """
@@ -322,7 +322,6 @@ class Batcher:
                     break
                 job = self._raw.popleft()
                 self._count(job, -1)
-            size += job.raw.size if job.raw else 0
             try:
                 job.lifetime.check()
                 assert job.raw
@@ -332,6 +331,7 @@ class Batcher:
                 job.request = job.raw.read()
                 read.append((job, job.raw, self._clock() - began))
                 rows += job.request.rows
+                size += job.raw.size if job.request.unencoded else 0
             except (Exception, SystemExit) as error:
                 _answer([job], [_raised(error)])
         for version in {id(job.loaded): job.loaded for job, _, _ in read}.values():

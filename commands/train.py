@@ -3,7 +3,7 @@
 import atexit
 import os
 import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from commands.app import echo
 from flows import dvc_stage
@@ -15,6 +15,8 @@ from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
+
+    from tasks.register import Registration
 
 __all__ = ["train"]
 
@@ -69,7 +71,7 @@ def _run(workspace: Workspace, run: RunSettings) -> None:
     if not state.is_completed():
         raise _failure(state)
     run.keep()
-    print_summary(params, workspace)
+    print_summary(params, workspace, cast("Registration", state.result()))
 
 
 def _import_ahead() -> None:

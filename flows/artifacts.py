@@ -31,9 +31,9 @@ __all__ = ["publish"]
 _DECIDE = {"seed", "data", "model", "training", "evaluation", "gate", "registry"}  # the other sections only name places
 
 
-def publish(params: Params, workspace: Workspace) -> None:
+def publish(params: Params, workspace: Workspace, registration: Registration) -> None:
     """Publish the verdict and the results, the metrics as tables, and a link to the whole report."""
-    registration, metrics = Registration.load(workspace), read_metrics(workspace.reports)
+    metrics = read_metrics(workspace.reports)
     page = _mlflow_page(params, workspace, registration.run_id)
     create_markdown_artifact(
         _report(params, workspace, registration, metrics, page),

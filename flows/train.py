@@ -60,7 +60,7 @@ def train_flow(
                 run.keep()
                 if collected:
                     mark_trained(workspace, collected)
-                publish(run.params, workspace)
+                publish(run.params, workspace, registration)
                 note = earlier_version(run.params, workspace, registration)
                 return Completed(message=" ".join(filter(None, [note, registration.summary])), data=registration)
     except NotTrained as reason:

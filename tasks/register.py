@@ -46,6 +46,7 @@ class Registration:
     run_id: str  # of the MLflow run
     provenance: str  # id of the record
     ledger: dict[str, Any] | None = None  # its head at that time. dvc.lock has this file's hash, and Git has dvc.lock
+    is_new: bool = False  # this run of the stage registered it. Not stored: a later run reads the file
 
     @classmethod
     def load(cls, workspace: Workspace) -> "Registration":
@@ -56,7 +57,9 @@ class Registration:
         return cls(**content)
 
     def save(self, workspace: Workspace) -> None:
-        files.write_json(workspace.registration, {**vars(self), "verdict": to_plain(self.verdict)})
+        content = {**vars(self), "verdict": to_plain(self.verdict)}
+        del content["is_new"]
+        files.write_json(workspace.registration, content)
 
 
 def register(
@@ -82,7 +85,8 @@ def register(
     require_agreement(workspace, params)  # before the model is exported and stored
     promotions = Promotions(workspace, params, name)
     candidate = _Candidate.store(params, workspace, progress, promotions, flow_run=flow_run)
-    result = candidate.decide()
+    was_registered = candidate.run.is_closed
+    result = replace(candidate.decide(), is_new=not was_registered)
     if result.version:
         candidate.run.journal.seal(candidate.weights)
     candidate.run.journal.close()

@@ -25,11 +25,16 @@ __all__ = ["card_place", "earlier_version", "model_line", "newest_checkpoint", "
 _COLUMNS = 100
 
 
-def print_summary(params: Params, workspace: Workspace, *, title: str | None = None) -> None:
-    """Print the summary of the last run, in lines that fit the terminal and 100 columns; only URLs may be longer."""
+def print_summary(
+    params: Params, workspace: Workspace, registration: Registration | None = None, *, title: str | None = None
+) -> None:
+    """Print the summary of the last run, in lines that fit the terminal and 100 columns; only URLs may be longer.
+
+    `registration` is that of a run that has just ended. None: nothing was to do.
+    """
     from rich.console import Console
 
-    lines, registration = summary(params, workspace), Registration.load(workspace)
+    lines, registration = summary(params, workspace), registration or Registration.load(workspace)
     width, columns = max(map(len, lines)), min(_COLUMNS, columns_of(sys.stdout) or _COLUMNS)
     console = Console(highlight=False, soft_wrap=True)
     console.print()
@@ -109,7 +114,7 @@ def earlier_version(params: Params, workspace: Workspace, registration: Registra
     except RegistryError:
         return ""  # `model_line` says what is wrong with the ledger
     known = state.rejected | state.ever_champion | state.registered
-    if number is None or number not in known - {state.champion, state.challenger}:
+    if registration.is_new or number is None or number not in known - {state.champion, state.challenger}:
         return ""
     earlier = "was champion before" if number in state.ever_champion else "was registered before"
     kind = "was rejected" if number in state.rejected else earlier

@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow.cli import cli as mlflow_cli
 from typer.testing import CliRunner
 
 from commands.cli import app
 from commands.reproduce import require_evidence
 from flows.approve import approve_flow
 from ratchet import settings
-from ratchet.errors import ChampionMoved, NotAllowed, RegistryError
+from ratchet.errors import ChampionMoved, NotAllowed, RegistryError, TrackingUnavailable
 from ratchet.registry import audit as auditing
 from ratchet.registry.access import user
 from ratchet.registry.alias_sync import require_agreement
+from ratchet.registry.mlflow_store import active
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.promotion import Promotions
 from ratchet.registry.versions import Version
@@ -134,6 +136,69 @@ def test_the_model_card_shows_a_rejection(line: Line, tmp_path: Path, monkeypatc
     assert line.faults() == []
 
 
+def test_a_rejection_without_a_run_delays_no_act(line: Line, caplog: pytest.LogCaptureFixture) -> None:
+    line.champion()
+    second, third = line.challenger(), line.challenger()
+    line.place.client.delete_run(second.run_id)
+    uri = line.promotions.registry.uri
+    with active(line.place.workspace, line.params.tracking):
+        mlflow_cli.main(["gc", "--backend-store-uri", uri, "--run-ids", second.run_id], standalone_mode=False)
+    line.promotions.reject(second, why="slow")
+    assert re.fullmatch(rf".* version 2: its model card does not say .*{second.run_id}.*", caplog.messages[-1])
+    line.promotions.approve(third, why="looked at")
+    assert line.promotions.promote(third, why="better").champion == "3"
+    assert sum("model card" in message for message in caplog.messages) == 1
+    (fault,) = line.faults()
+    assert fault.startswith(f"models:/{line.name}/2: its files cannot be read")
+
+
+def test_an_unwritable_card_is_named_once_and_by_audit(
+    line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    line.champion()
+    second = line.version()
+    (tmp_path / "card.md").write_text("# x\n\nGood.\n")
+    line.promotions.registry.log_files(second.run_id, {tmp_path / "card.md": "card"})
+    line.promotions.register(second, why="good", over="1")
+    card = line.artifact(second, "card.md")
+
+    def refuse(self: ModelRegistry, run_id: str, wanted: dict[Path, str]) -> None:
+        raise TrackingUnavailable(str(card)) from PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ModelRegistry, "log_files", refuse)
+        line.promotions.reject(second, why="slow")
+    assert "does not say that it was rejected ([Errno 13] Permission denied). Fix: " in caplog.messages[-1]
+    (fault,) = line.faults()
+    assert f"does not say that it was rejected. Fix: restore the card of run {second.run_id}" in fault
+    line.promotions.reject(second, why="slow")
+    assert "**Rejected**" in card.read_text()
+    assert line.faults() == []
+
+
+def test_a_repair_after_a_killed_rejection_writes_its_note(
+    line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line.champion()
+    second, third = line.version(), line.challenger()
+    (tmp_path / "card.md").write_text("# x\n\nGood.\n")
+    line.promotions.registry.log_files(second.run_id, {tmp_path / "card.md": "card"})
+    line.promotions.register(second, why="good", over="1")
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ratchet.registry.card_note.show", killed)
+        with pytest.raises(KeyboardInterrupt):
+            line.promotions.reject(second, why="slow")
+    line.place.client.delete_model_version(line.name, third.number)
+    line.repair()
+    assert acts(line)[-1] == ("repair", None)
+    assert line.artifact(second, "card.md").read_text().startswith("# x\n\n**Rejected** by ")
+    assert line.faults() == []
+
+
 def test_a_shadow_rule_holds_back_a_promotion(line: Line) -> None:
     line.champion()
     second = line.challenger()
@@ -245,6 +310,22 @@ def test_rollback_never_makes_a_rejected_version_champion(line: Line) -> None:
         line.promotions.rollback(None, why="3 is bad")
     line.promotions.approve(line.promotions.registry.find(f"{line.name}/2"), why="fine")
     assert line.promotions.rollback("2", why="3 is bad").champion == "2"
+
+
+def test_rollback_names_only_stored_champions_before_this_one(line: Line) -> None:
+    first = line.champion()
+    second = line.champion()
+    line.promotions.rollback(None, why="2 is bad")
+    line.promotions.reject(second, why="confuses 1 and 7")
+    with pytest.raises(RegistryError, match="no champion before version 1: nothing to go back to"):
+        line.promotions.rollback(None, why="1 is bad, too")
+    line.champion()
+    line.promotions.reject(first, why="slow")
+    with pytest.raises(RegistryError, match=r"before version 3 but rejected ones: 1\. Fix: `ratchet approve`"):
+        line.promotions.rollback(None, why="3 is bad")
+    line.place.client.delete_model_version(line.name, "1")
+    with pytest.raises(RegistryError, match="no champion before version 3: nothing to go back to"):
+        line.promotions.rollback(None, why="3 is bad")
 
 
 def test_rollback_without_any_champion_is_refused(line: Line) -> None:

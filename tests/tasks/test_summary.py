@@ -61,10 +61,10 @@ def test_end_of_a_run_with_an_earlier_version_says_so(tmp_path: Path) -> None:
     def act(what: str, version: str) -> None:
         ledger.append(what, model="digits", version=version, who="ann", why="confuses 1 and 7", run="1", over=None)
 
-    def note(version: str | None) -> str:
+    def note(version: str | None, *, is_new: bool = False) -> str:
         registration = Registration(
             passed=True, summary="", verdict=Verdict(True, (RULE,)), model="digits", version=version, aliases=(),
-            run_id="8e95", provenance="0011",
+            run_id="8e95", provenance="0011", is_new=is_new,
         )  # fmt: skip
         return earlier_version(params, workspace, registration)
 
@@ -79,6 +79,7 @@ def test_end_of_a_run_with_an_earlier_version_says_so(tmp_path: Path) -> None:
     assert "version 2. To go back: `ratchet rollback digits --to 1" in model_line(params, workspace, "digits", "1")
     act("register", "4")
     assert note("3") == f"{start} 3, which was registered before. Champion is version 2."
+    assert note("3", is_new=True) == ""  # another run registered 4 before the summary of this one
     act("reject", "3")
     assert note("3") == f"{start} 3, which was rejected. Champion is version 2."
     assert "; rejected by ann at 20" in model_line(params, workspace, "digits", "3")

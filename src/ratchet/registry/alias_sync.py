@@ -5,12 +5,13 @@ model there: its anchor. If an act is cut off anywhere, the next one finds an ol
 anchor together with other aliases means that somebody moved them by hand.
 """
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ratchet import files
-from ratchet.errors import LedgerBroken, RegistryError, TrackingRefused, TrackingUnavailable
+from ratchet.errors import LedgerBroken, RegistryError, TrackingRefused, TrackingUnavailable, first_line
 from ratchet.registry import card_note
 from ratchet.registry.access import require, user
 from ratchet.registry.alias_state import AliasState, replay
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AliasSync", "require_agreement"]
 
+_LOG = logging.getLogger(__name__)
 _JUDGED = ("register", "renew", "withdraw")
 
 
@@ -177,6 +179,25 @@ class AliasSync:
         entries = [entry for entry in self.ledger.read().entries if entry.model == self.name]
         return [entry for entry in entries if entry.what in ("approve", "reject") and _is_about(entry, version)]
 
+    def card_fault(self, version: Version) -> str | None:
+        """Describe a model card without the note about the version's rejection, or with one that does not count."""
+        rejections = self.rejections(version)
+        if card_note.is_shown(self.registry, version, rejections, self._current_rejection(version)):
+            return None
+        return self._card_text(version)
+
+    def _current_rejection(self, version: Version) -> LedgerEntry | None:
+        """Return the rejection that counts; None if the version was never rejected, or was approved since."""
+        return self.rejections(version)[-1] if version.number in self.state().rejected else None
+
+    def _card_text(self, version: Version, reason: str = "") -> str:
+        act, says = ("reject", "does not say") if self._current_rejection(version) else ("approve", "still says")
+        return (
+            f"{self.name} version {version.number}: its model card {says} that it was rejected{reason}. Fix: restore "
+            f"the card of run {version.run_id}, or make it writable; then `ratchet {act} {self.name}/{version.number} "
+            "--why ...` again"
+        )
+
     def last_judgement(self, version: Version) -> Mapping[str, Any] | None:
         """Return the content of the version's last judgement, with `over` (the champion then) and `passed`."""
         entry = self._last(version, *_JUDGED)
@@ -236,20 +257,25 @@ class AliasSync:
         moved = {alias: number for alias, number in wanted.items() if aliases.get(alias) != number}
         if moved:
             self.registry.set_aliases(self.name, moved)
-        if self.registry.anchor(self.name) != state.seal:
-            self._show_rejection(self.entries()[-1], state)
+        if (anchor := self.registry.anchor(self.name)) != state.seal:
+            self._show_rejections(anchor)
             self.registry.set_anchor(self.name, state.seal)
         return state
 
-    def _show_rejection(self, last: LedgerEntry, state: AliasState) -> None:
-        """Let the model card of a version that was just rejected or approved say so."""
-        if last.what not in ("reject", "approve"):
-            return
-        for version in self.registry.versions(self.name):
-            rejections = self.rejections(version) if _is_about(last, version) else []
-            if rejections:
-                current = rejections[-1] if version.number in state.rejected else None
-                card_note.show(self.registry, version, rejections, current)
+    def _show_rejections(self, anchor: str | None) -> None:
+        """Let the model card of each version that was rejected or approved after the anchor say so.
+
+        A card that cannot be written delays no act: it is named here once, and by each audit.
+        """
+        entries = self.entries()
+        start = next((place for place, entry in enumerate(entries, 1) if entry.seal == anchor), 0)
+        decisions = [entry for entry in entries[start:] if entry.what in ("reject", "approve")]
+        for version in self.registry.versions(self.name) if decisions else ():
+            if any(_is_about(entry, version) for entry in decisions) and (rejections := self.rejections(version)):
+                try:
+                    card_note.show(self.registry, version, rejections, self._current_rejection(version))
+                except (RegistryError, TrackingUnavailable) as error:
+                    _LOG.warning("%s", self._card_text(version, f" ({first_line(error.__cause__ or error)})"))
 
     def _numbers(self) -> set[str]:
         """Return the versions that MLflow has with the same run as the ledger."""

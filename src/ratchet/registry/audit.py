@@ -159,8 +159,11 @@ def _version_faults(sync: AliasSync, *, deleted: bool) -> Iterator[str]:
         except RegistryError as error:
             yield str(error)
             continue
-        for path, change in evidence_changes(recorded, evidence).items():
+        changes = evidence_changes(recorded, evidence)
+        for path, change in changes.items():
             yield f"{name}: {path} {change}"
+        if not changes and sync.rejections(version) and not sync.is_unfinished and (fault := sync.card_fault(version)):
+            yield fault
         if evidence.get(STATEMENT) == recorded.get(STATEMENT, ""):
             for edit in edits(sync.registry, version):
                 yield f"{name}: {edit}"

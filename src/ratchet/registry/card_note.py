@@ -2,7 +2,7 @@
 
 import html
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ratchet import files
@@ -12,7 +12,7 @@ from ratchet.registry.models import ModelRegistry
 from ratchet.registry.versions import Version
 from ratchet.reports.templating import escaped
 
-__all__ = ["CARDS", "show", "without_notes"]
+__all__ = ["CARDS", "is_shown", "show", "without_notes"]
 
 CARDS = ("card/card.html", "card/card.md")
 """Paths of the card's two forms among the artifacts of a run."""
@@ -27,6 +27,21 @@ def show(
     Args:
         current: the one that counts; None: it was approved since.
     """
+    for card in _outdated(registry, version, rejections, current):
+        registry.log_files(version.run_id, {card: "card"})
+
+
+def is_shown(
+    registry: ModelRegistry, version: Version, rejections: Iterable[LedgerEntry], current: LedgerEntry | None
+) -> bool:
+    """Return whether the cards of a version have the note that `show` writes, and no other."""
+    return not any(_outdated(registry, version, rejections, current))
+
+
+def _outdated(
+    registry: ModelRegistry, version: Version, rejections: Iterable[LedgerEntry], current: LedgerEntry | None
+) -> Iterator[Path]:
+    """Yield a correct copy of each card whose note is not that about the current rejection."""
     known = list(rejections)
     with file_errors(version.uri, registry.uri):
         stored = {file.path for file in registry.client.list_artifacts(version.run_id, "card")}
@@ -39,7 +54,7 @@ def show(
             after = title + anchor + (_note(path, current) if current else b"") + rest
             if after != before:
                 files.write_bytes(card, after)
-                registry.log_files(version.run_id, {card: "card"})
+                yield card
 
 
 def without_notes(path: str, content: bytes, rejections: Iterable[LedgerEntry]) -> bytes:

@@ -275,23 +275,19 @@ class Promotions(AliasSync):
         return before
 
     def _previous_champion(self, state: AliasState) -> str:
-        versions = self._numbers() - state.rejected
-        stored = [number for number in state.champions if number != state.champion and number in versions]
-        if stored:
-            return stored[-1]
+        stored = self._numbers()
+        before = [number for number in state.champions if number != state.champion and number in stored]
+        if usable := [number for number in before if number not in state.rejected]:
+            return usable[-1]
         if state.champion is None:
             raise RegistryError(f"{self.name}: the ledger names no champion: nothing to go back to")
-        if untrusted := sorted(state.ever_champion & versions - {state.champion}, key=int):
+        if untrusted := sorted(state.ever_champion & stored - state.rejected - {state.champion}, key=int):
             raise RegistryError(
                 f"{self.name}: no champion before version {state.champion} by the entries that count. Others that were "
                 f"champion: {', '.join(untrusted)}. Fix: name one, `ratchet rollback {self.name} --to {untrusted[-1]}`"
             )
-        rejected = ", ".join(sorted(state.ever_champion & state.rejected, key=int))
-        but = (
-            f" but rejected ones: {rejected}. Fix: `ratchet approve` one first"
-            if rejected
-            else ": nothing to go back to"
-        )
+        rejected = f" but rejected ones: {', '.join(before)}. Fix: `ratchet approve` one first"
+        but = rejected if before else ": nothing to go back to"
         raise RegistryError(f"{self.name}: no champion before version {state.champion}{but}")
 
     def _promotable_evidence(self, version: Version) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ from ratchet import files
 from ratchet.data.manifest import Manifest
 from ratchet.kinds.image.depth import largest
 from ratchet.problems import NextToken
-from ratchet.settings.model import Params
+from ratchet.settings.model import DataSettings, Params
 from ratchet.workspace import Workspace
 from tasks.progress import StageProgress
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Dataset", "ingest"]
 
 _SHOWN = 5  # quarantined samples that are listed on the terminal
+_NO_INPUTS = ("id", "text", "ignored")  # types of columns that a model does not get
 _CLASSES_SHOWN = 3  # classes with other shares, of a split
 
 
@@ -68,7 +69,7 @@ def ingest(params: Params, workspace: Workspace, *, progress: StageProgress, sam
     data.ingest(task)
     if not sample:
         _write_card(workspace, before)
-    _report_problems(workspace, params.data.drop, progress)
+    _report_problems(workspace, params.data, progress)
     return Dataset.load(workspace)
 
 
@@ -96,7 +97,7 @@ def _write_card(workspace: Workspace, before: "polars.DataFrame | None") -> None
     files.write_text(workspace.card, card(workspace.packed, workspace.quarantine, changed=changed))
 
 
-def _report_problems(workspace: Workspace, dropped: Sequence[str], progress: StageProgress) -> None:
+def _report_problems(workspace: Workspace, settings: DataSettings, progress: StageProgress) -> None:
     """Report the first quarantined samples, contradicting labels, problems of the splits and 16-bit images."""
     import polars
 
@@ -117,34 +118,37 @@ def _report_problems(workspace: Workspace, dropped: Sequence[str], progress: Sta
             progress.say(note)
     for note in profile.get("notes", ()):
         progress.say(note)
-    if left_out := [column for column in profile.get("columns", ()) if column["type"] in ("id", "text", "ignored")]:
+    if left_out := [column for column in profile.get("columns", ()) if column["type"] in _NO_INPUTS]:
         named = "; ".join(f"{column['name']} ({column['type']}: {column['why']})" for column in left_out[:_SHOWN])
         more = f"; and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else ""
         progress.say(
             f"columns that are left out: {named}{more}; to use one: ratchet set 'data.columns={{NAME: numeric}}'"
         )
-    _report_leaks(profile, workspace, dropped, progress)
+    _report_leaks(profile, workspace, settings, progress)
     if "depth" in profile:
         bits, samples = profile["depth"]["bits"], sum(profile["depth"]["samples"].values())
         progress.say(f"{samples:,} 16-bit images: values 0..{largest(bits):,} became 0..255 ({bits} bits, data.depth)")
 
 
 def _report_leaks(
-    profile: Mapping[str, Any], workspace: Workspace, dropped: Sequence[str], progress: StageProgress
+    profile: Mapping[str, Any], workspace: Workspace, settings: DataSettings, progress: StageProgress
 ) -> None:
     """Report columns that predict the target alone or in pairs, with one fix that drops those that a model gets."""
-    inputs = {column["name"] for column in profile.get("columns", ())}
-    named = list(dropped)
+    inputs = {column["name"] for column in profile.get("columns", ()) if column["type"] not in _NO_INPUTS}
+    leaking = dict[str, None]()
     for leak in profile["telling"]["class"]:
         names = leak.get("columns", [leak["column"]])
-        named += (name for name in names if name in inputs and name not in named)
+        leaking |= dict.fromkeys(name for name in names if name in inputs)
         predict = f"{names[0]} alone predicts the target"
         if len(names) > 1:
             predict = f"{' and '.join(names)} together predict the target"
         progress.say(f"possible data leakage: {predict}; see {workspace.card}")
-    if len(named) > len(dropped):
-        assignment = shlex.quote(f"data.drop={json.dumps(named, ensure_ascii=False)}")
-        progress.say(f"to leave out what is not known when a prediction is needed: ratchet set {assignment}")
+    if leaking.keys() < inputs and leaking:
+        changes: dict[str, Any] = {"drop": [*settings.drop, *leaking]}
+        if leaking.keys() & settings.columns.keys():  # a column cannot be in both
+            changes["columns"] = {name: kind for name, kind in settings.columns.items() if name not in leaking}
+        values = (f"data.{name}={json.dumps(value, ensure_ascii=False)}" for name, value in changes.items())
+        progress.say(f"to leave out what is not known when a prediction is needed: ratchet set {shlex.join(values)}")
 
 
 def _report_splits(profile: Mapping[str, Any], workspace: Workspace, progress: StageProgress) -> None:

@@ -10,7 +10,7 @@ from pkgutil import resolve_name
 import numpy as np
 import pytest
 
-from bench import ingest, project, run
+from bench import ingest, manifest, project, run
 from bench.project import ROOT, SIDE, StageRun, pack
 from bench.report import Row, options, ratio, show
 from ratchet.data.manifest import Manifest
@@ -49,6 +49,15 @@ def test_a_bench_that_raises_does_not_end_the_others(
     output = capsys.readouterr().out
     assert "\nspeed " in output
     assert "\nClaims that do not hold: 1\n  coverage (the whole): OSError: no such file: x.csv" in output
+
+
+def test_contract_and_bare_pass_refuse_the_same_rows() -> None:
+    contract, bare = (
+        act().select("source", "row", "rule").sort("row", "rule") for act in manifest.judges(1200).values()
+    )
+    assert contract.equals(bare)
+    rules = ["no-path", "repeated-header", "unknown-split", "personal-data", "outside-folder", "missing-file"]
+    assert contract["rule"].to_list() == 2 * rules
 
 
 @pytest.mark.parametrize("check", CHECKS)

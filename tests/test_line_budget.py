@@ -27,7 +27,7 @@ LIMITS = {
     "servers": 1_500,
     "serving": 6_985,
     "settings": 2_525,
-    "tasks": 5_423,
+    "tasks": 5_428,
     "tokens": 400,
     "traffic": 1_022,
     "training": 9_845,

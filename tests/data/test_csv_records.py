@@ -8,6 +8,7 @@ import csv
 import datetime
 import io
 import random
+import re
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -214,17 +215,36 @@ def test_a_review_that_quotes_rows_gets_a_warning() -> None:
     assert "quoting=3" in note
 
 
-def test_rows_inside_a_cell_are_named_and_freed_by_hint(tmp_path: Path) -> None:
-    (file,) = parts(broken_rows().encode())
-    assert (file.table.height, file.notes[0][:48]) == (90, "the row of line 22 holds 11 whole lines of the t")
-    source, saved = tmp_path / "broken.csv", tmp_path / "table.csv"
-    source.write_text(broken_rows())
-    call = file.notes[0].partition("read_csv(FILE, ")[2].partition(")")[0]  # the arguments that the hint names
-    assert call == "quoting=3"
-    pd.read_csv(source, quoting=3).to_csv(saved, index=False)
-    (repaired,) = parts(saved.read_bytes())
+def saved_as(message: str, source: Path, *, has_header: bool = True) -> bytes:
+    """Return a file as the call of pandas in a message saves it."""
+    (options,) = re.findall(r"read_csv\(FILE, (.*?)\)\.to_csv", message)
+    header = {} if has_header else {"header": None}
+    return pd.read_csv(source, **eval(f"dict({options})"), **header).to_csv(None, index=False, **header).encode()
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("has_header", [True, False])
+def test_rows_inside_a_cell_are_named_and_freed_by_hint(tmp_path: Path, separator: str, has_header: bool) -> None:
+    content = broken_rows().replace("\n2,n6,", "\n02,None,").replace(",", separator)
+    source = tmp_path / "broken.csv"
+    source.write_text(content if has_header else content.partition("\n")[2])
+    layout = {"where": "FILE", "needed": (), "is_header": lambda cells: has_header}
+    (file,) = stream_csv(io.BytesIO(source.read_bytes()), **layout)
+    line = 21 + has_header
+    assert (file.table.height, file.notes[0][:48]) == (90, f"the row of line {line} holds 11 whole lines of the t")
+    saved = saved_as(file.notes[0], source, has_header=has_header)
+    (repaired,) = stream_csv(io.BytesIO(saved), **layout)
     assert (repaired.table.height, repaired.notes) == (100, ())
     assert [repaired.table.row(row)[1] for row in (20, 30)] == ['"5 inch', '7"']
+    assert repaired.table.row(6)[:2] == ("02", "None")
+
+
+def test_a_backslash_before_quotation_marks_is_repaired_by_hint(tmp_path: Path) -> None:
+    source = tmp_path / "broken.csv"
+    source.write_text('a;b\n007;"say \\"hi\\"; you"\n')
+    with pytest.raises(DataError, match="not with a backslash") as stop:
+        whole(source.read_bytes())
+    assert whole(saved_as(str(stop.value), source)) == [["a", "b"], ["007", 'say "hi"; you']]
 
 
 def test_lines_that_nothing_decides_get_a_warning() -> None:
@@ -319,10 +339,23 @@ def test_files_without_header_have_the_width_of_training(table: Any, label: int,
         with pytest.raises(DataError, match=f"no header, and {width} cells in a row, .* has 4;") as stop:
             list(reader.batches(list(map(RowRange, reader.files([str(path)])))))
         if width == 3:
-            header = str(stop.value).partition("header line with ")[2]
+            header = str(stop.value).partition("header line that names each cell in order, with ")[2]
             path.write_text(header.replace(" ", "") + "\n" + written(body))
             (batch,) = reader.batches(list(map(RowRange, reader.files([str(path)]))))
             assert batch.values.rows() == [("1", "2", "3")] * 3
+
+
+def test_a_header_for_many_cells_is_described(tmp_path: Path) -> None:
+    columns = tuple(Column(f"column_{place}", "numeric") for place in range(2, 27))
+    reader = RowReader(Storages("FILE"), TableInput(columns, widths=(28, 27)), column=None)
+    path = tmp_path / "score.csv"
+    path.write_text(written([[str(place) for place in range(1, 27)]] * 3))
+    message = "names each cell in order, with column_2, column_3, column_4, ..., column_26$"
+    with pytest.raises(DataError, match=message):
+        list(reader.batches(list(map(RowRange, reader.files([str(path)])))))
+    path.write_text(",".join(f"column_{place}" for place in range(1, 27)) + "\n" + path.read_text())
+    (batch,) = reader.batches(list(map(RowRange, reader.files([str(path)]))))
+    assert batch.values.row(0) == tuple(str(place) for place in range(2, 27))
 
 
 def test_a_numbered_model_scores_files_without_header(tmp_path: Path) -> None:

@@ -64,6 +64,33 @@ def test_one_command_leaves_out_all_leaks_and_keeps_others(tmp_path: Path, lines
     assert not [text for text in lines(**table, drop=fixed["data.drop"]) if "leak" in text]
 
 
+def leaky(folder: Path, *, has_noise: bool) -> dict[str, object]:
+    """Write a table in which `old` decides the label, and perhaps noise, and return its settings."""
+    chance = np.random.default_rng(0)
+    rows = [f"{noise:.3f},{old:.5f},{'ab'[int(old > 0.6)]}" for noise, old in chance.random((ROWS, 2))]
+    lines = ["noise,old,label", *rows]
+    content = "\n".join(line if has_noise else line.partition(",")[2] for line in lines)
+    (folder / "rows.csv").write_text(content + "\n")
+    return {"kind": "table", "path": "rows.csv"}
+
+
+def test_leak_command_takes_the_column_from_columns_too(tmp_path: Path, lines: Lines) -> None:
+    table = leaky(tmp_path, has_noise=True)
+    (fix,) = [text for text in lines(**table, columns={"old": "numeric", "noise": "numeric"}) if "data.drop" in text]
+    fixed = settings.parse_assignments(shlex.split(fix.partition("ratchet set ")[2]))
+    assert fixed == {"data.drop": ["old"], "data.columns": {"noise": "numeric"}}
+    texts = lines(**table, **{key.removeprefix("data."): value for key, value in fixed.items()})
+    assert not [text for text in texts if "leak" in text]
+
+
+def test_no_command_drops_all_inputs(tmp_path: Path, lines: Lines) -> None:
+    texts = lines(**leaky(tmp_path, has_noise=False))
+    assert [text.partition(";")[0] for text in texts if "leak" in text] == [
+        "possible data leakage: old alone predicts the target"
+    ]
+    assert not [text for text in texts if "data.drop" in text]
+
+
 def test_splits_that_are_drawn_need_no_words(tmp_path: Path, lines: Lines) -> None:
     fill(tmp_path / "images" / "ants", range(40))
     fill(tmp_path / "images" / "bees", range(100, 140))

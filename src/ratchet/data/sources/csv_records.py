@@ -70,11 +70,16 @@ class Layout:
             yield int(self.lines[number]), self.record(int(number))
 
 
-_UNQUOTED = (
-    "If quotation marks are ordinary characters in this file, save it with pandas: "
-    "read_csv(FILE, quoting=3).to_csv('table.csv', index=False)"
-)
-_FIX = f"Fix: close it, or write it twice where it is part of a text. {_UNQUOTED}"
+def _saved(separator: str, option: str) -> str:
+    return (
+        f"read_csv(FILE, sep={separator!r}, {option}, dtype='str', keep_default_na=False).to_csv('table.csv', "
+        "index=False); without a header line with header=None in both calls"
+    )
+
+
+def _unquoted(separator: str) -> str:
+    save = _saved(separator, "quoting=3")
+    return f"If quotation marks are ordinary characters in this file, save it with pandas: {save}"
 
 
 class Examples:
@@ -110,7 +115,7 @@ class Examples:
         lines = text.split("\n")
         return (
             f"the row of line {line} holds {len(lines)} whole lines of the table, from {lines[0][:40]!r} on. It is one "
-            f"row if its quotation marks are right{f'. {_UNQUOTED}' if is_several else ''}"
+            f"row if its quotation marks are right{f'. {_unquoted(self._separator)}' if is_several else ''}"
         )
 
     def _is_several(self, text: str) -> bool | None:
@@ -170,7 +175,7 @@ def strict_records(lines: Iterable[str], separator: str, where: str, line: int =
             line += len(pulled)
             pulled.clear()
     except csv.Error as error:
-        raise _broken(where, line, pulled, str(error)) from None
+        raise _broken(where, line, pulled, str(error), separator) from None
 
 
 def _inner(records: Iterable[Record]) -> Iterator[Record]:
@@ -190,16 +195,15 @@ def _noted(lines: Iterable[str], pulled: list[str]) -> Iterator[str]:
         yield line
 
 
-def _broken(where: str, first: int, pulled: list[str], problem: str) -> DataError:
+def _broken(where: str, first: int, pulled: list[str], problem: str, separator: str) -> DataError:
     damaged, last = f"{where} is not a readable table", first + len(pulled) - 1
+    fix = f"Fix: close it, or write it twice where it is part of a text. {_unquoted(separator)}"
     if "unexpected end of data" in problem:
-        return DataError(f"{damaged}: a quotation mark in the row of line {first} is not closed. {_FIX}")
+        return DataError(f"{damaged}: a quotation mark in the row of line {first} is not closed. {fix}")
     row = f", in the row that begins in line {first}" if first != last else ""
-    fix = _FIX
     if '\\"' in pulled[-1]:
-        fix = (
-            "Fix: write a quotation mark inside a cell twice, not with a backslash, such as with pandas: "
-            "read_csv(FILE, escapechar='\\\\').to_csv('table.csv', index=False)"
+        fix = "Fix: write a quotation mark inside a cell twice, not with a backslash, such as with pandas: " + _saved(
+            separator, r"escapechar='\\'"
         )
     return DataError(
         f"{damaged}: line {last}{row}: a text follows a closing quotation mark ({pulled[-1].strip()[:60]!r}). {fix}"

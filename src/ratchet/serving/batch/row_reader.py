@@ -255,10 +255,13 @@ class RowReader:
         """Check that the rows of a file without a header have the columns of the training file, which has none."""
         widths = self._input.widths
         if widths and not any(header) and len(header) not in widths:
+            names = ", ".join(
+                self._expected if len(self._expected) <= 20 else (*self._expected[:3], "...", self._expected[-1])
+            )
             raise DataError(
                 f"{file.path}: has no header, and {len(header)} cells in a row, where the training file has "
                 f"{widths[0]}; only labels after all other columns may be absent. Fix: keep each column in its "
-                f"place, empty if it is not known, or add a header line with {', '.join(self._expected[:20])}"
+                f"place, empty if it is not known, or add a header line that names each cell in order, with {names}"
             )
 
     def _csv_layout(self, file: InputFile) -> dict[str, Any]:

@@ -306,7 +306,7 @@ def test_rollback_never_makes_a_rejected_version_champion(line: Line) -> None:
     assert line.promotions.rollback(None, why="3 is bad").champion == "1"
     assert line.promotions.rollback("3", why="it was not").champion == "3"
     line.promotions.reject(line.promotions.registry.find(f"{line.name}/1"), why="slow")
-    with pytest.raises(RegistryError, match=r"before version 3 but rejected ones: 1, 2\. Fix: `ratchet approve`"):
+    with pytest.raises(RegistryError, match=r"before version 3 but rejected ones: 1\. Fix: `ratchet approve`"):
         line.promotions.rollback(None, why="3 is bad")
     line.promotions.approve(line.promotions.registry.find(f"{line.name}/2"), why="fine")
     assert line.promotions.rollback("2", why="3 is bad").champion == "2"

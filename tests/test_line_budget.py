@@ -8,7 +8,7 @@ LIMITS = {
     "baselines": 650,
     "code": 450,
     "commands": 4_200,
-    "data": 11_300,
+    "data": 11_302,
     "doctor": 1_225,
     "evaluation": 3_320,
     "exports": 740,

@@ -491,6 +491,17 @@ def test_ages_stop_and_class_numbers_are_classes(place) -> None:
     assert ingest_labels(place, [*rare, "97"], **classification).target.names == (*map(str, range(30)), "97")
 
 
+def test_few_images_of_many_named_persons_are_classes(place) -> None:
+    labels = [f"person {row // 2}" if row < 20 else f"person {row - 10}" for row in range(50)]
+    with pytest.raises(DataError, match=r"40 different values in 50 rows.*or list them in data\.classes"):
+        ingest_labels(place, labels, problem="classification", min_per_class=1)
+    splits = {"split": ["train" if row % 2 or row >= 20 else "val" for row in range(47)] + ["test"] * 3}
+    labels = [*labels[:47], *labels[:3]]
+    names = tuple(f" {name}" for name in dict.fromkeys(labels))  # spaces around names do not count
+    target = ingest_labels(place, labels, classes=names, min_per_class=1, further=splits).target
+    assert target.names == tuple(name.strip() for name in names)
+
+
 @pytest.mark.parametrize("names", ["1.5 0.5 1.0", "3D 2D 2"])
 def test_named_classes_are_kept_as_they_are_written(place, names: str) -> None:
     classes = tuple(names.split())

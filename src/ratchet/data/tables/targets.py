@@ -90,7 +90,7 @@ def read_labels(
         DataError: the label columns do not fit data.problem, or allow none.
     """
     if settings.classes != "auto":  # labels have the form NFC
-        classes = tuple(unicodedata.normalize("NFC", name) for name in settings.classes)
+        classes = tuple(unicodedata.normalize("NFC", name.strip()) for name in settings.classes)
         settings = settings.model_copy(update={"classes": classes})
     columns = [_Label(frame[name], settings, where) for name in settings.label_columns]
     problem, why = _problem(columns, settings, where, whole_are_classes)
@@ -319,6 +319,7 @@ def _classes(columns: Sequence[_Label], settings: DataSettings, where: str, why:
             raise DataError(
                 f"{where}: label column {column.name!r} has {len(counts):,} different values in "
                 f"{len(column.present):,} rows, so they are no classes. Fix: set data.label_column to another column"
+                ", or list them in data.classes"
                 + (", or data.problem to regression" if column.numeric_share > 0.5 else "")
                 + "".join(f". {note}" for note in form_notes(column.name, column.present))
             )

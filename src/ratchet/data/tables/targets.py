@@ -131,19 +131,15 @@ class _Label:
         except DataError as error:
             raise DataError(f"{where}: {error}") from None
         if not len(self.present):
-            unlabelled = ", ".join(map(repr, self.unlabelled))
-            raise DataError(
-                f"{where}: label column {values.name!r} "
-                + (f"has only {unlabelled}, which means no label" if unlabelled else "is empty")
-                + ". Fix: set data.label_column"
-                + (
-                    f'; or, if these are classes, ratchet set "data.classes=[{yaml_list(list(self.unlabelled))}]"'
-                    if unlabelled
-                    else ""
-                )
-            )
+            raise self._empty()
         self.numbers = typed.alias("value")
         self.counts = _counts(self.present) if codes is None else _counts(texts, codes)
+
+    def _empty(self) -> DataError:
+        names = list(self.unlabelled)
+        has = f"has only {', '.join(map(repr, names))}, which means no label" if names else "is empty"
+        fix = f'; or, if these are classes, ratchet set "data.classes=[{yaml_list(names)}]"' if names else ""
+        return DataError(f"{self.where}: label column {self.name!r} {has}. Fix: set data.label_column{fix}")
 
     @property
     def numeric_share(self) -> float:
@@ -206,15 +202,7 @@ def _problem(
             )
         return problem, "data.problem"
     if len(columns) > 1:
-        if all(column.is_binary for column in columns):
-            return Labels, f"{len(columns)} label columns with 0 and 1"
-        if all(column.numeric_share > 0.5 for column in columns):
-            return Numbers, f"{len(columns)} label columns with numbers"
-        odd = min((column for column in columns if column.numeric_share <= 0.5), key=lambda column: column.is_binary)
-        raise DataError(
-            f"{where}: label column {odd.name!r} has texts such as {odd.present[0]!r}, and several label columns need "
-            f"numbers, or 0 and 1. Fix: write them in {odd.name!r}, or set data.label_column to other columns"
-        )
+        return _problem_of_several(columns, where)
     (column,) = columns
     if settings.classes != "auto":
         return Classes, "data.classes"
@@ -236,6 +224,18 @@ def _problem(
     if is_class:
         return Classes, f"{whole} different whole numbers in {column.name!r}"
     return Numbers, f"{column.numbers.drop_nulls().n_unique():,} different numbers in {column.name!r}"
+
+
+def _problem_of_several(columns: Sequence[_Label], where: str) -> tuple[type[Target], str]:
+    if all(column.is_binary for column in columns):
+        return Labels, f"{len(columns)} label columns with 0 and 1"
+    if all(column.numeric_share > 0.5 for column in columns):
+        return Numbers, f"{len(columns)} label columns with numbers"
+    odd = min((column for column in columns if column.numeric_share <= 0.5), key=lambda column: column.is_binary)
+    raise DataError(
+        f"{where}: label column {odd.name!r} has texts such as {odd.present[0]!r}, and several label columns need "
+        f"numbers, or 0 and 1. Fix: write them in {odd.name!r}, or set data.label_column to other columns"
+    )
 
 
 def _two_readings(column: _Label, settings: DataSettings, problem: str) -> DataError:

@@ -366,10 +366,12 @@ def test_nohup_keeps_the_group_after_a_logout() -> None:
 def test_ctrl_c_while_a_process_loads_prints_no_traceback(program: list[str]) -> None:
     """The parent blocks the signal, and the process unblocks it."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would hand on SIG_IGN
     place = Member(0, 0, (), os.getpid(), 0).environment
     process = subprocess.Popen(
         [sys.executable, *program], cwd=Path(__file__).parents[2], env=os.environ | place, stderr=subprocess.PIPE
     )
+    signal.signal(signal.SIGINT, before)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     process.send_signal(signal.SIGINT)
     assert (process.communicate()[1], process.returncode) == (b"", 130)

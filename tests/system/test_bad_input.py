@@ -100,11 +100,11 @@ def test_an_unreachable_source_is_one_sentence_in_the_flow(fresh: Any) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 24 MiB of its own."""
+    """A disk of 40 MiB of its own."""
     place = tmp_path.resolve() / "disk"
     place.mkdir()
     mounted = shutil.which("mount") and os.geteuid() == 0
-    command = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(place)]
+    command = ["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", str(place)]
     if not mounted or subprocess.run(command, capture_output=True, check=False).returncode:
         pytest.skip("mounting a small disk is not allowed here")
     yield place

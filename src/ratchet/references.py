@@ -197,7 +197,7 @@ def _file_of(name: str, root: Path) -> Path | None:
 
 
 def _outside(key: str, name: str, root: Path, code: str) -> str:
-    """Return why the module is none that DVC tracks as code of its section; empty: it is one."""
+    """Return why DVC does not track the module as code of its section; empty: it does."""
     path = _file_of(name, root)
     if path is None or (root / code).resolve() in (path.resolve(), *path.resolve().parents):
         return ""

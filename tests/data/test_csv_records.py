@@ -325,9 +325,9 @@ def test_files_without_header_have_the_width_of_training(table: Any, label: int,
     table.write(
         written([[*row[: label - 1], name[1], *row[label - 1 :]] for row, name in zip(cells, rows, strict=True)])
     )
-    described = table.ingest(label_column=f"column_{label}", columns={"column_1": "numeric"}).input
-    assert described.widths == tuple(reversed(allowed))
-    reader = RowReader(Storages("FILE"), input_from_json(to_json(described)), column=None)
+    spec = table.ingest(label_column=f"column_{label}", columns={"column_1": "numeric"}).input
+    assert spec.widths == tuple(reversed(allowed))
+    reader = RowReader(Storages("FILE"), input_from_json(to_json(spec)), column=None)
     path = table.root / "score.csv"
     for width in (3, 4, 5):
         body = [[str(cell) for cell in range(1, width + 1)]] * 3

@@ -96,6 +96,18 @@ def test_command_and_form_reject_a_version(line: Line, monkeypatch: pytest.Monke
     assert rejections == [("2", user(), "too slow"), ("3", "bob", "confuses 1 and 7")]
 
 
+def kill_rejection(line: Line, monkeypatch: pytest.MonkeyPatch, version: Version, *, why: str) -> None:
+    """Reject a version in a process that is killed before the model card has the note."""
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ratchet.registry.card_note.show", killed)
+        with pytest.raises(KeyboardInterrupt):
+            line.promotions.reject(version, why=why)
+
+
 def test_the_model_card_shows_a_rejection(line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The note is no part of the evidence, but another text in its place is a change of the card."""
     line.champion()
@@ -106,14 +118,7 @@ def test_the_model_card_shows_a_rejection(line: Line, tmp_path: Path, monkeypatc
         line.promotions.registry.log_files(second.run_id, {tmp_path / name: "card"})
     line.promotions.register(second, why="good", over="1")
     line.promotions.reject(second, why="too slow")
-
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr("ratchet.registry.card_note.show", killed)
-        with pytest.raises(KeyboardInterrupt):
-            line.promotions.reject(second, why="confuses <1> and 7")
+    kill_rejection(line, monkeypatch, second, why="confuses <1> and 7")
     assert line.faults() == [f"{line.name}: the last act in the ledger was cut off: the aliases do not follow it yet"]
     line.repair()  # the later rejection replaces the note of the first
     page, text = (line.artifact(second, name) for name in contents)
@@ -184,14 +189,7 @@ def test_a_repair_after_a_killed_rejection_writes_its_note(
     (tmp_path / "card.md").write_text("# x\n\nGood.\n")
     line.promotions.registry.log_files(second.run_id, {tmp_path / "card.md": "card"})
     line.promotions.register(second, why="good", over="1")
-
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr("ratchet.registry.card_note.show", killed)
-        with pytest.raises(KeyboardInterrupt):
-            line.promotions.reject(second, why="slow")
+    kill_rejection(line, monkeypatch, second, why="slow")
     line.place.client.delete_model_version(line.name, third.number)
     line.repair()
     assert acts(line)[-1] == ("repair", None)

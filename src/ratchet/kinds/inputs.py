@@ -147,9 +147,8 @@ class TableInput(InputSpec):
 
     columns: tuple[Column, ...]  # in the order of the file
     missing: tuple[str, ...] = ()  # further texts that mean a missing value
-    widths: tuple[int, ...] = field(
-        default=(), compare=False
-    )  # fact: cells of a row, also without last labels, if there is no header
+    # Fact: cells of a row, also without last labels, if there is no header.
+    widths: tuple[int, ...] = field(default=(), compare=False)
     kind: Literal["table"] = "table"
     explanation: ClassVar[str] = "columns"
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -13,7 +14,7 @@ from ratchet.data.reading import pool
 from ratchet.data.sources.table_file import EXACT, largest
 from ratchet.data.tables.digests import by_text, coded
 from ratchet.data.tables.encode import cleaned, known_texts, plain_values, texts_of, without
-from ratchet.data.tables.notes import far_notes, merged_notes, mixed_notes
+from ratchet.data.tables.notes import far_notes, merged_notes, missing_fix, mixed_notes
 from ratchet.data.tables.number_formats import (
     PLAIN,
     Ambiguous,
@@ -155,7 +156,7 @@ def _mixed_notes(column: TypedColumn, texts: pl.Series, missing: tuple[str, ...]
             read = seconds(present, dates.form) if dates.form else read
         is_other = read.is_null()
         others = present.filter(is_other) if is_other.mean() <= 1 - _MOSTLY else others  # type: ignore[operator]
-    return mixed_notes(column.name, kind, others, len(present), missing)
+    return mixed_notes(column.name, kind, others, len(present), partial(missing_fix, missing=missing, what="values"))
 
 
 def form_notes(name: str, texts: pl.Series) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Notes about what a column really holds, each with the setting that changes it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import polars as pl
@@ -59,10 +59,10 @@ def merged_notes(name: str, cells: pl.Series, numbers: pl.Series) -> tuple[str, 
     return (text,) if kept < count else ()
 
 
-def mixed_notes(name: str, kind: str, others: pl.Series, total: int, fix: tuple[str, ...] | str) -> tuple[str, ...]:
+def mixed_notes(name: str, kind: str, others: pl.Series, total: int, fix: Callable[..., str]) -> tuple[str, ...]:
     """Return a note about the texts of a column that are no numbers or dates (`kind`), among `total` values.
 
-    `fix` is its last sentence, or the texts that data.missing has already.
+    `fix` returns the last sentence about these texts, the most frequent first.
     """
     if not len(others):
         return ()
@@ -70,7 +70,7 @@ def mixed_notes(name: str, kind: str, others: pl.Series, total: int, fix: tuple[
     shown = ", ".join(map(repr, texts[:3])) + (", ..." if len(texts) > 3 else "")
     return (
         f"{name}: {1 - len(others) / total:.0%} of the values are {kind}, and {len(others):,} are not: {shown}. "
-        f"{fix if isinstance(fix, str) else missing_fix(texts, fix, 'values')}",
+        f"{fix(texts)}",
     )
 
 

@@ -160,7 +160,7 @@ class _Label:
         bad = self.numbers.null_count() / len(self.texts)
         needed = f"{further} data.max_bad_fraction={math.ceil(100 * bad + 1) / 100:g}" if bad > limit else further
         fix = f"To leave their rows out: `ratchet set {needed.strip()}`" if needed else "Their rows are left out"
-        return mixed_notes(self.name, "numbers", odd.drop_nulls(), len(self.present), fix)
+        return mixed_notes(self.name, "numbers", odd.drop_nulls(), len(self.present), lambda _: fix)
 
     @property
     def is_binary(self) -> bool:

@@ -256,7 +256,8 @@ def test_drift_of_logged_requests_alerts_and_starts_one_run(alerted: Alerted) ->
     call(alerted.api, path, {"enabled": True}, method="PATCH")
     try:
         alerted.project.good(*monitor, PREFECT_API_URL=alerted.api)
-        [run] = until(lambda: call(alerted.api, "/flow_runs/filter", runs))
+        server = Path(ServerRecord.read(workspace).services["prefect"].log)
+        [run] = until(lambda: call(alerted.api, "/flow_runs/filter", runs), log=server)
         state = read_state(workspace)
         assert state is not None
         [key] = state.sent

@@ -41,11 +41,8 @@ def rentals(folder: Path) -> tuple[str, ...]:
         [code] = re.findall(rf"```python\n(# {name}\.py\n.*?)```", page, re.DOTALL)
         (folder.parents[1] / f"{name}.py").write_text(code)
     commands = re.findall(r"^\$ ratchet set (?!.*clips)(.*)$", page, re.MULTILINE)
-    return (
-        *(setting for command in commands for setting in command.split()),
-        "training.batch_size=128",
-        "training.epochs=3",
-    )
+    settings = [setting for command in commands for setting in command.split()]
+    return *settings, "training.batch_size=128", "training.epochs=3"
 
 
 SOURCES: dict[str, Callable[[Path], tuple[str, ...]]] = {"tokens": plays, "own": rentals}
@@ -75,7 +72,10 @@ def kill_in_training(project: Any) -> None:
 
 
 def test_each_kind_becomes_a_registered_model(kind: str, project: Any) -> None:
-    project.good("ratchet", "set", *SOURCES[kind](project.root / "data" / "raw"), *COMMON)
+    assignments = (*SOURCES[kind](project.root / "data" / "raw"), *COMMON)
+    project.good(
+        "ratchet", "set", *{each.partition("=")[0]: each for each in assignments}.values()
+    )  # the last one wins
     project.good("dvc", "repro")
     undisturbed = project.digests("data/model", "data/baseline")
     kill_in_training(project)

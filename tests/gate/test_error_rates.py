@@ -1,4 +1,4 @@
-"""Error rates of the gate, by simulation. docs/gate.md has the full tables, bench/gate_errors.py measures them."""
+"""Error rates of the gate, by simulation. bench/gate_errors.py measures more, docs/gate.md has a summary."""
 
 import itertools
 

@@ -431,13 +431,16 @@ def test_paths_and_labels_in_another_unicode_form_are_found(place, stored: str, 
     assert place.bad() == {}
 
 
-def test_a_group_in_two_unicode_forms_is_named_in_both(place) -> None:
-    groups = [unicodedata.normalize("NFC" if n % 2 else "NFD", "José") for n in range(80)]
+def test_a_group_in_two_forms_shares_one_split(place) -> None:
+    forms = [unicodedata.normalize("NFC", "José {}"), unicodedata.normalize("NFD", "José {}"), " José {} "]
+    groups = [forms[n % 3].format(n // 3 % 12) for n in range(80)]
     lines = [f"flat/{n:04d}.png,{'cat' if n < 40 else 'dog'},{group}" for n, group in enumerate(groups)]
     place.fill("flat", 80)
     (place.root / "images" / "t.csv").write_text("\n".join(["path,label,group", *lines]))
-    with pytest.raises(DataError, match=r"2 Unicode forms \('Jose\\u0301', 'Jos\\xe9'\)"):
-        place.ingest(source="image-manifest", manifest="t.csv")
+    place.ingest(source="image-manifest", manifest="t.csv")
+    splits = place.index().group_by("group").agg(pl.col("split").n_unique())
+    assert sorted(splits["group"]) == sorted(f"José {n}" for n in range(12))
+    assert set(splits["split"]) == {1}
 
 
 def ingest_labels(

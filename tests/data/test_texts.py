@@ -17,6 +17,7 @@ import pytest
 from ratchet.data import split
 from ratchet.data.manifest import Manifest
 from ratchet.errors import DataError, RatchetError, SettingsError
+from ratchet.registry.sample_digests import split_samples
 from ratchet.tokens.tokenizers import encode, fit_tokenizer
 from tests.data.conftest import TablePlace
 
@@ -247,6 +248,18 @@ def test_extra_columns_groups_and_splits_are_kept(place: Place) -> None:
     assert index["stars"].dtype == pl.Int64
     assert index["group"].n_unique() == 80
     assert manifest.splits["test"].rows == 20
+
+
+def test_a_space_or_form_divides_no_group(place: Place) -> None:
+    forms = ("José {}", "Jose\u0301 {}", "José {} ")
+    lines = [f'{line},"{forms[row % 3].format(row // 3 % 12)}"' for row, line in enumerate(TABLE.splitlines()[1:])]
+    place.ingest(place.write("r.csv", "\n".join(["text,label,group", *lines])))
+    splits = place.index().group_by("group").agg(pl.col("split").n_unique())
+    assert sorted(splits["group"]) == sorted(f"José {number}" for number in range(12))
+    assert set(splits["split"]) == {1}
+    train, test = (split_samples(place.packed, name) for name in ("train", "test"))
+    assert not test.are_in(train).any()
+    assert len({*train.groups.tolist(), *test.groups.tolist()}) <= 12
 
 
 @pytest.mark.parametrize(

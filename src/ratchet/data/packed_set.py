@@ -87,6 +87,7 @@ def divide(
         settings: fractions and folds.
         declared: the splits that the source assigns.
     """
+    good = good.with_columns(pl.col("group").str.normalize("NFC").str.strip_chars())  # as tables are read
     identity = pl.when(pl.col("group").is_null()).then("normal").otherwise("group " + pl.col("group"))
     shown = labels.shown.cast(pl.String)
     assigned = split.assign(

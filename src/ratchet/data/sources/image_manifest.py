@@ -157,9 +157,7 @@ class ImageManifest:
             )
         texts = self._texts(columns)
         row = pl.int_range(1, pl.len() + 1, dtype=pl.Int64)
-        named = table.select(row=row, **texts, **{name: pl.col(name) for name in extra})
-        self._check_groups(named["group"])
-        return named
+        return table.select(row=row, **texts, **{name: pl.col(name) for name in extra})
 
     def _columns(self, table: pl.DataFrame) -> dict[str, str]:
         """Return the table's columns for path, label, split and group."""
@@ -186,15 +184,6 @@ class ImageManifest:
             text["label"] = pl.concat_str(cells, separator="|")
         missing = {name: column.str.strip_chars().is_in(list(MISSING)) for name, column in text.items()}
         return text | {name: pl.when(~missing[name]).then(text[name]) for name in ("path", "split", "group")}
-
-    def _check_groups(self, groups: pl.Series) -> None:
-        """Check that no group is written in two Unicode forms, because its samples would not share a split."""
-        for forms in _by_composed(groups).values():
-            if len(forms) > 1:
-                raise DataError(
-                    f"data.manifest: {self._where}: group {forms[0]!r} is written in {len(forms)} Unicode forms "
-                    f"({', '.join(map(ascii, forms))}). Fix: write it in one form"
-                )
 
     def _duplicates(self, kept: pl.DataFrame) -> pl.DataFrame:
         """Return quarantine rows of files that are listed twice. The row of the highest-ranked split is kept."""

@@ -7,26 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
 from ratchet.errors import RatchetError
-from ratchet.terminal_lines import columns_of, fitted
+from ratchet.terminal_lines import columns_of, echo
 from ratchet.workspace import Workspace, disk_errors
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 __all__ = [
     "Panel",
-    "echo",
     "exit_on_sigterm",
     "interruptible",
-    "new_console",
     "new_group",
-    "print_caption",
     "project_folder",
 ]
 
@@ -75,11 +69,6 @@ class _Commands(TyperGroup):
             raise typer.Exit(_INTERRUPTED) from interrupt
 
 
-def echo(text: str, *, err: bool = False) -> None:
-    """Print a text; on a terminal without breaks inside words."""
-    typer.echo(fitted(text, sys.stderr if err else sys.stdout), err=err)
-
-
 def new_group(help: str | None = None) -> typer.Typer:
     """Return an empty group of commands. Help is plain text: typer's coloured help takes .3 s to import."""
     return typer.Typer(
@@ -97,19 +86,6 @@ def _narrow() -> dict[str, int]:
     """Return the width of help for a narrow terminal: click's own is at least 50 columns."""
     columns = columns_of(sys.stdout)
     return {"terminal_width": columns - 1} if columns is not None and columns < _NARROW else {}
-
-
-def new_console() -> "Console":
-    """Return a console for results: it breaks no lines, because they have paths and hashes."""
-    from rich.console import Console
-
-    return Console(highlight=False, soft_wrap=True)
-
-
-def print_caption(console: "Console", caption: str, text: str) -> None:
-    """Print a line that begins with a bold caption."""
-    console.print(f"  [bold]{caption:<9}[/]  ", end="")
-    console.print(text, markup=False)
 
 
 @contextmanager

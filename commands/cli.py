@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from commands.app import Panel, echo, exit_on_sigterm, interruptible, new_group, project_folder
+from commands.app import Panel, exit_on_sigterm, interruptible, new_group, project_folder
 from commands.data import data
 from commands.keys import keys
 from commands.models import models
@@ -15,6 +15,7 @@ from commands.search import search
 from commands.servers import servers
 from commands.settings import settings_commands
 from ratchet import __version__
+from ratchet.terminal_lines import echo
 
 __all__ = ["main"]
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from commands.app import new_console
 from ratchet import files, git, settings
 from ratchet.errors import DataError, RegistryError
 from ratchet.evaluation.predictions import Predictions, read_predictions
@@ -27,17 +26,17 @@ from ratchet.registry.provenance_record import PACKED, Provenance
 from ratchet.registry.versions import REFERENCE
 from ratchet.reports.number_text import measured, setting
 from ratchet.settings.model import Params
+from ratchet.terminal_lines import echo, echo_table
 from ratchet.workspace import Workspace
 from tasks.dvc_store import DvcStore
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from ratchet.data.difference import Difference
 
 __all__ = ["compare", "print_comparison"]
 
 T = TypeVar("T")
+_Row = tuple[str, str, str]  # of a table: name, A, B
 
 _COMPLETED, _PARAMS = "provenance/settings.json", "provenance/params.yaml"
 _READ = {
@@ -195,19 +194,19 @@ def _answers(before: Side, after: Side, samples: "Difference | None") -> "compar
 
 def print_comparison(comparison: Comparison, *, most: int) -> None:
     """Print a comparison with at most `most` samples of each kind (0: all)."""
-    console = new_console()
-    console.print(f"[bold]A[/] {comparison.names[0]}   [bold]B[/] {comparison.names[1]}")
+    echo(f"A {comparison.names[0]}   B {comparison.names[1]}", style="bold")
     for title, content in _sections(comparison, most):
         if content:
-            console.print(f"\n[bold]{title}[/]")
+            echo(f"\n{title}", style="bold")
+        rows = [line for line in content if not isinstance(line, str)]
+        if rows:
+            echo_table(("", "A", "B"), rows)
         for line in content:
             if isinstance(line, str):
-                console.print(f"  {line}", markup=False)
-            else:
-                console.print(line, soft_wrap=False)
+                echo(f"  {line}")
 
 
-def _sections(comparison: Comparison, most: int) -> "Iterator[tuple[str, Sequence[str | Table]]]":
+def _sections(comparison: Comparison, most: int) -> Iterator[tuple[str, Sequence[str | _Row]]]:
     """Yield the title and the content of each section; empty content where there is nothing to say."""
     code, samples = comparison.code, comparison.samples
     yield "warnings", comparison.doubts
@@ -222,8 +221,7 @@ def _sections(comparison: Comparison, most: int) -> "Iterator[tuple[str, Sequenc
         [_versions("the same", comparison.data), *([*samples.lines(most), samples.summary] if samples else [])],
     )
     yield "environment", _changes(comparison.environment, "the same, or not recorded for both")
-    metrics = [(metric.name, measured(metric.before), measured(metric.after)) for metric in comparison.metrics]
-    yield "test metrics", _table(metrics)
+    yield "test metrics", [(each.name, measured(each.before), measured(each.after)) for each in comparison.metrics]
     if answers := comparison.answers:
         yield "test samples", [answers.summary]
         yield _flips("right -> wrong", answers.worse, most)
@@ -236,19 +234,10 @@ def _versions(same: str, versions: tuple[str | None, str | None]) -> str:
     return "unknown for both" if versions == (None, None) else f"{same}, {a}" if a == b else f"{a} -> {b}"
 
 
-def _changes(changes: Sequence[Change] | None, same: str) -> "Sequence[str | Table]":
-    """Return a table of settings or packages; empty content if they are unknown."""
+def _changes(changes: Sequence[Change] | None, same: str) -> Sequence[str | _Row]:
+    """Return rows of settings or packages; empty content if they are unknown."""
     rows = [(change.name, setting(change.before), setting(change.after)) for change in changes or ()]
-    return _table(rows) or ([] if changes is None else [same])
-
-
-def _table(rows: Sequence[tuple[str, str, str]]) -> "list[Table]":
-    from rich.table import Table
-
-    table = Table("", "A", "B", box=None, padding=(0, 2), show_edge=False)
-    for row in rows:
-        table.add_row(*row)
-    return [table] if rows else []
+    return rows or ([] if changes is None else [same])
 
 
 def _flips(title: str, flips: Sequence[Flip], most: int) -> tuple[str, list[str]]:

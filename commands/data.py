@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.app import echo, interruptible, new_group, project_folder
+from commands.app import interruptible, new_group, project_folder
+from ratchet.terminal_lines import echo
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:

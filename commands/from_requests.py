@@ -5,7 +5,6 @@ import re
 import shlex
 from pathlib import Path
 
-from commands.app import echo
 from ratchet import settings
 from ratchet.errors import DataError
 from ratchet.monitoring.labelled_set import training_hours, write_labelled_set
@@ -13,6 +12,7 @@ from ratchet.monitoring.retraining import ON_DRIFT
 from ratchet.monitoring.specs import StoredSpecs
 from ratchet.monitoring.to_label import write_rows_to_label
 from ratchet.settings.model import Params
+from ratchet.terminal_lines import echo
 from ratchet.traffic.log_reader import log_folder
 from ratchet.workspace import Workspace
 

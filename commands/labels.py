@@ -10,7 +10,6 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from commands.app import echo
 from ratchet import files, settings
 from ratchet.data.checks.label_errors import Judgement, fold_of, judge
 from ratchet.data.manifest import Manifest
@@ -18,6 +17,7 @@ from ratchet.errors import DataError
 from ratchet.kinds import ModelSpec
 from ratchet.kinds.registry import kind_of
 from ratchet.settings.model import Params, TrainingSettings
+from ratchet.terminal_lines import echo
 from ratchet.workspace import Workspace
 from tasks.progress import StageProgress, Terminal
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.app import Panel, echo, exit_on_sigterm, interruptible, new_group, project_folder
+from commands.app import Panel, exit_on_sigterm, interruptible, new_group, project_folder
+from ratchet.terminal_lines import echo
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:

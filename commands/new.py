@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.app import Panel, echo, new_group
+from commands.app import Panel, new_group
 from ratchet import files, git, project_files
 from ratchet.errors import WorkspaceError
+from ratchet.terminal_lines import echo
 from ratchet.workspace import Workspace, disk_errors
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from commands.app import echo
 from ratchet import files, settings
 from ratchet.data.reading.input_files import InputFile
 from ratchet.errors import DataError
@@ -15,6 +14,7 @@ from ratchet.serving.batch.row_reader import RowRange, RowReader
 from ratchet.serving.process import configured
 from ratchet.serving.scoring import score
 from ratchet.serving.versions.loaded import Identity
+from ratchet.terminal_lines import echo
 from ratchet.workspace import Workspace
 from tasks.progress import Terminal
 from tasks.score import Request, loaded_version, new_reader

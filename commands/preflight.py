@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from commands.app import new_console
 from ratchet import settings
 from ratchet.data.manifest import Manifest
 from ratchet.data.reading.subset import PER_CLASS
@@ -26,13 +25,12 @@ from ratchet.references import canary_fault, packed_before, require_measurable, 
 from ratchet.registry.alias_sync import require_agreement
 from ratchet.registry.runs import SENDER
 from ratchet.settings.model import Params
+from ratchet.terminal_lines import echo
 from ratchet.workspace import Workspace
 from tasks.scratch_project import ScratchProject
 from tasks.stopping import TrainingStopped
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ratchet.doctor import Finding
 
 __all__ = ["preflight", "temporary_folder"]
@@ -65,7 +63,6 @@ class _Preflight:
     """One preflight and its findings. It watches the stages and prints their messages below the step."""
 
     workspace: Workspace
-    console: "Console"
     findings: "list[Finding]" = field(default_factory=list)
     _messages: list[str] = field(default_factory=list)
 
@@ -87,10 +84,12 @@ class _Preflight:
 
     def _step(self, name: str, act: Callable[[], str]) -> bool:
         """Run one step, print its result and time, and return whether it succeeded."""
+        from rich.console import Console
+
         self._messages.clear()
         begun, before = time.perf_counter(), len(self.findings)
         try:
-            with self.console.status(f"{name} ..."):
+            with Console().status(f"{name} ..."):
                 summary = act()
         except TrainingStopped:
             raise KeyboardInterrupt from None  # the training loop has handled Ctrl-C
@@ -113,10 +112,10 @@ class _Preflight:
         self._messages.append(text)
 
     def _show(self, colour: str, mark: str, name: str, summary: str, begun: float) -> None:
-        self.console.print(f"  [{colour}]{mark}[/] [bold]{name:<9}[/] {time.perf_counter() - begun:5.1f} s  ", end="")
-        self.console.print(summary, markup=False)
+        caption = f"  {mark} {name:<9} {time.perf_counter() - begun:5.1f} s  "
+        echo(summary, caption=caption, style=colour)
         for message in self._messages:
-            self.console.print(f"{'':23}{message}", markup=False, style="dim")
+            echo(message, caption=" " * len(caption))
 
     def _tiny(self, params: Params, scratch: ScratchProject) -> Params:
         shutil.copyfile(self.workspace.params, scratch.params)
@@ -233,33 +232,31 @@ def preflight(workspace: Workspace) -> int:
     """Run preflight and print its results. Return the exit code: 0 without errors (warnings allowed), else 1."""
     from ratchet.doctor import describe_finding
 
-    params, console = settings.load(workspace.params), new_console()
+    params = settings.load(workspace.params)
     require_references(params, workspace)
     if fault := canary_fault(params.serving):
         raise SettingsError(f"params.yaml: {fault}")
     require_agreement(workspace, params)
     source = params.data.source if kind_chosen(params.data.kind).has_sources else params.data.path
-    console.print(
-        f"[bold]Preflight[/]: {source}, about {PER_CLASS} samples of each class; "
-        f"{params.model.called}, {_STEPS} steps\n"
-    )
+    text = f"{source}, about {PER_CLASS} samples of each class; {params.model.called}, {_STEPS} steps\n"
+    echo(text, caption="Preflight: ")
     begun = time.perf_counter()
-    flight = _Preflight(workspace, console)
+    flight = _Preflight(workspace)
     with temporary_folder() as folder:
         works = flight.run(params, ScratchProject(workspace.root, folder))
-    console.print()
+    echo("")
     for number, finding in enumerate(flight.findings, 1):
         problem, fix = describe_finding(finding)
-        console.print(f"  [yellow]{number}. {finding.severity}: {finding.rule}[/]")
-        console.print(f"     {problem}", markup=False)
-        console.print(f"     Fix: {fix}\n", markup=False)
+        echo(f"  {number}. {finding.severity}: {finding.rule}", style="yellow")
+        echo(problem, caption="     ")
+        echo(f"Fix: {fix}\n", caption="     ")
     took = f"{time.perf_counter() - begun:.0f} s; no files left behind"
     if not works or any(finding.severity == "error" for finding in flight.findings):
         result = "The pipeline runs, but the doctor has found errors" if works else "The pipeline does not run yet"
-        console.print(f"[red]{result}[/]: see above ({took})")
+        echo(f": see above ({took})", caption=result, style="red")
         return 1
     result = "Preflight passed with warnings, see above" if flight.findings else "Preflight passed"
-    console.print(f"[green]{result}[/] ({took}). Next: [bold]ratchet train[/]")
+    echo(f"({took}). Next: ratchet train", caption=f"{result} ", style="green")
     return 0
 
 

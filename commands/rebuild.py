@@ -120,7 +120,7 @@ class Rebuild:
         rebuild._fetch_data(store)
         return rebuild
 
-    def run(self, *program: str) -> None:
+    def run(self, *program: str, stdout: int | None = None) -> None:
         """Run a program of the clone's own code in the clone, with as many threads as the version was made with."""
         root = self.workspace.root
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_EXCLUDED)}
@@ -130,6 +130,7 @@ class Rebuild:
             [sys.executable, "-m", *program],
             cwd=root,
             env=environment | own | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+            stdout=stdout,
             check=False,
         )
         if done.returncode:
@@ -147,7 +148,7 @@ class Rebuild:
         shutil.copyfile(self.recipe.params, self.workspace.params)
         unlimited = [f"budget.{name}=0" for name in self._read_settings().get("budget", ())]
         own = ("tracking.uri=sqlite:///mlruns/mlflow.db", "tracking.tensorboard=false", *unlimited)
-        self.run("commands", "set", *own)
+        self.run("commands", "set", *own, stdout=subprocess.DEVNULL)
 
     def _fetch_data(self, store: DvcStore) -> None:
         packed = self.workspace.root / PACKED

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from commands.app import new_console, print_caption
 from commands.rebuild import Rebuild, Recipe
 from commands.tensor_difference import tensor_difference
 from ratchet import files, settings
@@ -21,14 +20,13 @@ from ratchet.registry.fingerprints import unexpected_changes
 from ratchet.registry.ledger import Ledger
 from ratchet.registry.provenance_record import PACKED, Provenance
 from ratchet.registry.versions import Version
+from ratchet.terminal_lines import echo
 from ratchet.workspace import Workspace
 from tasks.code import other_ratchet
 from tasks.dvc_store import DvcStore, hash_of
 
 if TYPE_CHECKING:
     import torch
-    from rich.console import Console
-
 __all__ = ["reproduce_and_print", "require_evidence"]
 
 
@@ -40,7 +38,7 @@ def reproduce_and_print(reference: str, workspace: Workspace, into: Path | None,
     Args:
         into: an empty or new folder, which is kept; None: a temporary folder.
     """
-    console, params = new_console(), settings.load(workspace.params)
+    params = settings.load(workspace.params)
     archive, ledger = Archive(workspace, params), Ledger.of(workspace, params)
     with (
         _rebuild_folder(into) as folder,
@@ -53,13 +51,13 @@ def reproduce_and_print(reference: str, workspace: Workspace, into: Path | None,
         run = SealedReader(archive, ledger).verify(run)
         recipe = Recipe.of(run, release, archive, store, Path(files_folder))
         _require_versions(recipe, anyway=anyway)
-        print_caption(console, "evidence", checked)
-        _print_recipe(recipe, release.label, run.run_id, console)
+        _echo("evidence", checked)
+        _print_recipe(recipe, release.label, run.run_id)
         rebuild = Rebuild.checkout_revision(recipe, workspace, folder, store, anyway=anyway)
         rebuild.run("tasks.train")
-        identical = _print_outcome(rebuild, console)
+        identical = _print_outcome(rebuild)
         if into is not None:
-            console.print(f"it is in {folder}", markup=False)
+            echo(f"it is in {folder}")
     return identical
 
 
@@ -130,7 +128,7 @@ def _reasons(recorded: Provenance, rebuilt: Provenance) -> list[str]:
     ]
 
 
-def _print_recipe(recipe: Recipe, version: str, run_id: str, console: "Console") -> None:
+def _print_recipe(recipe: Recipe, version: str, run_id: str) -> None:
     record, hardware = recipe.record, recipe.record.hardware
     threads, gpus = hardware.threads, ", ".join(hardware.gpus) or "no GPU"
     patched = ", with its uncommitted changes" if recipe.patch else ""
@@ -144,10 +142,14 @@ def _print_recipe(recipe: Recipe, version: str, run_id: str, console: "Console")
     }
     for caption, text in lines.items():
         if text:
-            print_caption(console, caption, text)
+            _echo(caption, text)
 
 
-def _print_outcome(rebuild: Rebuild, console: "Console") -> bool:
+def _echo(caption: str, text: str) -> None:
+    echo(text, caption=f"  {caption:<9}  ")
+
+
+def _print_outcome(rebuild: Rebuild) -> bool:
     recipe, name = rebuild.recipe, "model.safetensors"
     digest, expected = (files.digest_file(folder / name) for folder in (rebuild.workspace.model, recipe.model))
     difference = None
@@ -155,20 +157,18 @@ def _print_outcome(rebuild: Rebuild, console: "Console") -> bool:
         difference, digest = _difference(rebuild, recipe.model / name)
     data = hash_of(rebuild.workspace.root / PACKED)
     weights = difference or _equal_tensors(recipe.model / name)
-    print_caption(console, "data", f"{data}, {'the same hash' if data == recipe.data else f'recorded: {recipe.data}'}")
-    print_caption(console, "weights", weights)
-    print_caption(
-        console, "file", f"SHA-256 {digest}, {'the same' if digest == expected else f'registered: {expected}'}"
-    )
-    console.print()
+    _echo("data", f"{data}, {'the same hash' if data == recipe.data else f'recorded: {recipe.data}'}")
+    _echo("weights", weights)
+    _echo("file", f"SHA-256 {digest}, {'the same' if digest == expected else f'registered: {expected}'}")
+    echo("")
     if data == recipe.data and difference is None:
-        console.print("reproduced, bit for bit", style="bold green")
+        echo("reproduced, bit for bit", style="green")
         return True
-    console.print(f"not reproduced: {weights}", style="bold red", markup=False)
+    echo(f"not reproduced: {weights}", style="red")
     other = other_ratchet(rebuild.workspace)
     reasons = [*([f"ratchet.lock {other}"] if other else []), *_reasons(recipe.record, rebuild.record)]
     for reason in reasons or ["no reason is known: the recorded machine, libraries and inputs are the same"]:
-        console.print(f"  {reason}", markup=False)
+        echo(f"  {reason}")
     return False
 
 

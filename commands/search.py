@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.app import echo, exit_on_sigterm, interruptible, new_console, new_group, project_folder
+from commands.app import exit_on_sigterm, interruptible, new_group, project_folder
+from ratchet.terminal_lines import echo, echo_table
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -96,18 +97,10 @@ def stop(study: Name = None) -> None:
 def table(study: Name = None) -> None:
     """Print the trials, the best first."""
     with project_folder() as workspace:
-        from rich.table import Table
-        from rich.text import Text
-
         from ratchet.reports.search_text import trial_table
 
         header, rows = trial_table(_store(workspace, study).require())
-        printed = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
-        for title in header:
-            printed.add_column(title.removeprefix("validation/"), overflow="fold")
-        for row in rows:
-            printed.add_row(*map(Text, row))
-        new_console().print(printed)
+        echo_table([title.removeprefix("validation/") for title in header], rows)
 
 
 @search.command()

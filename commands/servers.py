@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.app import Panel, echo, new_group
+from commands.app import Panel, new_group
+from ratchet.terminal_lines import echo
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def logs(
 
     try:
         for line in read_logs(Workspace.find(), service, lines=lines, follow=follow):
-            typer.echo(line.text if service else f"{line.service:7} | {line.text}")
+            echo(line.text if service else f"{line.service:7} | {line.text}")
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
 

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.app import Panel, echo, new_group
+from commands.app import Panel, new_group
+from ratchet.terminal_lines import echo
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from commands.app import echo
 from ratchet import files, settings
 from ratchet.errors import RegistryError
 from ratchet.provenance.archive import Archive, ArchivedRun
@@ -16,6 +15,7 @@ from ratchet.provenance.sealed import SealedReader
 from ratchet.registry.ledger import Ledger, LedgerEntry
 from ratchet.registry.provenance_record import PACKED, PROVENANCE_TAG
 from ratchet.registry.versions import REFERENCE
+from ratchet.terminal_lines import echo
 from ratchet.traffic.log_reader import find, log_folder
 from ratchet.workspace import Workspace
 from tasks.dvc_store import DvcStore, hash_of, md5_of

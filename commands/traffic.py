@@ -3,11 +3,11 @@
 import time
 from pathlib import Path
 
-from commands.app import echo, new_console
 from ratchet import files
 from ratchet.monitoring.drift_text import lines
 from ratchet.monitoring.quality import quality_lines
 from ratchet.monitoring.watch import current_versions, monitor_of
+from ratchet.terminal_lines import echo
 from ratchet.traffic.log_reader import log_folder
 from ratchet.traffic.log_summary import HourOfVersion, summary
 from ratchet.traffic.shadow_comparison import ShadowComparison, comparisons
@@ -18,13 +18,12 @@ __all__ = ["print_drift", "print_requests", "print_shadow"]
 
 def print_requests(workspace: Workspace) -> None:
     """Print a line for each hour and version."""
-    console = new_console()
     hours = summary(log_folder(workspace))
     if not hours:
-        console.print("No requests are logged. `ratchet serve` logs them where `serving.log` is true.")
+        echo("No requests are logged. `ratchet serve` logs them where `serving.log` is true.")
     for hour in hours:
         text = f"{hour.hour} UTC  {hour.version}  {hour.requests} requests, {hour.rows} rows, median "
-        console.print(f"{text}{hour.seconds * 1000:.1f} ms{_quality(hour)}", markup=False)
+        echo(f"{text}{hour.seconds * 1000:.1f} ms{_quality(hour)}")
 
 
 def _quality(hour: HourOfVersion) -> str:
@@ -41,16 +40,14 @@ def _quality(hour: HourOfVersion) -> str:
 
 def print_shadow(workspace: Workspace, *, by: str) -> None:
     """Print a line for each pair of versions, or for each slice of them by a logged column."""
-    console = new_console()
     pairs = comparisons(log_folder(workspace), by=by)
     if not pairs:
-        console.print("No version has answered in shadow. `ratchet set serving.shadow=NAME@challenger` chooses one.")
+        echo("No version has answered in shadow. `ratchet set serving.shadow=NAME@challenger` chooses one.")
     for pair in pairs:
         part = f"  {by}={pair.part}" if by else ""
-        console.print(
+        echo(
             f"{pair.shadow} beside {pair.served}{part}  {pair.requests} requests, {pair.rows} rows"
             f"{_shadow_quality(pair)}, median {pair.seconds * 1000:.1f} ms, served {pair.served_seconds * 1000:.1f} ms",
-            markup=False,
         )
 
 

@@ -5,12 +5,12 @@ import os
 import traceback
 from typing import TYPE_CHECKING, cast
 
-from commands.app import echo
 from flows import dvc_stage
 from ratchet import settings
 from ratchet.errors import PlatformError, RatchetError, find_cause, first_line
 from ratchet.references import require_references
 from ratchet.settings.run_settings import RunSettings, overridden
+from ratchet.terminal_lines import echo
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:

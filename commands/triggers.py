@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from commands.app import echo, new_console
 from ratchet import files, settings
 from ratchet.errors import RegistryError, SettingsError
 from ratchet.kinds.registry import kind_chosen
@@ -13,6 +12,7 @@ from ratchet.monitoring.rule import DriftRule
 from ratchet.monitoring.triggers import CALENDAR, TriggerComparison, compare, triggers_of
 from ratchet.reports.trigger_page import HEADER, trigger_page, trigger_rows, trigger_sentences
 from ratchet.settings.model import Params
+from ratchet.terminal_lines import echo, echo_table
 from ratchet.traffic.log_reader import log_folder
 from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
@@ -109,12 +109,7 @@ def _recorded_cost(workspace: Workspace, params: Params, history: "Recorded") ->
 
 
 def _print(comparison: TriggerComparison, title: str, notes: list[str], page: Path) -> None:
-    from rich.table import Table
-
-    table = Table(*HEADER, box=None, pad_edge=False)
-    for row in trigger_rows(comparison):
-        table.add_row(*row)
-    new_console().print(table)
+    echo_table(HEADER, trigger_rows(comparison))
     for sentence in [*trigger_sentences(comparison), *notes]:
         echo(sentence)
     files.write_text(page, trigger_page(comparison, title, notes))

@@ -1,9 +1,9 @@
 """`ratchet weights`: pretrained weights for data/pretrained. `ratchet use` looks into the caches as well."""
 
-from commands.app import echo
 from ratchet import files, settings, weights
 from ratchet.errors import TrainingError
 from ratchet.settings.model import Params
+from ratchet.terminal_lines import echo
 from ratchet.workspace import Workspace
 
 __all__ = ["find_named", "get"]

@@ -9,6 +9,7 @@ from typing import Any
 from ratchet.errors import RatchetError, SettingsError
 from ratchet.references import require_measurable, require_references
 from ratchet.settings.run_settings import overridden
+from ratchet.terminal_lines import echo
 from ratchet.workspace import Workspace, disk_errors
 from tasks.code import require_current
 from tasks.progress import Terminal
@@ -49,7 +50,8 @@ def run(stage: Callable[..., Any], *, unit: str) -> None:
             result = stage(params, workspace, progress=progress)
             progress.say(result.summary)
     except RatchetError as error:
-        sys.exit(f"{name}: {error}")
+        echo(f"{name}: {error}", err=True)
+        sys.exit(1)
     except KeyboardInterrupt:
-        print(f"{name}: interrupted. Run the same command again to continue", file=sys.stderr)
+        echo(f"{name}: interrupted. Run the same command again to continue", err=True)
         sys.exit(_INTERRUPTED)

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import textwrap
 
 from ratchet.checkpoint_names import checkpoint_paths
 from ratchet.errors import RegistryError
@@ -12,7 +11,7 @@ from ratchet.registry.journal import Journal
 from ratchet.registry.ledger import Ledger
 from ratchet.registry.runs import total_cost
 from ratchet.settings.model import Params
-from ratchet.terminal_lines import columns_of, fitted, wrapped
+from ratchet.terminal_lines import WIDEST, columns_of, echo
 from ratchet.workspace import Workspace
 from tasks.advice import steps_of
 from tasks.evaluate import Evaluation
@@ -22,43 +21,31 @@ from tasks.trained_model import TrainedModel
 
 __all__ = ["card_place", "earlier_version", "model_line", "newest_checkpoint", "print_summary", "summary"]
 
-_COLUMNS = 100
-
 
 def print_summary(
     params: Params, workspace: Workspace, registration: Registration | None = None, *, title: str | None = None
 ) -> None:
-    """Print the summary of the last run, in lines that fit the terminal and 100 columns; only URLs may be longer.
+    """Print the summary of the last run.
 
     `registration` is that of a run that has just ended. None: nothing was to do.
     """
-    from rich.console import Console
-
     lines, registration = summary(params, workspace), registration or Registration.load(workspace)
-    width, columns = max(map(len, lines)), min(_COLUMNS, columns_of(sys.stdout) or _COLUMNS)
-    console = Console(highlight=False, soft_wrap=True)
-    console.print()
-    if title:
-        console.print(fitted(title, sys.stdout), style="bold", markup=False)
+    width, columns = max(map(len, lines)), min(WIDEST, columns_of(sys.stdout) or WIDEST)
+    echo(f"\n{title}" if title else "", style="bold")
     for caption, text in lines.items():
-        console.print(f"  [bold]{caption:<{width}}[/]  ", end="")
-        parts = textwrap.wrap(text, columns - width - 4, break_long_words=False, break_on_hyphens=False)
-        console.print(f"\n{'':{width + 4}}".join(parts), markup=False)
-    console.print()
-    if note := earlier_version(params, workspace, registration):
-        console.print(fitted(note, sys.stdout), style="bold", markup=False)
-    verdict = registration.verdict
-    console.print(verdict_table(verdict, columns=columns), markup=False)
-    console.print()
+        echo(text, caption=f"  {caption:<{width}}  ")
+    note, verdict = earlier_version(params, workspace, registration), registration.verdict
+    echo(f"\n{note}" if note else "", style="bold")
+    echo(verdict_table(verdict, columns=columns) + "\n")
     steps = steps_of(params, workspace, verdict)
     width = max(len(command) for command, _ in steps)
     for number, (command, purpose) in enumerate(steps):
         lead = "" if number else "Next:"
         if 7 + width + 2 + max(len(text) for _, text in steps) <= columns:
-            console.print(f"{lead:7}{command:<{width}}  {purpose}", markup=False)
+            echo(f"{lead:7}{command:<{width}}  {purpose}")
             continue
-        console.print(wrapped(f"{lead:7}{command}", columns), style="bold", markup=False)
-        console.print(wrapped(f"{'':9}{purpose}", columns), markup=False)
+        echo(f"{lead:7}{command}", style="bold")
+        echo(f"{'':9}{purpose}")
 
 
 def summary(params: Params, workspace: Workspace) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """Text of a verdict: the table at the end of a run, one line for messages, and the text of each rule."""
 
-import textwrap
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -8,14 +7,14 @@ from ratchet.gate.result_text import RuleText
 from ratchet.gate.rules import RuleResult
 from ratchet.gate.verdict import RuleOutcome, Verdict, outcome
 from ratchet.kinds.registry import noun_of
+from ratchet.terminal_lines import WIDEST, wrapped
 
 __all__ = ["message", "rule_text", "verdict_table"]
 
-_WIDTH = 100  # columns of the table
 _MARKS: Mapping[RuleOutcome, str] = MappingProxyType({"passed": "ok", "doubt": "--", "failed": "FAILED"})
 
 
-def verdict_table(verdict: Verdict, *, columns: int = _WIDTH) -> str:
+def verdict_table(verdict: Verdict, *, columns: int = WIDEST) -> str:
     """Return the verdict as a table of so many columns: a heading, then each rule with its measured values."""
     result, _, counts = verdict.summary.partition(", ")
     heading = f"{result.upper()} ({counts})"
@@ -25,9 +24,8 @@ def verdict_table(verdict: Verdict, *, columns: int = _WIDTH) -> str:
     for rule in verdict.rules:
         text, mark = rule_text(rule, verdict.kind), _MARKS[outcome(rule)]
         first = f"  {mark:<{mark_width}}  {rule.name:<{name_width}}  "
-        lines += _wrapped(text.short, first, columns)
-        if text.fix:
-            lines += _wrapped(f"Fix: {text.fix}", " " * len(first), columns)
+        for line in (first + text.short, *([f"{'':{len(first)}}Fix: {text.fix}"] if text.fix else [])):
+            lines.append(wrapped(line, columns, len(first)))
     return "\n".join(lines)
 
 
@@ -43,8 +41,3 @@ def message(verdict: Verdict) -> str:
 def rule_text(rule: RuleResult, kind: str = "image") -> RuleText:
     """Return the result of one rule as text; `kind` is that of the samples (`Verdict.kind`)."""
     return rule.text(noun_of(kind), kind)
-
-
-def _wrapped(text: str, first: str, columns: int) -> list[str]:
-    indent = " " * len(first)
-    return textwrap.wrap(text, columns, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)

@@ -1,6 +1,6 @@
 """Coverage of the confidence intervals, by simulation with known true values.
 
-bench/coverage.py measures the same for more kinds of data, and docs/evaluation.md has its table. test_slices.py tests
+bench/coverage.py measures the same for more kinds of data, and docs/evaluation.md has a summary. test_slices.py tests
 the intervals of shares and of their differences.
 """
 

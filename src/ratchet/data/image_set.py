@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import polars as pl
@@ -60,6 +61,17 @@ def deciding_code() -> dict[str, str]:
     return closure(["ratchet.data.ingest"], stage="ingest", choice={"kind": "image"})
 
 
+class _Digest(io.RawIOBase):
+    """A file that keeps the SHA-256 of what is written to it, and nothing else."""
+
+    def __init__(self) -> None:
+        self.content = hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self.content.update(data)
+        return len(data)
+
+
 class _Ingest:
     """An ingest of packed images."""
 
@@ -107,13 +119,14 @@ class _Ingest:
                 pixels = PixelStore(scratch, self.task.packed, partial(self._read_again, scratch))
                 self._done = self.source.refused.height
                 known = self.cache.facts(shape=shape)
-                facts = self.survey.read_all(self.listing, scratch, known)
+                stored.unlink(missing_ok=True)  # another shape's, which may still be mapped
+                self.survey.read_all(self.listing, scratch, known).write_ipc(stored)
+                facts = pl.read_ipc(stored)  # mapped, so that texts of many samples take no memory
                 bad, used = overrides.apply(self._check(facts), self.task.released)
                 good = quarantine.without(facts, bad)
                 if good.is_empty():
                     self._check_quarantine(bad)
                 if self._shape(good) == shape:
-                    facts.write_ipc(stored)
                     packed = self._packed_set(facts, bad, used, pixels)
                     del facts, good, known  # they take as much memory as all that follows
                     return self._pack(draft, packed, pixels), shape
@@ -221,14 +234,12 @@ class _Ingest:
     @cached_property
     def _inputs(self) -> str:
         """Digest of everything that decides the packed set."""
-        tables = io.BytesIO()
-        self.listing.write_ipc(tables)
-        self.source.refused.write_ipc(tables)
-        self.task.released.write_ipc(tables)
+        tables = _Digest()
+        for table in (self.listing, self.source.refused, self.task.released):
+            table.write_ipc(cast("BinaryIO", tables))
         settings = self.settings.model_dump(mode="json", exclude={"workers"})
         notes = [] if self.targets is None else [self.targets.why, *self.targets.notes]
-        content = hashlib.sha256(tables.getvalue()).hexdigest()
-        return files.digest_json([settings, self.names, notes, deciding_code(), content])
+        return files.digest_json([settings, self.names, notes, deciding_code(), tables.content.hexdigest()])
 
     def _outputs(self, packed: Path) -> str:
         """Digest of a packed set and the quarantine table: the content of small files and the sizes of large ones.

@@ -98,7 +98,7 @@ class Survey:
                     image_rules.facts_frame(facts).write_ipc(Path(folder, f"{len(os.listdir(folder)):08}"))
                     facts = {}
                 self._advance(len(columns["bytes"]))
-            frames += [pl.read_ipc(path.read_bytes()) for path in sorted(Path(folder).iterdir())]
+            frames += [pl.read_ipc(path) for path in sorted(Path(folder).iterdir())]
         frames += [image_rules.facts_frame(facts)] if facts else []
         read = pl.concat(frames, how="diagonal").with_columns(place=unread["place"])
         read = read.with_columns(at=pl.when(pl.col("pixels").is_not_null()).then(pl.int_range(pl.len()) + first))

@@ -448,6 +448,21 @@ def test_a_training_waits_for_labels_that_none_before_had(adult: Place) -> None:
         collect(now=now + 3 * WEEK)
 
 
+def test_a_clock_that_was_ahead_stops_no_training(adult: Place) -> None:
+    spec, workspace, now = adult.spec, adult.workspace, time.time()
+    params = adult.params.model_copy(update={"monitoring": MonitoringSettings(min_labels=30)})
+    adult.request(0, 100)
+    adult.label(adult.true_labels(0, 20))
+    with pytest.raises(NotTrained, match=r"monitoring.min_labels is 30"):
+        retraining.collect(workspace, params, lambda name: spec, now=now + 50 * WEEK, say=print)
+    record = workspace.state / "monitoring" / "retraining.json"
+    times = [now + 50 * WEEK] * params.monitoring.max_retrainings_per_week
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"times": times}))
+    adult.label(adult.true_labels(20, 60), time=now + 20)
+    assert retraining.arrived(workspace, params, now=now + 30).startswith("ratchet-labels-")
+    assert retraining.collect(workspace, params, lambda name: spec, now=now + 30, say=print) is not None
+
+
 def test_a_run_that_did_not_train_begins_again(adult: Place) -> None:
     """Also after old labels were deleted, but not while the weekly limit would refuse it."""
     spec, workspace, now = adult.spec, adult.workspace, time.time()

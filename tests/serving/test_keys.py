@@ -88,6 +88,25 @@ def test_damaged_keys_stay_valid_while_the_server_runs(store: KeyStore) -> None:
     assert gate.status(store.add("anna")) == 200
 
 
+def test_keys_are_read_again_after_their_rights_were_corrected(
+    store: KeyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A removed key is valid only until then: nothing in the file changes with its rights."""
+    key, other = store.add("anna"), store.add("bob")
+    gate = Gate(store)
+    store.remove("bob")
+    store.path.chmod(0o000)
+
+    def unreadable(self: KeyStore) -> list[Any]:
+        raise PlatformError("keys.json: cannot be read. Fix: correct its owner")
+
+    with monkeypatch.context() as patched:  # root reads it anyway
+        patched.setattr(KeyStore, "read", unreadable)
+        assert (gate.status(key), gate.status(other)) == (200, 200)
+    store.path.chmod(0o600)
+    assert (gate.status(key), gate.status(other)) == (200, 401)
+
+
 def test_removal_of_the_last_key_opens_nothing(store: KeyStore) -> None:
     key = store.add("anna")
     gate = Gate(store)

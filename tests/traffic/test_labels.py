@@ -55,6 +55,16 @@ def test_newest_label_counts_and_repeats_change_nothing(requests: Path) -> None:
     assert store.logged({ANSWERS[4], "unknown"}) == {(ANSWERS[4], 0): "digest"}
 
 
+def test_correction_counts_after_the_clock_was_set_back(requests: Path) -> None:
+    days = {"now": NOON}
+    store = LabelStore(requests, clock=lambda: days["now"])
+    for later, label in ((0, 2.0), (365, 1.0), (1, 0.0)):
+        days["now"] = NOON + later * 86_400.0
+        store.add({(ANSWERS[0], 0): [label]}, problem="regression", days=1000.0)
+        assert store.newest()["label"].to_list() == [[label]]
+    assert store.add({(ANSWERS[0], 0): [0.0]}, problem="regression", days=1000.0) == Stored(0, 0, 1)
+
+
 def test_labels_are_not_stored_after_the_deadline(requests: Path) -> None:
     store = LabelStore(requests)
     endpoint = LabelEndpoint(cast(Any, SimpleNamespace(settings=ServingSettings())), store)

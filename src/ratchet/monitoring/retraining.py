@@ -135,13 +135,14 @@ def arrived(project: Workspace, params: Params, *, now: float) -> str:
     record = _read(project)
     if not record.missing or _is_limit_reached(record, params, now):
         return ""
+    attempt = 0.0 if record.attempt > now else record.attempt  # the clock was set back since
     times = LabelStore(log_folder(project)).newest()["labelled"].dt.epoch("us")
     key = f"ratchet-labels-{record.attempt:.0f}-{now // 86_400:.0f}"
-    return key if (times > record.attempt * 1e6).sum() >= record.missing else ""
+    return key if (times > attempt * 1e6).sum() >= record.missing else ""
 
 
 def _is_limit_reached(record: _Record, params: Params, now: float) -> bool:
-    return sum(now - each < _WEEK for each in record.times) >= params.monitoring.max_retrainings_per_week
+    return sum(abs(now - each) < _WEEK for each in record.times) >= params.monitoring.max_retrainings_per_week
 
 
 def _folder(project: Workspace) -> Path:

@@ -55,7 +55,9 @@ class Journal:
             self._remember(uid=uuid.uuid4().hex)
         self._truncate_partial_line()
         # A resumed training repeats points, and MLflow refuses parameters that are set twice.
-        self._seen = {self._identity(entry.kind, entry.content) for entry in self.entries(0, warn=True)}
+        earlier = self.entries(0, warn=True)
+        self._seen = {self._identity(entry.kind, entry.content) for entry in earlier}
+        self._latest = max((entry.time for entry in earlier), default=0)
         self._file = self._path.open("ab", buffering=0)
         self._unwritten = b""  # what a full disk did not take
 
@@ -115,7 +117,9 @@ class Journal:
             if identity in self._seen and not again:
                 return
             self._seen.add(identity)
-            line = {"kind": kind, "time": time.time_ns() // 1_000_000, "content": content}
+            # Of two values of a step MLflow shows the later one, so a clock that is set back must not order them.
+            self._latest = max(time.time_ns() // 1_000_000, self._latest + again)
+            line = {"kind": kind, "time": self._latest, "content": content}
             self._unwritten += json.dumps(line, allow_nan=False).encode() + b"\n"
             self._write_out()
 

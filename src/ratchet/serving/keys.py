@@ -30,7 +30,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _PREFIX = "rk_"  # so that scanners for secrets can find a key that was published
 _LOG = logging.getLogger(__name__)
 _LOOK = 1.0  # seconds between two looks at the file
-_MISSING = (0, 0)  # stamp of a missing file
+_MISSING = (0, 0, 0)  # stamp of a missing file
 
 
 @dataclass(frozen=True)
@@ -242,9 +242,10 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _stamp(path: Path) -> tuple[int, int]:
+def _stamp(path: Path) -> tuple[int, int, int]:
+    """Return what changes with the content, and with the owner and the rights, of a file."""
     try:
         status = path.stat()
     except FileNotFoundError:
         return _MISSING
-    return status.st_mtime_ns, status.st_ino
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_ino

@@ -73,7 +73,9 @@ class LabelStore:
             given = _frame(labels, problem, now)
             rows = [key for key, label in zip(labels, given["label"].to_list(), strict=True) if known.get(key) != label]
             if rows:
-                path = self.folder / f"{time.strftime('%Y-%m-%d', time.gmtime(now))}.parquet"
+                # The order of the files is that of the labels, also after the clock was set back.
+                earlier_files = [path.name for path in stored_files(self.folder, "*.parquet")]
+                path = self.folder / max(time.strftime("%Y-%m-%d.parquet", time.gmtime(now)), *earlier_files, "")
                 earlier = [read_file(path, _schema())] if path.exists() else []
                 content = io.BytesIO()
                 pl.concat([*earlier, _frame({key: labels[key] for key in rows}, problem, now)]).write_parquet(content)

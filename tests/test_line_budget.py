@@ -8,7 +8,7 @@ LIMITS = {
     "baselines": 650,
     "code": 450,
     "commands": 4_150,
-    "data": 11_302,
+    "data": 11_303,
     "doctor": 1_225,
     "evaluation": 3_320,
     "exports": 740,
@@ -20,7 +20,7 @@ LIMITS = {
     "project_files": 30,
     "provenance": 1_060,
     "ratchet": 2_155,
-    "registry": 4_639,
+    "registry": 4_643,
     "reports": 2_165,
     "scale": 730,
     "search": 1_170,
@@ -29,7 +29,7 @@ LIMITS = {
     "settings": 2_525,
     "tasks": 5_428,
     "tokens": 400,
-    "traffic": 1_022,
+    "traffic": 1_024,
     "training": 9_845,
 }
 

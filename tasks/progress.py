@@ -1,5 +1,6 @@
 """Progress of a stage on the terminal."""
 
+import os
 import sys
 import time
 from datetime import timedelta
@@ -12,11 +13,12 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-__all__ = ["StageProgress", "Terminal"]
+__all__ = ["LINE_SECONDS_VARIABLE", "StageProgress", "Terminal"]
 
 NO_RESULT = "it prints progress"
 
-_LINE_SECONDS = 10.0  # between progress lines if stderr is not a terminal
+LINE_SECONDS_VARIABLE = "RATCHET_LINE_SECONDS"
+"""Environment variable with the seconds between progress lines if stderr is not a terminal; without it: 10."""
 _WIDE, _NARROW = 100, 70  # columns of a terminal, for a long bar, and for the pace beside it
 
 
@@ -42,7 +44,7 @@ class Terminal:
         self._bar = _bar(self._console)
         self._task = self._bar.add_task(stage, total=None, unit=unit, rate="", note="")
         self._first: tuple[float, int] | None = None
-        self._last_line = time.monotonic()
+        self._last_line, self._line_seconds = time.monotonic(), float(os.environ.get(LINE_SECONDS_VARIABLE) or 10)
 
     def __enter__(self) -> "Terminal":
         self._bar.start()
@@ -63,7 +65,7 @@ class Terminal:
         parts = [f"{self.stage}: {done:,} of {total:,} {self.unit}", pace, left, note]
         self.words = ", ".join(filter(None, parts))
         self._bar.update(self._task, completed=done, total=total, rate=pace, note=note)
-        if self._bar.disable and now - self._last_line > _LINE_SECONDS:
+        if self._bar.disable and now - self._last_line > self._line_seconds:
             self._last_line = now
             self._console.print(self.words, markup=False, soft_wrap=True)
 

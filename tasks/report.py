@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ratchet.registry.provenance_record import Provenance
     from ratchet.reports.inline_images import ErrorExample
 
-__all__ = ["write_report"]
+__all__ = ["error_examples", "write_report"]
 
 
 def write_report(verdict: "Verdict", record: "Provenance", params: Params, workspace: Workspace) -> None:
@@ -40,7 +40,7 @@ def write_report(verdict: "Verdict", record: "Provenance", params: Params, works
             verdict=verdict,
             metrics=read_metrics(workspace.reports),
             history=files.read_json(workspace.model / "history.json"),
-            examples=_examples(predictions, explanations, params, workspace) if kind.has_pixels else (),
+            examples=error_examples(predictions, explanations, params, workspace) if kind.has_pixels else (),
             predictions=predictions,
             kind=kind.name,
             unexplained=explanations.reason,
@@ -57,14 +57,14 @@ def write_report(verdict: "Verdict", record: "Provenance", params: Params, works
     files.write_json(workspace.reports / "provenance.json", to_plain(record))
 
 
-def _examples(
-    predictions: "Predictions", explanations: "Explanations", params: Params, workspace: Workspace
+def error_examples(
+    predictions: "Predictions", explanations: "Explanations", params: Params, workspace: Workspace, *, count: int = 24
 ) -> "list[ErrorExample]":
     """Return the images with the most confident wrong predictions. Other samples are shown as texts."""
     from ratchet.reports.inline_images import ErrorExample
     from ratchet.training import ImageSplit, open_split
 
-    worst = predictions.worst_errors()
+    worst = predictions.worst_errors(count)
     test = open_split(workspace.packed, "test", sample_timeout=params.training.sample_timeout)
     assert isinstance(test, ImageSplit), "the input is an image"
     return [

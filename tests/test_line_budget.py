@@ -7,7 +7,7 @@ REPOSITORY = Path(__file__).parents[1]
 LIMITS = {
     "baselines": 650,
     "code": 450,
-    "commands": 4_150,
+    "commands": 4_750,
     "data": 11_303,
     "doctor": 1_225,
     "evaluation": 3_320,
@@ -19,7 +19,7 @@ LIMITS = {
     "problems": 1_010,
     "project_files": 30,
     "provenance": 1_060,
-    "ratchet": 2_155,
+    "ratchet": 2_170,
     "registry": 4_643,
     "reports": 2_165,
     "scale": 730,

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import signal
 import sys
 
 __all__ = ["end_with_parent"]
@@ -9,9 +10,12 @@ __all__ = ["end_with_parent"]
 NO_RESULT = "it ends processes"
 
 
-def end_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when its parent, a process id, ends (Linux). It may have ended before."""
+def end_with_parent(parent: int, by: int = signal.SIGKILL) -> None:
+    """Let the kernel send a signal to this process when its parent, a process id, ends (Linux).
+
+    It may have ended before.
+    """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+        ctypes.CDLL(None).prctl(1, int(by))  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         os._exit(1)

@@ -19,7 +19,6 @@ They can be distinguished with red-green colour blindness, and on light and dark
 """
 
 _SMALL = 96  # pixels: images with a shorter side than this are enlarged without smoothing
-_MOST = 24
 _DIMMED = (0.08, 0.5)  # brightness of black and white below the colours
 _FULL = 0.98  # share of an image's pixels below full colour
 
@@ -70,14 +69,14 @@ class ErrorCard:
 
 
 def error_cards(examples: Sequence[ErrorExample]) -> list[ErrorCard]:
-    """Prepare the first examples."""
+    """Prepare examples for a page."""
     return [
         ErrorCard(
             example,
             inline(example.image),
             None if example.contributions is None else inline(overlay(example.image, example.contributions)),
         )
-        for example in examples[:_MOST]
+        for example in examples
     ]
 
 

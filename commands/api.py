@@ -1,0 +1,231 @@
+"""`ratchet.open` and `ratchet.new`: a project in Python and notebooks, by the same commands, flow and files."""
+
+import contextlib
+import glob
+import html
+import io
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from commands.child import run_command
+from commands.compare import compare, print_comparison
+from commands.training_run import TrainingRun, last_run, run_of_version
+from ratchet import settings
+from ratchet.data.reading.storage import is_url
+from ratchet.errors import DataError, RatchetError, SettingsError, WorkspaceError
+from ratchet.provenance.comparison import Comparison
+from ratchet.settings.messages import dotted_keys
+from ratchet.settings.model import Params
+from ratchet.workspace import Workspace
+from tasks.score import absolute
+
+if TYPE_CHECKING:
+    import polars
+
+__all__ = ["ModelVersion", "Project", "ShownComparison", "new", "open"]
+
+_GLOB = "*?["
+
+
+def open(folder: str | PathLike[str] | None = None) -> "Project":
+    """Open a project folder; without a name that of the working folder, or the one above it that is a project.
+
+    Raises:
+        WorkspaceError: it has no params.yaml.
+    """
+    if folder is None:
+        return Project(Workspace.find())
+    root = Path(folder).expanduser().resolve()
+    if not (root / "params.yaml").is_file():
+        raise WorkspaceError(
+            f"{folder}: no project, it has no params.yaml (looked in {root}). Fix: name the folder of a project, or "
+            f"make one with `ratchet.new({str(folder)!r})`"
+        )
+    return Project(Workspace(root))
+
+
+def new(folder: str | PathLike[str], *, like: str = "digits") -> "Project":
+    """Make a project in a new folder, with the settings of an example, as `ratchet new` does.
+
+    Raises:
+        WorkspaceError: the folder has files already.
+        SettingsError: there is no such example.
+    """
+    from commands.new import new as new_project
+
+    new_project(Path(folder), like)
+    return open(folder)
+
+
+@dataclass(frozen=True)
+class Project:
+    """A project folder. What it does is what the commands do there; nothing else is stored."""
+
+    workspace: Workspace
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the project."""
+        return self.workspace.root
+
+    def train(self, *, continue_with_changed_code: bool = False, **changes: object) -> TrainingRun:
+        """Run `ratchet train` in a process of its own, show its progress, and return its result.
+
+        If the kernel ends, the training writes a checkpoint and ends; the next call continues there. What has not
+        changed since the last run is not done again.
+
+        Args:
+            continue_with_changed_code: let an interrupted training go on though its code changed.
+            changes: settings of this run, which stay in params.yaml if it completes: `epochs=5` where one setting has
+                that last name, and any by its whole name: `**{"training.epochs": 5}`.
+
+        Raises:
+            SettingsError: a setting is not allowed.
+            RatchetError: the run has failed. The message is that of the command.
+        """
+        assignments = [f"{key}={_yaml(key, value)}" for key, value in _whole_names(changes).items()]
+        if not self.workspace.overrides.exists():  # else params.yaml still has the settings of a killed run
+            settings.plan(self.workspace.params, settings.parse_assignments(assignments))
+        options = [option for assignment in assignments for option in ("--set", assignment)]
+        if continue_with_changed_code:
+            options.append("--continue-with-changed-code")
+        run_command(self.workspace, "train", *options)
+        return last_run(self.workspace)
+
+    def run(self, version: str | None = None) -> TrainingRun:
+        """Return the run of a registered version, "pets/1" or "pets@champion"; without one the last run."""
+        return last_run(self.workspace) if version is None else run_of_version(self.workspace, version)
+
+    def compare(self, a: str, b: str) -> "ShownComparison":
+        """Explain why two versions or runs differ, as `ratchet compare` does."""
+        return ShownComparison(**vars(compare(self.workspace, a, b)))
+
+    @property
+    def champion(self) -> "ModelVersion":
+        """The version in use.
+
+        Raises:
+            RegistryError: there is none.
+        """
+        from ratchet.registry.names import registered_name
+
+        return self.model(f"{registered_name(settings.load(self.workspace.params), self.workspace)}@champion")
+
+    def model(self, version: str) -> "ModelVersion":
+        """Return a registered version: "pets/1" or "pets@challenger".
+
+        Raises:
+            RegistryError: there is no such version.
+        """
+        from ratchet.registry.models import ModelRegistry
+
+        registered = ModelRegistry(self.workspace, settings.load(self.workspace.params)).find(version)
+        return ModelVersion(self.workspace, registered.name, registered.number, registered.aliases)
+
+
+@dataclass(frozen=True)
+class ModelVersion:
+    """A registered version of a model, with the aliases that it had when it was looked up."""
+
+    workspace: Workspace
+    name: str
+    number: str
+    aliases: tuple[str, ...]
+
+    def predict(self, *paths: str | PathLike[str], column: str | None = None) -> "polars.DataFrame":
+        """Score files, as `ratchet predict` does: images, tables, texts, folders of them, or patterns such as *.jpg.
+
+        `column` is the one with the texts of a text model. A row without an answer has the reason in `refused`; a file
+        that cannot be read is named on stderr.
+
+        Raises:
+            RatchetError: no row could be read, or there is no such file.
+        """
+        import polars
+
+        with tempfile.TemporaryDirectory(prefix="ratchet-predict-") as folder:
+            out = Path(folder, "answers.parquet")
+            options = ["--model", f"{self.name}/{self.number}", "--out", str(out)]
+            options += ["--column", column] if column else []
+            try:
+                run_command(self.workspace, "predict", *options, "--", *_files(paths))
+            except RatchetError:
+                if not out.exists():
+                    raise
+            return polars.read_parquet(out)
+
+    @property
+    def run(self) -> TrainingRun:
+        """The run that trained it."""
+        return run_of_version(self.workspace, f"{self.name}/{self.number}")
+
+
+class ShownComparison(Comparison):
+    """A comparison, which is shown as `ratchet compare` prints it."""
+
+    def __repr__(self) -> str:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            print_comparison(self, most=20)
+        return printed.getvalue()
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(repr(self))}</pre>"
+
+
+def _whole_names(changes: Mapping[str, object]) -> dict[str, object]:
+    """Return settings by dotted key: a name without a dot is the only setting that ends with it.
+
+    Raises:
+        SettingsError: several end with it, or a setting is named twice.
+    """
+    keys = list(dotted_keys(Params))
+    whole: dict[str, object] = {}
+    for name, value in changes.items():
+        named = [name] if name in keys else [key for key in keys if key.rpartition(".")[2] == name] or [name]
+        if len(named) > 1:
+            raise SettingsError(
+                f"{name}: several settings have this name. Allowed: {', '.join(named)}. Fix: "
+                f"`**{{{named[0]!r}: {value!r}}}`"
+            )
+        if named[0] in whole:
+            raise SettingsError(
+                f"{named[0]}: is given twice. Allowed: each setting once. Fix: leave out one of the two"
+            )
+        whole[named[0]] = value
+    return whole
+
+
+def _yaml(key: str, value: object) -> str:
+    """Return a value as YAML in one line, of which JSON is a part."""
+    try:
+        return json.dumps(str(value) if isinstance(value, PathLike) else value)
+    except (TypeError, ValueError):
+        raise SettingsError(
+            f"{key}: found {value!r} ({type(value).__name__}). Allowed: numbers, texts, lists and mappings of Python"
+        ) from None
+
+
+def _files(paths: tuple[str | PathLike[str], ...]) -> list[str]:
+    """Return absolute paths, with the files of each pattern, which the shell does for the command.
+
+    Raises:
+        DataError: a pattern matches no file, or there is no path.
+    """
+    if not paths:
+        raise DataError(
+            "predict: no files. Allowed: paths of files and folders, or patterns. Fix: predict('new/*.jpg')"
+        )
+    listed: list[str] = []
+    for path in map(str, paths):
+        is_pattern = any(letter in path for letter in _GLOB) and not is_url(path) and not Path(path).exists()
+        matching = sorted(glob.glob(str(Path(path).expanduser()), recursive=True)) if is_pattern else [path]
+        if not matching:
+            raise DataError(f"{path}: matches no file in {Path.cwd()}. Fix: name files that exist")
+        listed += matching
+    return list(absolute(listed, base=Path.cwd()))

@@ -1,0 +1,131 @@
+"""A command of `ratchet` in a child process, whose progress is shown in a notebook or as lines on stderr."""
+
+import html
+import os
+import re
+import signal
+import subprocess
+import sys
+import uuid
+from collections import deque
+from typing import Any
+
+from ratchet.errors import RatchetError
+from ratchet.workspace import ROOT_VARIABLE, Workspace
+from tasks.progress import LINE_SECONDS_VARIABLE
+
+__all__ = ["Progress", "run_command"]
+
+_PROGRESS = re.compile(r"^(?P<stage>[\w-]+): (?P<done>[\d,]+) of (?P<total>[\d,]+) ")
+_LINE_SECONDS = "0.5"
+_SHOWN = 12  # lines
+_LOGGED = 200  # lines that are kept for the message of an error
+_COLOURS = ("FORCE_COLOR", "CLICOLOR_FORCE", "CLICOLOR", "MPLBACKEND")  # that Jupyter sets for the kernel's own output
+_START = """\
+import os, signal, sys
+from ratchet.parent_process import end_with_parent
+end_with_parent({parent}, signal.SIGTERM)
+sys.argv[0] = "ratchet"
+from commands.cli import main
+main()
+"""
+
+
+def run_command(workspace: Workspace, *arguments: str) -> list[str]:
+    """Run `ratchet ARGUMENTS` in the project folder, and return the last lines that it wrote to stderr.
+
+    The command ends as by SIGTERM if this process ends. Ctrl-C, or the button "interrupt" of a notebook, is passed on.
+
+    Raises:
+        RatchetError: the command has ended with an error, which is the message.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in _COLOURS}
+    environment |= {ROOT_VARIABLE: str(workspace.root), LINE_SECONDS_VARIABLE: _LINE_SECONDS, "NO_COLOR": "1"}
+    program = _START.format(parent=os.getpid())
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", program, *arguments],  # -P: no folder of the project is taken for Ratchet's
+        cwd=workspace.root,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # a notebook's interrupt goes to the kernel's whole group
+    )
+    lines: deque[str] = deque(maxlen=_LOGGED)
+    with process, Progress(lines, f"ratchet {arguments[0]}") as progress:
+        try:
+            _follow(process, progress)
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)
+            _follow(process, progress)
+            raise
+    if process.returncode:
+        raise RatchetError(_error(lines, arguments[0], process.returncode))
+    return list(lines)
+
+
+def _follow(process: "subprocess.Popen[str]", progress: "Progress") -> None:
+    assert process.stderr is not None, "it is a pipe"
+    for line in process.stderr:
+        progress.add(line.rstrip())
+
+
+def _error(lines: "deque[str]", command: str, code: int) -> str:
+    """Return the message of the error that ended a command: the lines from the last that begins as one."""
+    content = list(lines)
+    starts = [number for number, line in enumerate(content) if line.startswith("ratchet: ")]
+    if not starts:
+        return "\n".join([f"the command {command} ended with exit code {code}", *content[-_SHOWN:]])
+    return "\n".join(content[starts[-1] :]).removeprefix("ratchet: ")
+
+
+class Progress:
+    """Lines of a command. In a notebook one output with a bar, which is updated; elsewhere stderr."""
+
+    def __init__(self, lines: "deque[str]", title: str) -> None:
+        self._lines, self._title, self._bar = lines, title, ""
+        self._shown: deque[str] = deque(maxlen=_SHOWN)
+        self._display = _notebook()
+        self._id = uuid.uuid4().hex
+
+    def __enter__(self) -> "Progress":
+        if self._display:
+            self._display.display(self, display_id=self._id)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar = ""
+        self._update()
+
+    def add(self, line: str) -> None:
+        """Show a line. That of a stage's progress takes the place of the one before."""
+        self._lines.append(line)
+        if not self._display:
+            print(line, file=sys.stderr, flush=True)
+        if progress := _PROGRESS.match(line):
+            done, total = (int(progress[name].replace(",", "")) for name in ("done", "total"))
+            self._bar = f'<progress value="{done}" max="{max(1, total)}"></progress> {html.escape(line)}'
+        elif line:
+            self._bar = ""
+            self._shown.append(line)
+        self._update()
+
+    def _update(self) -> None:
+        if self._display:
+            self._display.update_display(self, display_id=self._id)
+
+    def __repr__(self) -> str:
+        return "\n".join([self._title, *self._shown])
+
+    def _repr_html_(self) -> str:
+        lines = html.escape("\n".join(self._shown))
+        return f'<b>{html.escape(self._title)}</b><pre style="white-space:pre-wrap">{lines}</pre>{self._bar}'
+
+
+def _notebook() -> Any:
+    """Return the module IPython.display in the kernel of a notebook; None elsewhere."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return ipython.display if getattr(shell, "kernel", None) else None

@@ -1,0 +1,96 @@
+"""`ratchet.open` and `ratchet.new`. tests/system/test_notebook.py runs them in a real kernel."""
+
+import subprocess
+import sys
+from collections import deque
+from pathlib import Path
+
+import pytest
+
+import ratchet
+from commands import api
+from commands.child import Progress, run_command
+from ratchet.errors import DataError, RatchetError, SettingsError, WorkspaceError
+
+
+@pytest.fixture
+def pets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A project that was never trained, beside the working folder."""
+    monkeypatch.chdir(tmp_path)
+    for role in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{role}_NAME", "N")
+        monkeypatch.setenv(f"GIT_{role}_EMAIL", "n@example.com")
+    return ratchet.new("pets", like="tabular-regression")
+
+
+def test_importing_ratchet_imports_nothing_heavy() -> None:
+    program = """
+import sys
+import ratchet
+heavy = {"torch", "numpy", "polars", "mlflow", "pydantic", "commands", "tasks", "flows"}
+print(sorted(heavy & sys.modules.keys()), hasattr(ratchet, "train"), callable(ratchet.open))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[] False True\n"
+
+
+def test_mypy_sees_the_types_of_open() -> None:
+    """The stub names what the module gives."""
+    assert (ratchet.open, ratchet.new) == (api.open, api.new)
+    stub = Path(ratchet.__file__).with_suffix(".pyi").read_text()
+    assert "from commands.api import new as new\nfrom commands.api import open as open" in stub
+
+
+def test_open_finds_a_project_and_names_a_folder_without_one(pets, tmp_path: Path, monkeypatch) -> None:
+    assert ratchet.open("pets").folder == pets.folder == tmp_path / "pets"
+    with pytest.raises(WorkspaceError, match=r"dogs: no project, it has no params.yaml .*`ratchet.new\('dogs'\)`"):
+        ratchet.open("dogs")
+    monkeypatch.chdir(pets.folder / "own")
+    assert ratchet.open() == pets
+    with pytest.raises(WorkspaceError, match="pets: exists"):
+        ratchet.new(pets.folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epoch": 3}, "epoch: unknown key .*Did you mean training.epochs"),
+        ({"epochs": "many"}, "training.epochs: found 'many'. Allowed: a whole number"),
+        ({"epochs": object()}, "training.epochs: found <object .*Allowed: numbers, texts, lists and mappings"),
+        ({"workers": 2}, r"workers: several settings .*data.workers, training.workers.*\*\*\{'data.workers': 2\}"),
+        ({"epochs": 2, "training.epochs": 3}, "training.epochs: is given twice"),
+    ],
+)
+def test_wrong_settings_name_what_is_allowed(pets, changes: dict[str, object], message: str) -> None:
+    before = pets.workspace.params.read_bytes()
+    with pytest.raises(SettingsError, match=message):
+        pets.train(**changes)
+    assert pets.workspace.params.read_bytes() == before
+    assert not pets.workspace.state.joinpath("workspace.lock").exists(), "no command was started"
+
+
+def test_without_a_run_or_files_the_fix_is_named(pets) -> None:
+    with pytest.raises(DataError, match=r"pets: has no finished run. Fix: `project.train\(\)`"):
+        pets.run()
+    version = api.ModelVersion(pets.workspace, "pets", "1", ())
+    with pytest.raises(DataError, match=r"new/\*.jpg: matches no file in"):
+        version.predict("new/*.jpg")
+    with pytest.raises(DataError, match="no files"):
+        version.predict()
+
+
+def test_a_failed_command_raises_its_message(pets) -> None:
+    pets.workspace.params.write_text("data: [\n")
+    with pytest.raises(RatchetError, match=r"params.yaml line 2: not YAML .*Fix: correct that line$"):
+        run_command(pets.workspace, "train")
+
+
+def test_progress_lines_replace_each_other_in_a_notebook() -> None:
+    progress = Progress(deque(), "ratchet train")
+    progress.add("train: 10 of 1,200 steps, 4/s, <b>")
+    assert (
+        '<progress value="10" max="1200"></progress> train: 10 of 1,200 steps, 4/s, &lt;b&gt;' in progress._repr_html_()
+    )
+    progress.add("train: done")
+    assert "<progress" not in progress._repr_html_()
+    assert repr(progress) == "ratchet train\ntrain: done"

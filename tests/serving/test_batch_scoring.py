@@ -258,7 +258,7 @@ def test_refused_rows_have_reasons_and_the_others_answers(place: Place, tmp_path
     place.score(lines, tmp_path / "lines")
     reasons = answers(tmp_path / "lines")["refused"]
     assert [reason is None for reason in reasons] == [True, False, False, False, True, True]
-    assert reasons[2] == "line 3 is no JSON object"
+    assert reasons[2] == "line 3 is no JSON object with finite numbers"
     assert reasons[3] == "line 4 has no 'fare'. Fix: add it; null is a missing value"
     table.write_text(f"{names}\nold,8,1,male,S\n")
     assert "1 of 1 rows" not in place.project.refused(*place.command(table, tmp_path / "none"))
@@ -279,7 +279,7 @@ def test_texts_are_files_or_rows(place: Place, tmp_path: Path) -> None:
     scored = place.score(folder, tmp_path / "out", model="texts@champion", shard_rows=5)
     assert (scored.rows, scored.refused) == (13, 1)
     results = answers(tmp_path / "out")
-    assert results["refused"][4].startswith("is not UTF-8 (byte 3)")
+    assert results["refused"][4].startswith("is no text (byte 0xe9 at position 3 is not UTF-8)")
     probabilities = results["probability"].to_list()
     assert probabilities[:4] == probabilities[5:9] == probabilities[9:]
 

@@ -25,12 +25,12 @@ from ratchet.data.manifest import Manifest
 from ratchet.data.packed_set import Arrays, IngestTask, PackedSet, without_copies
 from ratchet.data.profile import contract, copies
 from ratchet.data.reading.storage import Storage, expanded, is_url, open_storage, read_whole
+from ratchet.data.sources.decoding import Decoded, decode, encoding_of
 from ratchet.data.sources.image_folder import SPLIT_FOLDERS
 from ratchet.data.sources.typed_files import json_object
 from ratchet.data.split import SPLITS, SplitName, assign
 from ratchet.data.system_files import Ignored
 from ratchet.data.tables.targets import TargetTable
-from ratchet.data.texts.decoding import Decoded, decode, encoding_of
 from ratchet.errors import DataError, first_line
 from ratchet.kinds import TokensInput
 from ratchet.kinds.pieces import piece_bounds

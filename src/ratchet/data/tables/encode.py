@@ -39,7 +39,7 @@ def encode(frame: pl.DataFrame, input: TableInput) -> tuple[NDArray[np.float32],
     Raises:
         DataError: a column is missing, or a value is no number, no date or infinite.
     """
-    frame = frame.rename(other_spellings(frame.columns, input))
+    frame = frame.rename(other_spellings(frame.columns, [column.name for column in input.columns]))
     missing = [column.name for column in input.columns if column.name not in frame.columns]
     if missing:
         raise DataError(
@@ -51,10 +51,9 @@ def encode(frame: pl.DataFrame, input: TableInput) -> tuple[NDArray[np.float32],
     return arrays_of(values, texts, input, rows=np.arange(frame.height))
 
 
-def other_spellings(names: Iterable[str], input: TableInput) -> dict[str, str]:
-    """Return the columns of the model that `names` write with other code points of the same characters (NFC)."""
-    known = {column.name for column in input.columns}
-    given = set(names)
+def other_spellings(names: Iterable[str], columns: Iterable[str]) -> dict[str, str]:
+    """Return the `columns` of a model that `names` write with other code points of the same characters (NFC)."""
+    known, given = set(columns), set(names)
     if known >= given:
         return {}
     forms = {unicodedata.normalize("NFC", name): name for name in known - given}

@@ -1,8 +1,7 @@
 """Ingest of texts with a class each.
 
-decoding.py  from bytes to a text, or to the reason why they are none
-samples.py   sources: a folder of classes, files with one text per line, or a table
-ingest.py    rules, splits and the packed set
+samples.py  sources: a folder of classes, files with one text per line, or a table
+ingest.py   rules, splits and the packed set
 """
 
 from ratchet.data.texts.ingest import ingest_texts

@@ -17,11 +17,11 @@ from ratchet.data.privacy import without_private
 from ratchet.data.reading.storage import Storage, expanded, is_url, open_storage, read_whole, why_unusable
 from ratchet.data.reading.subset import subset
 from ratchet.data.sample_table import LabelledSamples
+from ratchet.data.sources.decoding import Decoded, decode, encoding_of
 from ratchet.data.sources.image_folder import SPLIT_FOLDERS, ImageFolder
 from ratchet.data.sources.table_file import check_single_values
 from ratchet.data.tables.reading import open_table, require, with_notes
 from ratchet.data.tables.targets import TargetTable, read_labels
-from ratchet.data.texts.decoding import Decoded, decode, encoding_of
 from ratchet.errors import DataError
 from ratchet.problems import Classes
 from ratchet.settings.model import DataSettings

@@ -224,7 +224,7 @@ def _known_columns(columns: dict[str, list[Any]], spec: TableInput, field: str) 
     """Return the columns of a table, whose names and types are allowed."""
     from ratchet.data.tables.encode import other_spellings
 
-    spelled = other_spellings(columns, spec)
+    spelled = other_spellings(columns, [column.name for column in spec.columns])
     columns = {spelled.get(name, name): column for name, column in columns.items()}
     known = {column.name for column in spec.columns}
     for name, column in columns.items():

@@ -125,10 +125,12 @@ class Texts(Kind[TextInput]):
         return Schema([ColSpec("string")])
 
     def file_value(self, content: bytes) -> str:
-        try:
-            return content.decode()
-        except UnicodeDecodeError as error:
-            raise InputError(f"is not UTF-8 (byte {error.start}). Fix: save it as UTF-8") from None
+        from ratchet.data.sources.decoding import decode
+
+        read = decode(content)
+        if read.text is None:
+            raise InputError(f"is no text ({read.problem}). Fix: save it as text in UTF-8")
+        return read.text
 
     def columns_read(self, spec: TextInput, names: Sequence[str], column: str | None) -> list[str]:
         if column is not None and column not in names:

@@ -2,7 +2,6 @@
 
 import io
 import itertools
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,12 +18,14 @@ from ratchet.data.sources.table_file import (
     stream_csv,
     text_blocks,
 )
-from ratchet.data.sources.typed_files import damaged_parquet, json_object
+from ratchet.data.sources.typed_files import damaged_parquet
 from ratchet.data.system_files import Ignored
-from ratchet.errors import DataError, first_line
+from ratchet.data.tables.encode import other_spellings
+from ratchet.errors import DataError
 from ratchet.kinds import Input
 from ratchet.kinds.protocol import InputError
 from ratchet.kinds.registry import kind_of
+from ratchet.serving.formats.request_formats import read_json_value
 
 __all__ = ["Batch", "RowRange", "RowReader"]
 
@@ -33,6 +34,7 @@ _BATCH_BYTES = 32 << 20  # of the files of a batch
 _LARGEST = 64 << 20  # bytes of an image, a text, or a JSON file that is no JSON Lines
 
 
+_NO_OBJECT = "is no JSON object with finite numbers"
 Row = TypeVar("Row")
 Rows = tuple[Any, list[str]]  # values, and why a row cannot be read
 Counted = Iterator[tuple[int, RowStart | None]]  # rows of a part of a file, and where the next part starts
@@ -221,16 +223,18 @@ class RowReader:
         file, size, skip = chosen.file, self._kind.batch_rows, chosen.start.skip
         with _parquet_errors(file):
             table = _parquet_file(opened)
-            names = self._columns(file, table.schema_arrow.names)
+            header = self._spelled(table.schema_arrow.names)
+            names = self._columns(file, header)
+            stored = {old: new for old, new in zip(table.schema_arrow.names, header, strict=True) if new in names}
             groups = range(chosen.start.position, table.metadata.num_row_groups)
             rows = table.metadata.num_rows if chosen.rows is None else chosen.rows
-            for part in table.iter_batches(size, row_groups=groups, columns=names, use_threads=False):
+            for part in table.iter_batches(size, row_groups=groups, columns=list(stored), use_threads=False):
                 part, skip = part[skip:], max(0, skip - part.num_rows)
                 if not part.num_rows:
                     continue
                 part = part[:rows]
                 rows -= part.num_rows
-                frame = polars.DataFrame(polars.from_arrow(part))
+                frame = polars.DataFrame(polars.from_arrow(part)).rename(stored)
                 yield self._kind.table_values(frame), [""] * frame.height
                 if not rows:
                     return
@@ -241,7 +245,7 @@ class RowReader:
         file, size, names, notes = chosen.file, self._kind.batch_rows, list[str](), list[str]()
         layout = self._csv_layout(file)
         for table in stream_csv(opened, start=chosen.start, rows=chosen.rows, **layout):
-            header = column_names(table.header, file.path)
+            header = self._spelled(column_names(table.header, file.path))
             self._check_width(file, table.header)
             names = names or self._columns(file, header)
             notes += table.notes
@@ -277,24 +281,30 @@ class RowReader:
     def _json_lines(self, chosen: RowRange, opened: BinaryIO) -> Iterator[Rows]:
         file, start = chosen.file, chosen.start
         line, text = next(_json_texts(text_blocks(opened, where=file.path, size=HEADER_BYTES)))
-        if (first := json_object(text)) is None:
+        if not isinstance(first := _line_value(text), dict):
             raise DataError(
-                f"{file.path} is neither a table nor JSON Lines: line {line} is no JSON object "
+                f"{file.path} is neither a table nor JSON Lines: line {line} {_NO_OBJECT} "
                 f"({text.strip()[:60]!r}). Fix: save a list of objects, one for each row, or JSON Lines, CSV "
                 "or Parquet"
             )
-        names = self._names(file, list(first))
+        names = self._names(file, self._spelled(list(first)))
         lines = _json_texts(text_blocks(opened, where=file.path, start=start), start.line)
         for part in _batched(_chosen(lines, chosen), self._kind.batch_rows):
-            values, faults = _of_objects([json_object(text) for _, text in part], names)
+            values, faults = _of_objects([_line_value(text) for _, text in part], names)
             places = (f"line {line} " if fault else "" for (line, _), fault in zip(part, faults, strict=True))
             yield values, [place + fault for place, fault in zip(places, faults, strict=True)]
 
     def _json(self, chosen: RowRange, opened: BinaryIO) -> Iterator[Rows]:
         objects = _json_objects(chosen.file, opened)
-        names = self._names(chosen.file, list(objects[0]) if objects and isinstance(objects[0], dict) else [])
+        first = objects[0] if objects and isinstance(objects[0], dict) else {}
+        names = self._names(chosen.file, self._spelled(list(first)))
         for part in _batched(_chosen(objects, chosen), self._kind.batch_rows):
             yield _of_objects(part, names)
+
+    def _spelled(self, names: Sequence[str]) -> list[str]:
+        """Return the names of a file, those that mean a column of the model as the model writes it."""
+        others = other_spellings(names, self._expected)
+        return [others.get(name, name) for name in names]
 
     def _columns(self, file: InputFile, header: Sequence[str]) -> list[str]:
         """Return the columns of a table that are read."""
@@ -354,6 +364,14 @@ def _json_texts(blocks: Iterable[bytes], line: int = 1) -> Iterator[tuple[int, s
     return ((number, text) for number, text in lines if not text.isspace())
 
 
+def _line_value(text: str) -> Any:
+    """Return what a line of JSON says; None if it is damaged or has an infinite number."""
+    try:
+        return read_json_value(text.encode(), "")
+    except InputError:
+        return None
+
+
 def _count_json_lines(file: InputFile, opened: BinaryIO) -> Counted:
     starts = list[RowStart]()
     for block in text_blocks(opened, where=file.path, starts=starts):
@@ -367,9 +385,9 @@ def _json_objects(file: InputFile, opened: BinaryIO) -> list[Any]:
             "Lines or Parquet"
         )
     try:
-        objects: list[Any] = json.loads(b"".join(text_blocks(opened, where=file.path)))
-    except ValueError as error:
-        raise DataError(f"{file.path} is damaged JSON ({first_line(error)}). Fix: save it again") from None
+        objects: list[Any] = read_json_value(b"".join(text_blocks(opened, where=file.path)), file.path)
+    except InputError as error:
+        raise DataError(f"{error}. Fix: save it again") from None
     return objects
 
 
@@ -392,7 +410,10 @@ def _of_objects(objects: Sequence[Any], needed: Sequence[str]) -> tuple[list[Any
     """Return JSON objects with the model's keys only. A row that lacks a key cannot be read, as in a request."""
     values, faults = list[Any](), list[str]()
     for value in objects:
-        fault = "" if isinstance(value, dict) else "is no JSON object"
+        fault = "" if isinstance(value, dict) else _NO_OBJECT
+        if not fault and not value.keys() >= set(needed):
+            others = other_spellings(value, needed)
+            value = {others.get(key, key): cell for key, cell in value.items()}
         if not fault and (absent := [key for key in needed if key not in value]):
             fault = f"has no {absent[0]!r}. Fix: add it; null is a missing value"
         values.append(None if fault else {key: value[key] for key in needed})

@@ -43,6 +43,7 @@ __all__ = [
     "new_id",
     "own_content",
     "prompts_of",
+    "read_json_value",
     "read_object",
     "warnings_field",
 ]
@@ -269,23 +270,36 @@ def _streamable(values: Any, options: dict[str, Any], *, most: int) -> ModelRequ
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """Return the JSON object that is the body. NaN, which many clients write for a missing value, is read as null.
+    """Return the JSON object that is the body, read by `read_json_value`.
 
     Raises:
         InputError: it is none.
     """
-    try:
-        content = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        content = _with_nan(body) if b"NaN" in body or b"Infinity" in body else None
-        if content is None:
-            raise InputError(f"the body is not JSON: {error}") from None
+    content = read_json_value(body, "the body")
     if not isinstance(content, dict):
         raise InputError("the body: allowed: a JSON object")
     return content
 
 
-def _with_nan(body: bytes) -> Any:
+def read_json_value(body: bytes, where: str) -> Any:
+    """Return what JSON says. NaN, which many clients write for a missing value, is read as null.
+
+    Args:
+        where: name of the JSON in messages.
+
+    Raises:
+        InputError: it is no JSON, or has an infinite number.
+    """
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        content = _with_nan(body, where) if b"NaN" in body or b"Infinity" in body else None
+        if content is None:
+            raise InputError(f"{where} is not JSON: {error}") from None
+        return content
+
+
+def _with_nan(body: bytes, where: str) -> Any:
     """Return the content of JSON with NaN, each as None; None: the body is no JSON for another reason.
 
     Raises:
@@ -294,7 +308,7 @@ def _with_nan(body: bytes) -> Any:
 
     def constant(name: str) -> None:
         if name != "NaN":
-            raise InputError(f"the body: found {name}; allowed: finite numbers, and null or NaN for a missing value")
+            raise InputError(f"{where}: found {name}; allowed: finite numbers, and null or NaN for a missing value")
 
     def number(text: str) -> float:  # orjson would write an infinite one as null
         if math.isinf(value := float(text)):

@@ -1,0 +1,70 @@
+"""Input files of batch scoring are read by the rules of ingest and of the server."""
+
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from ratchet.data.reading.input_files import Storages
+from ratchet.errors import DataError
+from ratchet.kinds import Column, TableInput, TextInput
+from ratchet.serving.batch.row_reader import RowRange, RowReader
+
+TEXTS = TextInput("hashed", buckets=512, longest=64)
+ACCENTS = TableInput(
+    (Column("Größe", "numeric", 1.0, 1.0, (1.0, 2.0)), Column("sex", "categorical", categories=("female", "male")))
+)
+
+
+def read_all(path: Path) -> tuple[list[object], list[str]]:
+    """Return the sizes of all rows of a file, and the reasons of those that are refused."""
+    reader = RowReader(Storages("FILE"), ACCENTS, column=None)
+    values, faults = list[Any](), list[str]()
+    for batch in reader.batches(list(map(RowRange, reader.files([str(path)])))):
+        values += batch.values.to_dicts() if isinstance(batch.values, pl.DataFrame) else batch.values
+        faults += batch.faults
+    return [value and value["Größe"] for value in values], faults
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+@pytest.mark.parametrize("ending", ["csv", "parquet", "jsonl", "json"])
+def test_columns_match_in_any_unicode_form(tmp_path: Path, form: Any, ending: str) -> None:
+    frame = pl.DataFrame({"more": [7, 8], unicodedata.normalize(form, "Größe"): [3, 4], "sex": ["male", "female"]})
+    path = tmp_path / f"rows.{ending}"
+    {"csv": frame.write_csv, "parquet": frame.write_parquet, "jsonl": frame.write_ndjson, "json": frame.write_json}[
+        ending
+    ](path)
+    assert read_all(path) == ([*("34" if ending == "csv" else (3, 4))], ["", ""])
+
+
+def test_nan_in_json_is_a_missing_value(tmp_path: Path) -> None:
+    row = '{"Größe": %s, "sex": "male"}'
+    rows = [row % value for value in ("NaN", "2", "NaN")]
+    (tmp_path / "a.jsonl").write_text("\n".join([*rows, row % "Infinity"]))
+    values, faults = read_all(tmp_path / "a.jsonl")
+    assert values == [None, 2, None, None]
+    assert faults == ["", "", "", "line 4 is no JSON object with finite numbers"]
+    (tmp_path / "a.json").write_text(f"[{', '.join(rows)}]")
+    assert read_all(tmp_path / "a.json") == ([None, 2, None], ["", "", ""])
+
+
+def test_deeply_nested_json_is_refused(tmp_path: Path) -> None:
+    deep = "[" * 100_000
+    (tmp_path / "a.json").write_text(deep)
+    with pytest.raises(DataError, match=r"a\.json is not JSON: .*\. Fix: save it again"):
+        read_all(tmp_path / "a.json")
+    row = '{"Größe": 1, "sex": "male"}\n'
+    (tmp_path / "a.jsonl").write_text(f'{row}{{"sex": NaN, "Größe": {deep}}}\n{row}')
+    assert read_all(tmp_path / "a.jsonl")[1] == ["", "line 2 is no JSON object with finite numbers", ""]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_marked_texts_are_read_as_by_ingest(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "a.txt").write_bytes("good film".encode(encoding))
+    (tmp_path / "b.txt").write_bytes(b"\x89PNG\r\n\x1a\n")
+    reader = RowReader(Storages("FILE"), TEXTS, column=None)
+    (batch,) = reader.batches(list(map(RowRange, reader.files([str(tmp_path)]))))
+    assert batch.values == ["good film", None]
+    assert batch.faults == ["", "is no text (a PNG image). Fix: save it as text in UTF-8"]

@@ -58,19 +58,18 @@ def predict(
             echo(f"warning: {note}", err=True)
         ends = [f"{unlike:,} unlike the training samples, see the column warnings"] if unlike else []
         ends += [f"{unread:,} of the files could not be read, see above"] if unread else []
+        ends += reader.left_out
         echo("; ".join([f"{rows - refused:,} of {rows:,} rows answered by {loaded.identity}", *ends]), err=True)
     return refused < rows and not unread
 
 
 def _files(reader: RowReader, paths: Sequence[str], note_fault: Callable[[DataError], None]) -> Iterator[InputFile]:
-    """Yield the files at the paths, note the paths that have none, and say which files are left out."""
+    """Yield the files at the paths, and note the paths that have none."""
     for path in paths:
         try:
             yield from reader.files([path])
         except DataError as error:
             note_fault(error)
-    if reader.ignored.files:
-        echo(reader.ignored.text, err=True)
 
 
 def predict_shards(workspace: Workspace, request: Request) -> bool:

@@ -100,8 +100,8 @@ def _listed(loaded: LoadedVersion, request: Request, progress: StageProgress) ->
     """Return the reader of files for a version, and the files of a request. Say which are left out."""
     reader = new_reader(loaded, request.column)
     listing = reader.files(request.inputs)
-    if reader.ignored.files:
-        progress.say(reader.ignored.text)
+    for text in reader.left_out:
+        progress.say(text)
     return reader, listing
 
 

@@ -1,15 +1,17 @@
 """Input files of batch scoring are read by the rules of ingest and of the server."""
 
+import os
 import unicodedata
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
+from PIL import Image
 
 from ratchet.data.reading.input_files import Storages
 from ratchet.errors import DataError
-from ratchet.kinds import Column, TableInput, TextInput
+from ratchet.kinds import Column, ImageInput, TableInput, TextInput
 from ratchet.serving.batch.row_reader import RowRange, RowReader
 
 TEXTS = TextInput("hashed", buckets=512, longest=64)
@@ -68,3 +70,61 @@ def test_marked_texts_are_read_as_by_ingest(tmp_path: Path, encoding: str) -> No
     (batch,) = reader.batches(list(map(RowRange, reader.files([str(tmp_path)]))))
     assert batch.values == ["good film", None]
     assert batch.faults == ["", "is no text (a PNG image). Fix: save it as text in UTF-8"]
+
+
+def png(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L", (4, 4)).save(path, "PNG")
+
+
+def test_a_folder_is_listed_as_by_ingest(tmp_path: Path) -> None:
+    for name in ("a/1.png", "a/2.jfif", "a/3.JPE", "a/4", "a/5.avif", "a/notes.md", "a/.hidden.png"):
+        png(tmp_path / "top" / name)
+    png(tmp_path / "other" / "6.png")
+    (tmp_path / "top" / "b").symlink_to(tmp_path / "other")
+    (tmp_path / "top" / "gone.png").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "top" / "lost").symlink_to(tmp_path / "nowhere")
+    reader = RowReader(Storages("FILE"), ImageInput(4, 4, 1, (0.0,), (1.0,)), column=None)
+    listing = reader.files([str(tmp_path / "top")])
+    (batch,) = reader.batches(list(map(RowRange, listing)))
+    reasons = {
+        Path(file).relative_to(tmp_path / "top").as_posix(): why
+        for file, why in zip(batch.files, batch.faults, strict=True)
+    }
+    refused = "cannot be read (cannot be reached: No such file or directory)"
+    assert reasons == {
+        **dict.fromkeys(("a/1.png", "a/2.jfif", "a/3.JPE", "a/4", "b/6.png"), ""),
+        "gone.png": refused,
+        "lost": refused,
+    }
+    assert reader.left_out == [
+        "ignored 1 file that systems write or hide, such as a/.hidden.png",
+        f"ignored 2 files with other endings, such as {tmp_path}/top/a/5.avif",
+    ]
+
+
+@pytest.mark.skipif(not hasattr(os, "seteuid"), reason="file permissions as POSIX has them")
+def test_a_folder_that_cannot_be_listed_stops(open_folder: Path) -> None:
+    png(open_folder / "a" / "1.png")
+    (open_folder / "b").mkdir(mode=0)
+    reader, me = RowReader(Storages("FILE"), ImageInput(4, 4, 1, (0.0,), (1.0,)), column=None), os.geteuid()
+    os.seteuid(me or 65534)  # the superuser may read everything
+    try:
+        with pytest.raises(DataError, match=r"/b: cannot be listed \(Permission denied\)\. Fix: give this user read"):
+            reader.files([str(open_folder)])
+    finally:
+        os.seteuid(me)
+    (open_folder / "b").chmod(0o755)
+    assert [Path(file.path).name for file in reader.files([str(open_folder)])] == ["1.png"]
+
+
+def test_a_broken_link_among_tables_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "b.csv").write_text("Größe,sex\n3,male\n")
+    reader, errors = RowReader(Storages("FILE"), ACCENTS, column=None), list[DataError]()
+    (batch,) = reader.batches(list(map(RowRange, reader.files([str(tmp_path)]))), on_fault=errors.append)
+    assert batch.files == [str(tmp_path / "b.csv")]
+    assert list(map(str, errors)) == [
+        f"{tmp_path / 'a.csv'}: cannot be reached: No such file or directory. Fix: make it readable for this user, or "
+        "remove it"
+    ]

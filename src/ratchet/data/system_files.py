@@ -18,14 +18,15 @@ _ENDINGS = ("@synoeastream", "@synoresource")
 
 @dataclass
 class Ignored:
-    """Files that are no samples: their number, and the path of the first."""
+    """Files that are no samples: their number, the path of the first, and which they are."""
 
     files: int = 0
     first: str = ""
+    which: str = "that systems write or hide"
 
-    def add(self, path: str) -> None:
-        """Count a file."""
-        self.files += 1
+    def add(self, path: str, files: int = 1) -> None:
+        """Count files, the first of which has this path."""
+        self.files += files
         self.first = min(self.first or path, path)
 
     @property
@@ -34,7 +35,7 @@ class Ignored:
         if not self.files:
             return ""
         noun = "file" if self.files == 1 else "files"
-        return f"ignored {self.files:,} {noun} that systems write or hide, such as {self.first}"
+        return f"ignored {self.files:,} {noun} {self.which}, such as {self.first}"
 
 
 def is_system_path(parts: Sequence[str]) -> bool:

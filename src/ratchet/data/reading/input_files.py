@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from ratchet import urls
-from ratchet.data.reading.storage import is_storage_error, is_url, unreachable
+from ratchet.data.reading.storage import LocalFolder, is_storage_error, is_url, unreachable
 from ratchet.data.system_files import Ignored, is_system_path
 from ratchet.errors import DataError
 
@@ -24,8 +24,8 @@ class InputFile:
 
     Attributes:
         path: absolute local path, or URL.
-        size: in bytes.
-        stamp: time of the last change in nanoseconds, or ETag of a remote file.
+        size: in bytes; -1: it cannot be read.
+        stamp: time of the last change in nanoseconds, or ETag of a remote file; why it cannot be read.
     """
 
     path: str
@@ -65,6 +65,7 @@ class Storages:
         self.setting = setting
         self._systems: dict[str, Any] = {}
         self.ignored = Ignored()  # files of the listed folders
+        self.others = Ignored(which="with other endings")
 
     def system(self, url: str) -> tuple[Any, str]:
         """Return the file system of a URL, as fsspec has it, and the path there.
@@ -94,18 +95,31 @@ class Storages:
     def files(self, path: str, suffixes: tuple[str, ...], kind: str) -> list[InputFile]:
         """Return a file, or those of a folder with one of the suffixes, in the order of their paths.
 
-        Hidden files and those of systems are counted in `ignored`.
+        Hidden files and those of systems are counted in `ignored`, those with another suffix in `others`.
 
         Raises:
-            DataError: there is no such file.
+            DataError: there is no such file, or a folder cannot be listed.
         """
-        top, listed = self._remote(path) if is_url(path) else (path, _local(Path(path)))
-        inside = [file for file in listed if not self._is_ignored(file.path.removeprefix(top))]
-        files = [file for file in inside if file.path == path or file.suffix in suffixes]
+        inside = self._remote(path) if is_url(path) else self._local(Path(path))
+        files = []
+        for file in inside:
+            if file.path == path or file.suffix in suffixes or file.size < 0:
+                files.append(file)
+            else:
+                self.others.add(file.path)
         if not files:
-            missing = f"has no {kind}. Allowed: files that end in {', '.join(suffixes)}"
+            missing = f"has no {kind}. Allowed: files that end in {', '.join(filter(None, suffixes))}"
             raise DataError(f"{path}: {missing if inside else 'there is no such file or folder'}")
         return files
+
+    def _local(self, path: Path) -> list[InputFile]:
+        """Return a file, or all files in a folder, as ingest lists them."""
+        if not path.is_dir():
+            return [_listed(path, None)] if path.is_file() else []
+        tree = LocalFolder(path).tree()
+        if tree.ignored.files:
+            self.ignored.add(tree.ignored.first, tree.ignored.files)
+        return sorted((_listed(path / name, tree.faults.get(name)) for name in tree.names), key=lambda file: file.path)
 
     def _is_ignored(self, name: str) -> bool:
         name = name.replace(os.sep, "/").strip("/")
@@ -114,8 +128,8 @@ class Storages:
             self.ignored.add(name)
         return is_ignored
 
-    def _remote(self, url: str) -> tuple[str, list[InputFile]]:
-        """Return the address of a folder, and all files in it."""
+    def _remote(self, url: str) -> list[InputFile]:
+        """Return a file, or all files in a folder."""
         system, top = self.system(url.rstrip("/"))
         with storage_errors(url, self.setting):
             try:
@@ -124,13 +138,14 @@ class Storages:
                 if "bucket" in str(error).lower():
                     raise
                 entries = {}
-        files = []
+        files, whole = [], system.unstrip_protocol(top)
         for path, info in sorted(entries.items()):
             stamp = next((info[key] for key in ("ETag", "etag", "LastModified", "mtime") if info.get(key)), "")
             if info.get("type") != "directory":
                 address = system.unstrip_protocol(path)
-                files.append(InputFile(address, int(info.get("size") or 0), str(stamp).strip('"')))
-        return system.unstrip_protocol(top), files
+                if not self._is_ignored(address.removeprefix(whole)):
+                    files.append(InputFile(address, int(info.get("size") or 0), str(stamp).strip('"')))
+        return files
 
     @contextmanager
     def opened(self, file: InputFile) -> Iterator[BinaryIO]:
@@ -140,6 +155,8 @@ class Storages:
             DataError: it was changed or removed since then, or its storage refuses.
             OSError: a local file cannot be read.
         """
+        if file.size < 0:
+            raise OSError(file.stamp)
         if not is_url(file.path):
             try:
                 with Path(file.path).open("rb") as local:
@@ -176,13 +193,14 @@ class Storages:
             return error
 
 
-def _local(path: Path) -> list[InputFile]:
-    inside = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    files = []
-    for file in inside:
-        status = file.stat()
-        files.append(InputFile(str(file), status.st_size, str(status.st_mtime_ns)))
-    return files
+def _listed(path: Path, fault: str | None) -> InputFile:
+    if fault is None:
+        try:
+            status = path.stat()
+            return InputFile(str(path), status.st_size, str(status.st_mtime_ns))
+        except OSError as error:
+            fault = f"cannot be reached: {error.strerror}"
+    return InputFile(str(path), -1, fault)
 
 
 def _check_same(file: InputFile, status: os.stat_result) -> None:

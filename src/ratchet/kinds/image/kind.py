@@ -36,7 +36,7 @@ class Images(Kind[ImageInput]):
     name = "image"
     program_inputs = ("pixels",)
     is_quick = True
-    file_suffixes = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+    file_suffixes = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", "")
     files_word = "images"
     variants = ("int8-static",)
     networks = MappingProxyType({"convnet": "ConvNet", "resnet": "ResidualNet", "fastnet": "FastNet"})

@@ -19,7 +19,6 @@ from ratchet.data.sources.table_file import (
     text_blocks,
 )
 from ratchet.data.sources.typed_files import damaged_parquet
-from ratchet.data.system_files import Ignored
 from ratchet.data.tables.encode import other_spellings
 from ratchet.errors import DataError
 from ratchet.kinds import Input
@@ -108,9 +107,9 @@ class RowReader:
         return [file for path in paths for file in self._storages.files(path, suffixes, self._kind.files_word)]
 
     @property
-    def ignored(self) -> Ignored:
-        """Files of the listed folders that are hidden or that systems write."""
-        return self._storages.ignored
+    def left_out(self) -> list[str]:
+        """Say how many files of the listed folders are not read: hidden ones, those of systems, and other kinds."""
+        return [each.text for each in (self._storages.ignored, self._storages.others) if each.files]
 
     def batches(
         self, ranges: Sequence[RowRange], *, on_fault: Callable[[DataError], None] | None = None
@@ -214,8 +213,11 @@ class RowReader:
                 texts = {"{": _Layout(self._json_lines, _count_json_lines), "[": _Layout(self._json, _count_json)}
                 csv = _Layout(self._csv, self._count_csv)
                 yield opened, _Layout(self._parquet, _count_parquet) if head[:4] == b"PAR1" else texts.get(start, csv)
-        except PermissionError as error:
-            raise DataError(f"{file.path}: {error.strerror}. Fix: make it readable for this user") from None
+        except OSError as error:
+            if file.size >= 0 and not isinstance(error, PermissionError):
+                raise
+            reason = error.strerror or error
+            raise DataError(f"{file.path}: {reason}. Fix: make it readable for this user, or remove it") from None
 
     def _parquet(self, chosen: RowRange, opened: BinaryIO) -> Iterator[Rows]:
         import polars

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ratchet import files
 from ratchet.data.manifest import Manifest
+from ratchet.evaluation.units import Units
 
 __all__ = ["TRAINING_SAMPLES", "Samples", "read_samples", "split_samples", "with_packed", "write_samples"]
 
@@ -48,6 +49,14 @@ class Samples:
     def have_groups(self) -> bool:
         """Whether every sample has a group, which names it whatever its other columns are."""
         return len(self) > 0 and bool((self.groups != _NO_GROUP).all())
+
+    @property
+    def units(self) -> Units | None:
+        """The independent units: groups, and of samples without one the different contents; None: each is one."""
+        grouped = self.groups != _NO_GROUP
+        numbers = np.unique(np.where(grouped, self.groups, self.pixels), return_inverse=True)[1]
+        units = Units(numbers.astype(np.int64), "groups" if grouped.any() else "different")
+        return units if len(units) < len(self) else None
 
     @property
     def fingerprint(self) -> str:

@@ -59,6 +59,16 @@ def fixes_of(message: str) -> list[dict[str, object]]:
         (["€/m² 12", "€/m² 13"], [12, 13]),
         (["\u22121.5", "2.5", "\u22123e2"], [-1.5, 2.5, -300]),
         (["\u22121,5", "2,5"], [-1.5, 2.5]),
+        (["5.362", "694", "-12", "1.250", "87"], [5362, 694, -12, 1250, 87]),
+        (["5.362", "694", "12", "1.250", "0.5"], [5.362, 694, 12, 1.25, 0.5]),
+        (["5.362", "694", "12", "1.250", "1000"], [5.362, 694, 12, 1.25, 1000]),
+        (["5.362", "694", "12", "1.250", "1e2"], [5.362, 694, 12, 1.25, 100]),
+        (["0.125", "1.250", "2.500", "7"], [0.125, 1.25, 2.5, 7]),
+        (["5.362", "694", "1.251"], [5.362, 694, 1.251]),
+        (["1.032", "1.250", "2.500"], [1.032, 1.25, 2.5]),
+        (["2,26E-03", "1,50E+02", "7"], [0.00226, 150, 7]),
+        (["2,260E-03", "1,500E+02"], [0.00226, 150]),
+        (["2,26E-03 kg", "1,50E+02 kg"], [0.00226, 150]),
     ],
 )
 def test_money_units_and_per_cent_are_numbers(texts: list[str], expected: list[float | None]) -> None:
@@ -121,6 +131,90 @@ def test_undecided_dates_follow_other_shapes(texts: list[str], day: tuple[int, i
 def test_undecided_date_is_refused_if_no_shape_decides(texts: list[str]) -> None:
     with pytest.raises(Ambiguous, match="'03/04/2024' can be 2024-03-04 or 2024-04-03"):
         date_form(pl.Series(texts))
+
+
+NUMBERS = [DRAW.choice((DRAW.randrange(10), DRAW.randrange(1000), DRAW.randrange(10_000))) for _ in range(1_500)]
+"""Of 1 to 4 digits, more of them than the rows that show which columns may be numbers."""
+
+
+@pytest.mark.parametrize("is_label", [False, True])
+@pytest.mark.parametrize("count", [400, 1_500])
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_points_between_thousands_are_read_and_named(table, is_label: bool, count: int, is_sorted: bool) -> None:
+    values = sorted(NUMBERS[:count]) if is_sorted else NUMBERS[:count]
+    texts = [f"{value:,}".replace(",", ".") for value in values]
+    roles = {"label_column": "price"} if is_label else {}
+
+    def read() -> tuple[list[float], list[str]]:
+        table.write(rows(count=count, price=texts, **({} if is_label else {"label": labels(count)})))
+        table.ingest(**roles)
+        read = table.array("targets") if is_label else table.array("numbers")[:, 1]
+        profile = table.profile()
+        return sorted(read.ravel().tolist()), profile["problem"]["notes"] if is_label else profile["notes"]
+
+    first = next(text for text in texts if "." in text)
+    note = f"price: the point in {first!r} is read as one between thousands, as the other numbers are below 1,000 and "
+    note += f"have no point. If it is a decimal point, write four decimals, as in {first}0"
+    numbers, notes = read()
+    assert numbers == pytest.approx(sorted(values))
+    assert note in notes
+    texts = [text + "0" * ("." in text) for text in texts]
+    numbers, notes = read()
+    assert numbers == pytest.approx(sorted(map(float, texts)))
+    assert not any("point in" in note for note in notes)
+
+
+@pytest.mark.parametrize("is_label", [False, True])
+@pytest.mark.parametrize("count", [400, 1_500])
+def test_unclear_points_are_decimal_and_named(table, is_label: bool, count: int) -> None:
+    texts = [f"{row % 8 + 1}.{row % 9}{row % 7}5" if row % 9 else str(row) for row in range(min(count, 999))]
+    texts += [str(row % 900) for row in range(count - len(texts))]
+    table.write(rows(count=count, price=texts, **({} if is_label else {"label": labels(count)})))
+    table.ingest(**({"label_column": "price"} if is_label else {}))
+    profile = table.profile()
+    (note,) = profile["problem"]["notes"] if is_label else profile["notes"]
+    assert note == (
+        "price: the point in '2.115' is read as a decimal point. If it is one between thousands, write the numbers "
+        "without it, as in 2115"
+    )
+    read = table.array("targets") if is_label else table.array("numbers")[:, 1]
+    assert sorted(read.ravel().tolist()) == pytest.approx(sorted(map(float, texts)))
+
+
+LEFT_OUT = {
+    "censored": (lambda row: f"{row}.37" if row % 3 else f"<{row}.16", "66% of the values are numbers, and 134 are"),
+    "minus": (lambda row: f"{row}.50" + "-" * (row % 3 == 0), "66% of the values are numbers, and 134 are"),
+    "dates": (
+        lambda row: f"2024-01-{row % 28 + 1:02}T{row % 24:02}:{row % 60:02}" if row % 4 else f"unknown {row}",
+        "75% of the values are dates, and 100 are",
+    ),
+    "ledger": (lambda row: f"{row}.58 {['CR', 'DR', 'XX'][row % 3]}", "texts such as"),
+    "degrees": (lambda row: f"{row}.6021{'SNE'[row % 3]}", "texts such as"),
+    "about": (lambda row: f"~{row}.1", "texts such as"),
+    "tolerance": (lambda row: f"{row}.1 \u00b1 0.{row % 3}", "texts such as"),
+    "formula": (lambda row: f'="{row}.94"', "texts such as"),
+    "apostrophe": (lambda row: f"'{row}", "texts such as"),
+    "minutes": (lambda row: f"{row}:57.43", "texts such as"),
+}
+
+
+@pytest.mark.parametrize("form", LEFT_OUT)
+def test_numbers_and_dates_that_are_left_out_are_named(table, form: str) -> None:
+    write, start = LEFT_OUT[form]
+    table.write(rows(size=[write(row) for row in range(400)], label=labels()))
+    table.ingest()
+    assert table.types()["size"] == "id"
+    (note,) = table.profile()["notes"]
+    assert note.startswith(f"size: {start}")
+    assert note.endswith(("correct these values in the file, or leave them empty", "write them as 1234.5"))
+
+
+@pytest.mark.parametrize("code", ["C{0:05}", "INV-{0}", "{1:016x}", "{0}-{1}", "#{0}", "{0:03}A"])
+def test_codes_that_are_left_out_have_no_note(table, code: str) -> None:
+    table.write(rows(code=[code.format(row, DRAW.getrandbits(64)) for row in range(400)], label=labels()))
+    table.ingest()
+    assert table.types()["code"] == "id"
+    assert table.profile()["notes"] == []
 
 
 def test_money_is_a_feature_and_a_label(table) -> None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ratchet.data.reading.identify import HEAD, identify
 from ratchet.data.sources.csv_records import Examples, Layout, cells_of, layouts
 from ratchet.data.sources.typed_files import read_json, read_json_lines, read_parquet
+from ratchet.data.tables.number_formats import point
 from ratchet.errors import DataError
 
 __all__ = [
@@ -91,7 +92,7 @@ class Cells:
             return self.texts(range(self.width))
         table.columns = [str(place) for place in range(self.width)]
         read = (column for column in table if column.dtype == pl.Float64)
-        others = [int(column.name) for column in read if not _is_exact(column)]
+        others = [int(column.name) for column in read if not _is_exact(column) or _may_have_thousands(column)]
         return table.with_columns(self.texts(others)) if others else table
 
     def _hides_texts(self) -> bool:
@@ -483,6 +484,14 @@ def _is_exact(read: pl.Series) -> bool:
     return not read.null_count() and not read.is_nan().any() and largest(read) <= EXACT
 
 
+def _may_have_thousands(read: pl.Series) -> bool:
+    """Return whether the point of numbers can be between thousands: only their texts tell."""
+    if largest(read) >= 1000:
+        return False
+    parts = read.filter(read != read.floor()).abs()
+    return bool(len(parts) and parts.min() >= 1 and (parts == parts.round(3)).all())  # type: ignore[operator]
+
+
 def largest(numbers: pl.Series) -> float:
     """Return the largest absolute value; 0 if all are missing. This takes half the time of a look at each."""
     return float(max(numbers.max() or 0.0, -(numbers.min() or 0.0)))  # type: ignore[operator,arg-type]
@@ -492,8 +501,15 @@ def _numeric_columns(cells: Cells, allowed: Sequence[int]) -> list[int]:
     """Return the columns whose first cells are numbers, but no numbers of rows."""
     if not allowed:
         return []
-    read = cells.texts(allowed, _SAMPLE).cast(pl.Float64, strict=False)
-    return [int(column.name) for column in read if not column.null_count() and (column.diff().drop_nulls() != 1).any()]
+    texts = cells.texts(allowed, _SAMPLE)
+    read = texts.cast(pl.Float64, strict=False)
+    return [
+        int(column.name)
+        for column in read
+        if not column.null_count()
+        and (column.diff().drop_nulls() != 1).any()
+        and point(texts[column.name]) == "decimal"
+    ]
 
 
 def _cells(count: int) -> str:

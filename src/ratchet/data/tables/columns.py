@@ -14,8 +14,9 @@ from ratchet.data.reading import pool
 from ratchet.data.sources.table_file import EXACT, largest
 from ratchet.data.tables.digests import by_text, coded
 from ratchet.data.tables.encode import cleaned, known_texts, plain_values, texts_of, without
-from ratchet.data.tables.notes import far_notes, merged_notes, missing_fix, mixed_notes
+from ratchet.data.tables.notes import far_notes, merged_notes, missing_fix, mixed_notes, point_notes
 from ratchet.data.tables.number_formats import (
+    ONE_NUMBER,
     PLAIN,
     Ambiguous,
     Form,
@@ -23,6 +24,7 @@ from ratchet.data.tables.number_formats import (
     number_form,
     numbers,
     numeric_date_form,
+    point,
     seconds,
 )
 from ratchet.errors import DataError
@@ -63,6 +65,11 @@ _OTHER_NUMBERS = (
     r"|^[+-]?[\p{Nd}.,\x{66b}\x{66c}]*[\p{Nd}--0-9][\p{Nd}.,\x{66b}\x{66c}]*$"
 )
 """Factors such as 1.3k, other marks between thousands, fractions, durations and digits of other scripts."""
+_MARKED_NUMBERS = (
+    r"^\D{0,4}\d+[.,]\d+\D{0,4}$|^[<>~=\x{2248}\x{2264}\x{2265}\"']{1,3} ?\d+\D{0,3}$|^\d+:\d\d(?:[:.]\d+)*$"
+    r"|^\D{0,3}\d+(?:[.,]\d+)? ?(?:\x{b1}|\+/?-) ?\d+(?:[.,]\d+)?\D{0,4}$"
+)
+"""Numbers with marks, tolerances, and minutes with seconds: of a column that is left out."""
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -129,13 +136,17 @@ def typed_column(
         raise DataError(f"{where}: {error}, or list it in data.drop") from None
     if column.values.dtype == pl.Float64 and column.is_feature:
         notes = far_notes(name, values, column.values, missing) + merged_notes(name, values, column.values)
+        if values.dtype == pl.String and column.type == "numeric":
+            notes += point_notes(name, values.filter(column.values.is_not_null()).str.strip_chars())
         column = replace(column, notes=notes)
-    is_mixed = wanted is None and column.type in ("categorical", "text") and column.values.dtype == pl.String
+    is_mixed = wanted is None and column.type != "ignored" and column.values.dtype == pl.String
     if values.dtype == pl.String and (column.faults or is_mixed):
         texts = cleaned(values, missing) if missing or column.values.dtype != pl.String else column.values
         column = replace(column, notes=column.notes + _mixed_notes(column, texts, missing))
     if wanted is None and column.values.dtype == pl.String:
-        column = replace(column, notes=column.notes + form_notes(name, column.values.drop_nulls()))
+        is_left_out = column.type in ("id", "text") and not column.notes
+        notes = form_notes(name, column.values.drop_nulls(), is_left_out=is_left_out)
+        column = replace(column, notes=column.notes + notes)
     if wanted is not None:
         column = replace(column, type=wanted, why="data.columns")
     return replace(column, values=coded(column.values)) if column.type == "categorical" else column
@@ -148,7 +159,7 @@ def _mixed_notes(column: TypedColumn, texts: pl.Series, missing: tuple[str, ...]
     if column.faults:
         odd = [places for rule, places in column.faults.items() if rule.startswith("not-a-")]
         others = texts[odd[0]] if odd else others
-    elif column.distinct >= _FEWEST_IDS:
+    elif column.distinct >= _FEWEST_IDS and _looks_mixed(present):
         form = number_form(present)
         read = numbers(present, form.form)
         if form.matches < _MOSTLY * len(present) and _looks_dated(present):
@@ -159,9 +170,16 @@ def _mixed_notes(column: TypedColumn, texts: pl.Series, missing: tuple[str, ...]
     return mixed_notes(column.name, kind, others, len(present), partial(missing_fix, missing=missing, what="values"))
 
 
-def form_notes(name: str, texts: pl.Series) -> tuple[str, ...]:
+def _looks_mixed(texts: pl.Series) -> bool:
+    """Return whether a sample has nearly enough numbers or dates: a look at all texts takes longer than the typing."""
+    sample = texts.gather_every(len(texts) // 1000 + 1)
+    return bool((sample.str.contains(f"{ONE_NUMBER}|{_DATED}").mean() or 0.0) >= 0.8 * _MOSTLY)  # type: ignore[operator]
+
+
+def form_notes(name: str, texts: pl.Series, *, is_left_out: bool = False) -> tuple[str, ...]:
     """Return a note about texts of a column that may be dates or numbers in a form that is not read; none is null."""
-    for pattern, kind, form in ((_OTHER_DATED, "dates", "YYYY-MM-DD"), (_OTHER_NUMBERS, "numbers", "1234.5")):
+    others = f"{_OTHER_NUMBERS}|{_MARKED_NUMBERS}" if is_left_out else _OTHER_NUMBERS
+    for pattern, kind, form in ((_OTHER_DATED, "dates", "YYYY-MM-DD"), (others, "numbers", "1234.5")):
         if _looks_dated(texts, pattern):
             return (f"{name}: texts such as {texts[0]!r} may be {kind}. If so, write them as {form}",)
     return ()
@@ -193,7 +211,8 @@ def _inferred(values: pl.Series, wanted: Type | None, missing: tuple[str, ...], 
     if wanted in ("categorical", "text", "id", "ignored"):
         return _categorical(values, texts, wanted)
     known = len(texts) - texts.null_count()
-    if known and len(plain) - plain.null_count() == known and wanted != "datetime":
+    is_plain = len(plain) - plain.null_count() == known and wanted != "datetime"
+    if known and is_plain and point(texts.drop_nulls()) != "thousands":
         if wanted is None and _has_codes(texts, plain):
             return _categorical(values, texts, None, "numbers with leading zeros")
         return _numeric(values, plain, "numeric", "", "numbers")

@@ -8,8 +8,9 @@ import polars as pl
 from ratchet.data.checks.far_values import inner, is_compact
 from ratchet.data.sources.table_file import EXACT, largest
 from ratchet.data.tables.encode import texts_of
+from ratchet.data.tables.number_formats import point
 
-__all__ = ["far_notes", "merged_notes", "missing_fix", "mixed_notes", "yaml_list"]
+__all__ = ["far_notes", "merged_notes", "missing_fix", "mixed_notes", "point_notes", "yaml_list"]
 
 _LISTED = 8  # different texts that a setting can name
 
@@ -57,6 +58,19 @@ def merged_notes(name: str, cells: pl.Series, numbers: pl.Series) -> tuple[str, 
         f"codes, set data.columns to {{{name}: categorical}}; if they are amounts, subtract one number from all"
     )
     return (text,) if kept < count else ()
+
+
+def point_notes(name: str, texts: pl.Series) -> tuple[str, ...]:
+    """Return a note about numbers, of which none is null, whose points can be between thousands."""
+    if (meaning := point(texts)) == "decimal":
+        return ()
+    text = texts.filter(texts.str.contains(".", literal=True))[0]
+    if meaning == "thousands":
+        why = "as the other numbers are below 1,000 and have no point"
+        fix = f"it is a decimal point, write four decimals, as in {text}0"
+        return (f"{name}: the point in {text!r} is read as one between thousands, {why}. If {fix}",)
+    fix = f"it is one between thousands, write the numbers without it, as in {text.replace('.', '')}"
+    return (f"{name}: the point in {text!r} is read as a decimal point. If {fix}",)
 
 
 def mixed_notes(name: str, kind: str, others: pl.Series, total: int, fix: Callable[..., str]) -> tuple[str, ...]:

@@ -7,14 +7,14 @@ percent sign. A form of dates has formats as of strftime, separated by |.
 import re
 import unicodedata
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import polars as pl
 
 __all__ = [
-    "PLAIN", "Ambiguous", "Form", "are_numbers", "date_form", "number_form", "numbers", "numeric_date_form", "seconds",
-    "written_dates", "written_numbers",
+    "ONE_NUMBER", "PLAIN", "Ambiguous", "Form", "are_numbers", "date_form", "number_form", "numbers",
+    "numeric_date_form", "point", "seconds", "written_dates", "written_numbers",
 ]  # fmt: skip
 
 PLAIN = "1234.5"
@@ -40,8 +40,11 @@ _UNIT = re.compile(r"(?!(?i:k|m|b|t|bn|mn|am|pm|a\.m\.|p\.m\.)$)[A-Za-z\u00b5\u0
 
 _MARKED = (
     rf"^\(?\s*{_MINUS}\s*([^\d\s+\-.,()]*\.?)\s*{_MINUS}\s*"  # a mark before the digits
-    r"[\d.,][\d.,'\s]*?\s*([^\d.,()\s][^\d()]*)?\)?$"  # digits, and a mark after them
+    r"[\d.,][\d.,'\s]*?(?:[eE][+-]?\d+)?\s*([^\d.,()\s][^\d()]*)?\)?$"  # digits, and a mark after them
 )
+ONE_NUMBER = r"^\D{0,6}\d[\d.,'\s]*(?:[eE][+-]?\d+)?\D{0,12}$"
+_UP_TO_999_999 = r"^[+\-\x{2212}]?(?:0|[1-9]\d{0,2}(?:\.\d{3})?)$"
+"""Whole numbers below a million, if a point is between thousands."""
 _DATES = {
     "Y-9-9": ("%Y-%m-%d",), "Y/9/9": ("%Y/%m/%d",), "Y.9.9": ("%Y.%m.%d",),
     "9.9.Y": ("%d.%m.%Y",), "9.9.9": ("%d.%m.%y", "%y.%m.%d"),
@@ -123,11 +126,12 @@ def number_form(texts: pl.Series) -> Form:
         Ambiguous: "1,234" can be 1234 or 1.234.
     """
     plain = numbers(texts, PLAIN)
-    best = Form(PLAIN, len(texts) - plain.null_count())
+    known = texts.filter(plain.is_not_null()) if plain.null_count() else texts
+    best = Form("1.234,5" if point(known) == "thousands" else PLAIN, len(known))
     if best.matches == len(texts):
         return best
     marked = texts.filter(plain.is_null())
-    if not marked.str.contains(r"^\D{0,6}\d[\d.,'\s]*\D{0,12}$").any():
+    if not marked.str.contains(ONE_NUMBER).any():
         return best
     sample = texts.gather_every(len(texts) // _SAMPLE + 1)
     around = [("", ""), ("", " %"), *_marks(marked.gather_every(len(marked) // _SAMPLE + 1))]
@@ -138,6 +142,19 @@ def number_form(texts: pl.Series) -> Form:
         if count > best.matches:
             best = Form(form, count)
     return _separated(texts, best)
+
+
+def point(texts: pl.Series) -> Literal["decimal", "thousands", "unclear"]:
+    """Return what the points of plain numbers are; no text is null.
+
+    A writer of decimals either drops final zeros or writes all decimals: 694 beside 1.250 has points between thousands.
+    """
+    if not texts.head(_SAMPLE).str.contains(_UP_TO_999_999).all():
+        return "decimal"
+    has_point = texts.str.contains(".", literal=True)
+    if not has_point.any() or has_point.all() or not texts.str.contains(_UP_TO_999_999).all():
+        return "decimal"
+    return "thousands" if texts.filter(has_point).str.ends_with("0").any() else "unclear"
 
 
 def _marks(texts: pl.Series) -> list[tuple[str, str]]:
@@ -174,6 +191,8 @@ def _separated(texts: pl.Series, best: Form) -> Form:
     form = best.form.replace(core, other)
     thousands = Form(form, len(texts) - numbers(texts, form).null_count())
     if thousands.matches < best.matches:
+        return best
+    if core != PLAIN and texts.str.contains(r"\d[eE][+-]?\d").any():  # 2,260E-03 has a decimal comma
         return best
     if core == PLAIN:
         pointed = texts.filter(texts.str.contains(r"\d\.\d"))

@@ -16,7 +16,7 @@ from ratchet.data.sources.table_file import EXACT
 from ratchet.data.tables.columns import form_notes
 from ratchet.data.tables.digests import by_text
 from ratchet.data.tables.encode import cleaned, known_texts, plain_values, texts_of, without
-from ratchet.data.tables.notes import far_notes, mixed_notes, yaml_list
+from ratchet.data.tables.notes import far_notes, mixed_notes, point_notes, yaml_list
 from ratchet.data.tables.number_formats import PLAIN, Ambiguous, number_form, numbers
 from ratchet.errors import DataError
 from ratchet.problems import PROBLEMS, Classes, Labels, Numbers, Target
@@ -169,10 +169,11 @@ class _Label:
         return bool(((known == 0) | (known == 1)).all()) and binary.count() > 0.5 * len(self.present)
 
     def far_notes(self) -> tuple[str, ...]:
-        """Return a note about labels that are far from all others."""
+        """Return notes about labels that are far from all others, or whose points can be between thousands."""
+        points = point_notes(self.name, self.texts.filter(self.numbers.is_not_null())) if self.form else ()
         effect = " Training takes them as the nearest of the others, and metrics as they are."
         known = pl.select(pl.when(self.numbers.abs() <= _LARGEST).then(self.numbers)).to_series()
-        return far_notes(self.name, self.cells, known, self.missing, effect=effect)
+        return points + far_notes(self.name, self.cells, known, self.missing, effect=effect)
 
     def binary(self) -> pl.Series:
         """Return 0 or 1 for each text that means one, Float64; null for others."""

@@ -8,7 +8,7 @@ LIMITS = {
     "baselines": 650,
     "code": 450,
     "commands": 4_750,
-    "data": 11_389,
+    "data": 11_449,
     "doctor": 1_225,
     "evaluation": 3_430,
     "exports": 740,

@@ -7,6 +7,7 @@ import contextlib
 import csv
 import datetime
 import io
+import json
 import random
 import re
 from collections.abc import Callable
@@ -267,11 +268,43 @@ JSON_LINES = '{"a": 1}\n\n{"a": 2}\n'
         (JSON_LINES + '{"u": ' + "[" * 500 + "]" * 500 + "}", "line 4 has lists or objects in more than 16 levels"),
         ('[{"a": 1}, 2]', "element 2 of the JSON list is not an object"),
         ('[{"a": 1}', "damaged JSON .*line 1 column 10"),
+        ('[{"a": 1}, {"a": true}, {"a": 7}]', "element 2 of the JSON list has true as 'a', and others have numbers"),
+        ('[{"a": 1.5, "b": "true"}, {"a": false, "b": ""}]', "element 2 of the JSON list has false as 'a'"),
+        ('[{"a": 1, "b": 2}, {"a": 1, "b": 2, "a": 9}]', "element 2 of the JSON list has the key 'a' twice"),
+        (JSON_LINES + '{"a": 1, "b": 2, "a": 9}\n', "line 4 has the key 'a' twice. Fix: remove one"),
+        (JSON_LINES + '{"a" :null,"a":9}\n', "line 4 has the key 'a' twice"),
+        ('[{"a": 9, "u": {"b": 1, "b": 1}}]', "element 1 of the JSON list has the key 'b' twice"),
     ],
 )
 def test_damaged_json_names_its_lines(content: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_table(content.encode(), where="FILE", needed=())
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+def test_a_key_that_looks_doubled_is_read(is_list: bool) -> None:
+    rows = [{"a": 1, "b": True, "c": 'x": "c": "a":'}, {"a": 2, "b": False, "c": "true"}, {"c": '" : "c"'}]
+    lines = [json.dumps(row) for row in rows]
+    content = f"[{', '.join(lines)}]" if is_list else "\n".join(lines)
+    table = read_table(content.encode(), where="FILE", needed=()).table
+    assert table.rows(named=True) == [{"a": None, "b": None} | row for row in rows]
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+def test_a_doubled_key_is_refused_in_prediction(tmp_path: Path, is_list: bool) -> None:
+    lines = [
+        '{"text": "a", "text": "b"}',
+        '{"text": "good"}',
+        '{"text" : "a", "text": "b"}',
+        '{"text": "is \\"text\\": "}',
+    ]
+    (tmp_path / "rows.json").write_text(f"[{', '.join(lines)}]" if is_list else "\n".join(lines))
+    reader = RowReader(Storages("FILE"), TextInput("hashed", buckets=512, longest=64), column="text")
+    (file,) = reader.files([str(tmp_path / "rows.json")])
+    (batch,) = reader.batches([RowRange(file)])
+    places = [""] * 4 if is_list else ["line 1 ", "", "line 3 ", ""]
+    fault = "has the key 'text' twice. Fix: remove one"
+    assert batch.faults == [places[0] + fault, "", places[2] + fault, ""]
 
 
 def parquet(table: pa.Table) -> bytes:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import orjson
 import polars as pl
 from numpy.typing import NDArray
 
@@ -15,7 +16,15 @@ from ratchet.errors import DataError, first_line
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["damaged_parquet", "json_object", "read_json", "read_json_lines", "read_parquet"]
+__all__ = [
+    "DoubledKey",
+    "damaged_parquet",
+    "json_object",
+    "read_json",
+    "read_json_lines",
+    "read_parquet",
+    "unique_keys",
+]
 
 _SHOWN = 5  # numbers of damaged lines
 _DEEPEST = 16  # levels of lists and objects of a line of JSON; the time of polars grows with their cube
@@ -123,11 +132,30 @@ def read_json(text: str, where: str) -> pl.DataFrame:
             f"{where}: element {wrong} of the JSON list is not an object. Fix: save a list of objects, one for each "
             "row, or JSON Lines, CSV or Parquet"
         )
+    for place, row in enumerate(unique_keys(text, objects), start=1):
+        if isinstance(row, DoubledKey):
+            raise DataError(f"{where}: element {place} of the JSON list {row.fault}")
     # Columns and types are inferred from all objects, so that a key of late objects only is not lost.
     try:
-        return pl.read_json(io.BytesIO(text.encode()), infer_schema_length=None)
+        table = pl.read_json(io.BytesIO(text.encode()), infer_schema_length=None)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, ValueError) as error:
         raise DataError(f"{where}: the JSON is no table ({first_line(error)}). Fix: {_PLAIN}") from None
+    _check_flags(text, objects, table, where)
+    return table
+
+
+def _check_flags(text: str, objects: Sequence[Mapping[str, Any]], table: pl.DataFrame, where: str) -> None:
+    """Check that no number of the table was true or false, which polars takes for 1 and 0."""
+    flags = sum(column.count() for column in table if column.dtype == pl.Boolean)
+    if text.count("true") + text.count("false") == flags:
+        return
+    for name in (column.name for column in table if column.dtype.is_numeric()):
+        for place, row in enumerate(objects, start=1):
+            if isinstance(flag := row.get(name), bool):
+                raise DataError(
+                    f"{where}: element {place} of the JSON list has {str(flag).lower()} as {name!r}, and others have "
+                    "numbers. Fix: write a number, or null for a missing value"
+                )
 
 
 def read_json_lines(lines: Sequence[str], numbers: NDArray[Any], where: str) -> pl.DataFrame:
@@ -148,6 +176,13 @@ def read_json_lines(lines: Sequence[str], numbers: NDArray[Any], where: str) -> 
         _check_lines(lines, numbers, where)
         raise DataError(f"{where}: the JSON Lines are no table ({first_line(error)}). Fix: {_PLAIN}") from None
     assert table.height == len(lines), f"polars found {table.height} rows in {len(lines)} lines"
+    for number, line in zip(numbers, lines, strict=True):
+        try:
+            row = orjson.loads(line)
+        except orjson.JSONDecodeError:  # it refuses more than polars
+            row = json_object(line)
+        if isinstance(row := unique_keys(line, row), DoubledKey):
+            raise DataError(f"{where}: line {number} {row.fault}")
     return table
 
 
@@ -181,6 +216,31 @@ def json_object(text: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+class DoubledKey(str):
+    """The key that a JSON object has twice: readers take its first or its last value."""
+
+    @property
+    def fault(self) -> str:
+        return f"has the key {str(self)!r} twice. Fix: remove one"
+
+
+def unique_keys(text: str, value: Any) -> Any:
+    """Return what JSON text has, `value`, with a `DoubledKey` for an object, or one of a list, that has a key twice."""
+    rows = value if isinstance(value, list) else [value]
+    keys = sum(len(row) for row in rows if isinstance(row, dict))
+    if value is None or text.count('":') + text.count('" :') == keys:  # nearly always, and counting is fast
+        return value
+    return json.loads(text, object_pairs_hook=_with_unique_keys)
+
+
+def _with_unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any] | DoubledKey:
+    content = dict(pairs)
+    if len(content) == len(pairs):
+        return next((value for value in content.values() if isinstance(value, DoubledKey)), content)
+    names = [name for name, _ in pairs]
+    return DoubledKey(next(name for name in names if names.count(name) > 1))
 
 
 def _refuse(name: str) -> NoReturn:

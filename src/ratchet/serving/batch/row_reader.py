@@ -18,7 +18,7 @@ from ratchet.data.sources.table_file import (
     stream_csv,
     text_blocks,
 )
-from ratchet.data.sources.typed_files import damaged_parquet
+from ratchet.data.sources.typed_files import DoubledKey, damaged_parquet, unique_keys
 from ratchet.data.tables.encode import other_spellings
 from ratchet.errors import DataError
 from ratchet.kinds import Input
@@ -292,13 +292,13 @@ class RowReader:
         names = self._names(file, self._spelled(list(first)))
         lines = _json_texts(text_blocks(opened, where=file.path, start=start), start.line)
         for part in _batched(_chosen(lines, chosen), self._kind.batch_rows):
-            values, faults = _of_objects([_line_value(text) for _, text in part], names)
+            values, faults = _of_objects([unique_keys(text, _line_value(text)) for _, text in part], names)
             places = (f"line {line} " if fault else "" for (line, _), fault in zip(part, faults, strict=True))
             yield values, [place + fault for place, fault in zip(places, faults, strict=True)]
 
     def _json(self, chosen: RowRange, opened: BinaryIO) -> Iterator[Rows]:
         objects = _json_objects(chosen.file, opened)
-        first = objects[0] if objects and isinstance(objects[0], dict) else {}
+        first = next((row for row in objects if isinstance(row, dict)), {})
         names = self._names(chosen.file, self._spelled(list(first)))
         for part in _batched(_chosen(objects, chosen), self._kind.batch_rows):
             yield _of_objects(part, names)
@@ -387,7 +387,8 @@ def _json_objects(file: InputFile, opened: BinaryIO) -> list[Any]:
             "Lines or Parquet"
         )
     try:
-        objects: list[Any] = read_json_value(b"".join(text_blocks(opened, where=file.path)), file.path)
+        content = b"".join(text_blocks(opened, where=file.path))
+        objects: list[Any] = unique_keys(content.decode(), read_json_value(content, file.path))
     except InputError as error:
         raise DataError(f"{error}. Fix: save it again") from None
     return objects
@@ -412,7 +413,7 @@ def _of_objects(objects: Sequence[Any], needed: Sequence[str]) -> tuple[list[Any
     """Return JSON objects with the model's keys only. A row that lacks a key cannot be read, as in a request."""
     values, faults = list[Any](), list[str]()
     for value in objects:
-        fault = "" if isinstance(value, dict) else _NO_OBJECT
+        fault = "" if isinstance(value, dict) else value.fault if isinstance(value, DoubledKey) else _NO_OBJECT
         if not fault and not value.keys() >= set(needed):
             others = other_spellings(value, needed)
             value = {others.get(key, key): cell for key, cell in value.items()}

@@ -485,7 +485,7 @@ def _is_exact(read: pl.Series) -> bool:
 
 
 def _may_have_thousands(read: pl.Series) -> bool:
-    """Return whether the point of numbers can be between thousands: only their texts tell."""
+    """Return whether the point of numbers can be between thousands: their texts decide."""
     if largest(read) >= 1000:
         return False
     parts = read.filter(read != read.floor()).abs()

@@ -135,6 +135,8 @@ def note(frame, event, argument):
         return
     if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # the body of a class
         return
+    if frame.f_code.co_name == "__getattr__" and os.path.basename(name) == "__init__.py":
+        return  # an import asks a package for a module that is not loaded yet
     caller = frame.f_back
     while caller is not None and caller.f_code.co_name != "<module>":
         caller = caller.f_back

@@ -12,7 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from commands.child import run_command
+from commands.command_process import run_command
 from commands.compare import compare, print_comparison
 from commands.training_run import TrainingRun, last_run, run_of_version
 from ratchet import settings

@@ -9,7 +9,7 @@ import pytest
 
 import ratchet
 from commands import api
-from commands.child import Progress, run_command
+from commands.command_process import CommandProgress, run_command
 from ratchet.errors import DataError, RatchetError, SettingsError, WorkspaceError
 
 
@@ -86,7 +86,7 @@ def test_a_failed_command_raises_its_message(pets) -> None:
 
 
 def test_progress_lines_replace_each_other_in_a_notebook() -> None:
-    progress = Progress(deque(), "ratchet train")
+    progress = CommandProgress(deque(), "ratchet train")
     progress.add("train: 10 of 1,200 steps, 4/s, <b>")
     assert (
         '<progress value="10" max="1200"></progress> train: 10 of 1,200 steps, 4/s, &lt;b&gt;' in progress._repr_html_()

@@ -136,10 +136,7 @@ def _obstacle(rule: ChampionResult, obstacle: Obstacle, noun: Noun) -> tuple[str
         case "classes":
             return _other_classes(obstacle, noun)
         case "same weights":
-            return (
-                "the weights are the champion's",
-                "train with other data or settings",
-            )
+            return "the weights are the champion's", "train with other data or settings"
         case "no record" if obstacle.mismatch:
             return (
                 f"{obstacle.mismatch}, so test {noun[1]} may be among its training {noun[1]} and not be recognised",

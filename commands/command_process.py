@@ -14,7 +14,7 @@ from ratchet.errors import RatchetError
 from ratchet.workspace import ROOT_VARIABLE, Workspace
 from tasks.progress import LINE_SECONDS_VARIABLE
 
-__all__ = ["Progress", "run_command"]
+__all__ = ["CommandProgress", "run_command"]
 
 _PROGRESS = re.compile(r"^(?P<stage>[\w-]+): (?P<done>[\d,]+) of (?P<total>[\d,]+) ")
 _LINE_SECONDS = "0.5"
@@ -54,7 +54,7 @@ def run_command(workspace: Workspace, *arguments: str) -> list[str]:
         start_new_session=True,  # a notebook's interrupt goes to the kernel's whole group
     )
     lines: deque[str] = deque(maxlen=_LOGGED)
-    with process, Progress(lines, f"ratchet {arguments[0]}") as progress:
+    with process, CommandProgress(lines, f"ratchet {arguments[0]}") as progress:
         try:
             _follow(process, progress)
         except KeyboardInterrupt:
@@ -66,7 +66,7 @@ def run_command(workspace: Workspace, *arguments: str) -> list[str]:
     return list(lines)
 
 
-def _follow(process: "subprocess.Popen[str]", progress: "Progress") -> None:
+def _follow(process: "subprocess.Popen[str]", progress: "CommandProgress") -> None:
     assert process.stderr is not None, "it is a pipe"
     for line in process.stderr:
         progress.add(line.rstrip())
@@ -81,7 +81,7 @@ def _error(lines: "deque[str]", command: str, code: int) -> str:
     return "\n".join(content[starts[-1] :]).removeprefix("ratchet: ")
 
 
-class Progress:
+class CommandProgress:
     """Lines of a command. In a notebook one output with a bar, which is updated; elsewhere stderr."""
 
     def __init__(self, lines: "deque[str]", title: str) -> None:
@@ -90,7 +90,7 @@ class Progress:
         self._display = _notebook()
         self._id = uuid.uuid4().hex
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "CommandProgress":
         if self._display:
             self._display.display(self, display_id=self._id)
         return self

@@ -155,12 +155,13 @@ def test_oversampled_rows_prove_no_more_than_once(target: Target) -> None:
 def test_units_are_groups_or_different_contents() -> None:
     content, none = np.arange(1, 5, dtype=np.uint64), np.zeros(4, np.uint64)
     copied = np.array([7, 7, 8, 9], np.uint64)
-    assert Samples(content, content, none).units is None
-    copies = Samples(content, copied, none).units
+    assert Samples(content, content, none, are_copies=True).units is None
+    assert Samples(content, copied, none).units is None  # rows of a table with equal values
+    copies = Samples(content, copied, none, are_copies=True).units
     assert copies is not None
     assert (copies.numbers.tolist(), copies.by) == ([0, 0, 1, 2], "different")
     groups = Samples(content, copied, np.array([0, 0, 5, 5], np.uint64)).units
     assert groups is not None
-    assert (groups.numbers.tolist(), groups.by) == ([1, 1, 0, 0], "groups")
+    assert (groups.numbers.tolist(), groups.by) == ([0, 1, 2, 2], "groups")
     assert Samples(content, copied, content).units is None  # a column that identifies rows: equal ones are no copies
     assert unit_means(np.array([1.0, 0.0, 1.0, 0.5]), copies).tolist() == [0.5, 1.0, 0.5]

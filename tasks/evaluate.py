@@ -112,7 +112,6 @@ class _Test:
         from ratchet.evaluation.calibration import fit_temperature
         from ratchet.evaluation.predictions import Predictions
         from ratchet.evaluation.problems import thresholds_for
-        from ratchet.registry.sample_digests import split_samples
         from ratchet.training import answers
 
         model, target, rows = self.model, self.spec.target, len(self.split)
@@ -125,9 +124,7 @@ class _Test:
         temperature = fit_temperature(*validation()) if is_scaled else 1.0
         outputs = outputs / temperature if is_scaled else outputs
         thresholds = thresholds_for(target, self.settings, validation)
-        packed = self.workspace.packed
-        ids, units = split_ids(packed, "test"), split_samples(packed, "test").units
-        return Predictions(outputs, targets, ids, target, thresholds, units), temperature
+        return Predictions(outputs, targets, split_ids(self.workspace.packed, "test"), target, thresholds), temperature
 
     def against_constant(self, metrics: Metrics, predictions: "Predictions") -> Metrics:
         """Return the metrics with the comparison of the model and the best constant answer."""

@@ -175,7 +175,6 @@ class _TestSet:
             slices=slice_columns(self.workspace.packed, self.params.evaluation),
             exported=exported,
             saw=self.rows.are_in(split_samples(self.workspace.packed, "train", "validation")),
-            units=self.rows.units,
         )
 
     def champion(self, promotions: "Promotions", over: str | None) -> "Champion | None":

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from ratchet.errors import DataError, TrainingError
 from ratchet.evaluation.intervals import Interval, difference_of, mean_of
 from ratchet.evaluation.metrics import ConstantResult, Metrics, NamedMetric
-from ratchet.evaluation.units import Units
 from ratchet.settings.model import EvaluationSettings
 
 __all__ = ["Answers", "Columns", "CommonAnswer", "ScoreUnit", "Validation"]
@@ -68,7 +67,6 @@ class Answers(ABC):
     targets: NDArray[Any]
     target: Any  # of the problem
     thresholds: tuple[float, ...] = ()
-    units: Units | None = None  # that are independent; None: each row is one
 
     metrics: ClassVar[type[Metrics]]
     own_thresholds: ClassVar[bool] = False  # each model has its own, by its validation samples
@@ -157,8 +155,7 @@ class Answers(ABC):
 
     def at(self, rows: Integers) -> Self:
         """Return the answers to some of the rows."""
-        units = self.units.at(rows) if self.units else None
-        return replace(self, outputs=self.outputs[rows], targets=self.targets[rows], units=units)
+        return replace(self, outputs=self.outputs[rows], targets=self.targets[rows])
 
     # Metrics
 

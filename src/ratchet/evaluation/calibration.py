@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratchet.evaluation.intervals import Interval
-from ratchet.evaluation.units import Units
 
 __all__ = [
     "CALIBRATION_BINS",
@@ -74,9 +73,7 @@ def calibration_error(bins: tuple[Bin, ...]) -> float:
     return float(gaps) / sum(part.count for part in bins)
 
 
-def calibration_interval(
-    bins: tuple[Bin, ...], *, resamples: int, confidence: float, seed: int, units: Units | None = None
-) -> Interval | None:
+def calibration_interval(bins: tuple[Bin, ...], *, resamples: int, confidence: float, seed: int) -> Interval | None:
     """Return the ECE with a conservative interval: its coverage is at least `confidence`.
 
     None: the samples are too few to say anything. The ECE is not significant, and there are fewer than two samples for
@@ -87,14 +84,11 @@ def calibration_interval(
     normal (Sun et al. 2024, "A Confidence Interval for the l2 Expected Calibration Error"). By the triangle inequality
     its distance from the true value is at most the sum of the bins' own errors, and that sum can be simulated: draw
     how many images fall into each bin, and how many of them are right. The probability of a right answer is estimated
-    by Laplace's rule of succession, because a bin whose few images were all right may still contain errors. Where
-    rows share units, as many rows are drawn as there are units: the mean of a unit varies less than one of its rows.
+    by Laplace's rule of succession, because a bin whose few images were all right may still contain errors.
     """
     rows = sum(part.count for part in bins)
     filled = [part for part in bins if part.accuracy is not None and part.confidence is not None]
     counts = np.array([part.count for part in filled])
-    if units:
-        rows, counts = units.effective, counts * (units.effective / rows)
     sure = np.array([part.confidence for part in filled])
     right = (np.array([part.accuracy for part in filled]) * counts + 1) / (counts + 2)
     generator = np.random.Generator(np.random.Philox(key=seed))

@@ -18,7 +18,6 @@ from ratchet.evaluation.intervals import Interval, share_difference, share_inter
 from ratchet.evaluation.metrics import ConstantResult, Metric, Metrics, NamedMetric
 from ratchet.evaluation.robustness import NotMeasured, Robustness
 from ratchet.evaluation.slices import slices
-from ratchet.evaluation.units import votes
 from ratchet.problems import Classes
 from ratchet.settings.model import EvaluationSettings
 
@@ -337,21 +336,20 @@ class ClassAnswers(Answers):
     @property
     def common(self) -> CommonAnswer:
         most = int(np.bincount(self.predicted).argmax())
-        return common(repr(self.target.names[most]), self.predicted == most, self.labels == most, self.units)
+        return common(repr(self.target.names[most]), self.predicted == most, self.labels == most)
 
     def against_constant(
         self, settings: EvaluationSettings, headline: NamedMetric, shares: Answers | None = None
     ) -> ConstantResult:
-        counts, level = self.counts[0], settings.confidence
-        rows, hits, dependent = votes(self.labels, self.score, self.width, self.units)
-        interval = balanced_accuracy(hits, rows, confidence=level, dependent=dependent)
-        best, occurring = int(counts.argmax()), rows[rows > 0]
+        counts, hits = self.counts
+        interval, best = balanced_accuracy(hits, counts, confidence=settings.confidence), int(counts.argmax())
+        occurring = counts[counts > 0]
         metric = headline
-        if len(set(occurring.tolist())) > 1 or self.units:
+        if len(set(occurring.tolist())) > 1:
             metric = NamedMetric("balanced_accuracy", "balanced accuracy", interval, share=True)
         name = f"always answering {self.target.names[best]!r}"
         trivial = float(counts[best] / self.rows)
-        return balanced(name, headline, trivial, metric, interval, [occurring], level)
+        return balanced(name, headline, trivial, metric, interval, [occurring], settings.confidence)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

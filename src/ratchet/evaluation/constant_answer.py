@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from ratchet.evaluation.answers import Answers, CommonAnswer
 from ratchet.evaluation.intervals import Interval, paired_difference
 from ratchet.evaluation.metrics import ConstantResult, NamedMetric
-from ratchet.evaluation.units import Units, unit_means
 from ratchet.settings.model import EvaluationSettings
 
 __all__ = ["balanced", "balanced_accuracy", "by_score", "common"]
@@ -26,15 +25,13 @@ _OTHERS = 0.01  # largest share of other answers with which a model gives one an
 _MISSED = 5  # the truth must differ from that answer so many times as often
 
 
-def common(text: str, answered: Mask, true: Mask, units: Units | None = None) -> CommonAnswer:
+def common(text: str, answered: Mask, true: Mask) -> CommonAnswer:
     """Return the most frequent answer from the rows that get it, and from those whose target it is."""
-    others, missed = (float(unit_means(~mask, units).mean()) for mask in (answered, true))
+    others, missed = float((~answered).mean()), float((~true).mean())
     return CommonAnswer(text, int(answered.sum()), others <= _OTHERS and _MISSED * others < missed)
 
 
-def balanced_accuracy(
-    hits: NDArray[np.number], counts: NDArray[np.number], *, confidence: float, dependent: bool = False
-) -> Interval:
+def balanced_accuracy(hits: NDArray[np.number], counts: NDArray[np.number], *, confidence: float) -> Interval:
     """Return the mean recall of the classes that occur, with its interval.
 
     Each recall has its exact interval (Clopper and Pearson 1934). The distances of the bounds from the recalls are
@@ -44,7 +41,6 @@ def balanced_accuracy(
     Args:
         hits: right answers of each class, (classes,).
         counts: rows of each class, (classes,), at least one above 0.
-        dependent: the classes share units, so the distances add up as those of estimates that move together.
     """
     from scipy.stats import beta
 
@@ -52,9 +48,7 @@ def balanced_accuracy(
     share, tail = right / rows, (1 - confidence) / 2
     low = np.where(right > 0, beta.ppf(tail, np.maximum(right, 1e-9), rows - right + 1), 0.0)
     high = np.where(right < rows, beta.ppf(1 - tail, right + 1, np.maximum(rows - right, 1e-9)), 1.0)
-    distances = [np.abs(share - bound) for bound in (low, high)]
-    sums = [each.sum() if dependent else np.sqrt((each**2).sum()) for each in distances]
-    below, above = (float(total) / len(rows) for total in sums)
+    below, above = (float(np.sqrt(((share - bound) ** 2).sum())) / len(rows) for bound in (low, high))
     value = float(share.mean())
     return Interval(max(0.0, value - below), value, min(1.0, value + above))
 
@@ -99,9 +93,10 @@ def by_score(
 ) -> ConstantResult:
     """Return the comparison by the mean score, in the units that people read."""
     factor = abs(answers.unit.factor)
-    reference = factor * constant
-    pair = (unit_means(values, answers.units) for values in (factor * answers.score, reference))
-    difference = paired_difference(*pair, resamples=settings.resamples, confidence=settings.confidence, seed=0)
+    score, reference = factor * answers.score, factor * constant
+    difference = paired_difference(
+        score, reference, resamples=settings.resamples, confidence=settings.confidence, seed=0
+    )
     value = float(np.sign(answers.unit.factor) * reference.mean())
     metric = answers.headline("score", settings.confidence)
     return ConstantResult(

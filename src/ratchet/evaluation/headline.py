@@ -43,8 +43,7 @@ def intervals(
         "accuracy": share_interval(int(answers.score.sum()), rows, confidence=level),
         "log_loss": interval_of(loss, answers.losses - loss, "positive", confidence=level),
     }
-    drawn = settings.resamples
-    if ece := calibration_interval(bins, resamples=drawn, confidence=level, seed=seed, units=answers.units):
+    if ece := calibration_interval(bins, resamples=settings.resamples, confidence=level, seed=seed):
         bounds["ece"] = ece
     if settings.top_k < answers.width:
         bounds["top_k"] = share_interval(int((answers.rank < settings.top_k).sum()), rows, confidence=level)

@@ -5,7 +5,6 @@ from dataclasses import replace
 from ratchet.evaluation.intervals import paired_difference
 from ratchet.evaluation.metrics import BaselineResult, Metrics
 from ratchet.evaluation.predictions import Predictions
-from ratchet.evaluation.units import unit_means
 from ratchet.settings.model import EvaluationSettings
 
 __all__ = ["against_constant", "compare_with_baseline"]
@@ -21,8 +20,6 @@ def against_constant(
     """
     answers = predictions.checked()
     result = answers.against_constant(settings, metrics.headline, shares.checked() if shares else None)
-    if units := answers.units:
-        result = replace(result, units=len(units), by=units.by)
     if common := answers.common:
         result = replace(result, answer=common.text, answered=common.rows, one_answer=common.to_nearly_all)
     return replace(metrics, constant=result)
@@ -50,7 +47,7 @@ def compare_with_baseline(
     ours, theirs = network.checked(), baseline.checked(f"the baseline {name}")
     useful = metrics.constant is None or metrics.constant.is_better
     sign, level = 1.0 if ours.unit.larger_is_better else -1.0, settings.confidence
-    scores = [unit_means(sign * answers.values, ours.units) for answers in (ours, theirs)]
+    scores = sign * ours.values, sign * theirs.values
     difference = paired_difference(*scores, resamples=settings.resamples, confidence=level, seed=seed)
     result = BaselineResult(
         name=name,
@@ -58,7 +55,6 @@ def compare_with_baseline(
         network=ours.headline("baseline", level),
         difference=difference,
         network_is_better=difference.low > 0.0 and useful,
-        rows=len(scores[0]),
-        by=ours.units.by if ours.units else "",
+        rows=ours.rows,
     )
     return replace(metrics, baseline=result)

@@ -6,12 +6,9 @@ gate.minimum_metric read this table.
 """
 
 import functools
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
-
-from pydantic import Field
 
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.slices import Slice
@@ -49,8 +46,7 @@ class BaselineResult:
     network: NamedMetric  # the same metric of the model
     difference: Interval  # of the metric, paired by rows; above 0 where the model is better
     network_is_better: bool  # significantly, and also than the best constant answer
-    rows: int = 0  # independent units; 0: written before it was recorded
-    by: Annotated[str, Field(exclude_if=operator.not_)] = ""  # what `rows` counts; see `Units`
+    rows: int = 0  # 0: written before it was recorded
 
 
 @dataclass(frozen=True)
@@ -67,9 +63,6 @@ class ConstantResult:
     answer: str = ""  # the model's most frequent answer; "": not known
     answered: int = 0  # rows that get it
     one_answer: bool = False  # the model gives it to nearly all rows, though the truth differs on clearly more
-    # Independent units of the test rows where some share one, and what they are; see `Units`
-    units: Annotated[int, Field(exclude_if=operator.not_)] = 0
-    by: Annotated[str, Field(exclude_if=operator.not_)] = ""
 
     @property
     def is_better(self) -> bool:

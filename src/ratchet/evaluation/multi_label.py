@@ -16,7 +16,6 @@ from ratchet.evaluation.intervals import Interval, share_interval
 from ratchet.evaluation.jackknife import RowMetric, RowTerms
 from ratchet.evaluation.metrics import ConstantResult, Metric, Metrics, NamedMetric
 from ratchet.evaluation.slices import slices
-from ratchet.evaluation.units import votes
 from ratchet.problems import Labels
 from ratchet.settings.model import EvaluationSettings
 
@@ -191,8 +190,8 @@ class LabelAnswers(Answers):
     def common(self) -> CommonAnswer:
         sets, counts = np.unique(self.predicted, axis=0, return_counts=True)
         most = sets[counts.argmax()]
-        answered, true = ((values == most).all(axis=1) for values in (self.predicted, self.truth))
-        return common(_listed(self._names(most)), answered, true, self.units)
+        masks = ((values == most).all(axis=1) for values in (self.predicted, self.truth))
+        return common(_listed(self._names(most)), *masks)
 
     def against_constant(
         self, settings: EvaluationSettings, headline: NamedMetric, shares: Answers | None = None
@@ -210,12 +209,12 @@ class LabelAnswers(Answers):
         sides = []
         for label in np.flatnonzero((support > 0) & (support < self.rows)):
             truth = self.truth[:, label].astype(np.int64)
-            sides.append(votes(truth, right[:, label], 2, self.units))
-        parts = [balanced_accuracy(hits, rows, confidence=level, dependent=both) for rows, hits, both in sides]
+            sides.append((np.bincount(truth, weights=right[:, label], minlength=2), np.bincount(truth, minlength=2)))
+        parts = [balanced_accuracy(hits, counts, confidence=level) for hits, counts in sides]
         bounds = np.mean([(part.low, part.value, part.high) for part in parts], axis=0) if parts else (0.0, 0.5, 1.0)
         interval = Interval(*map(float, bounds))
         metric = NamedMetric("balanced_accuracy", "balanced accuracy", interval, share=True)
-        counts = [rows for rows, _, _ in sides] or [np.array([1, 1])]
+        counts = [rows for _, rows in sides] or [np.array([1, 1])]
         return balanced(name, headline, float(f1.max()), metric, interval, counts, level)
 
 

@@ -14,7 +14,6 @@ from ratchet import files
 from ratchet.errors import DataError, first_line
 from ratchet.evaluation.answers import Answers
 from ratchet.evaluation.problems import ANSWERS, answers_to
-from ratchet.evaluation.units import Units
 from ratchet.kinds import to_json
 from ratchet.problems import Classes, Target, target_from_json
 
@@ -36,7 +35,6 @@ class Predictions:
     Attributes:
         outputs: float32 (rows, width), as the model returns them; for the next token see `PieceAnswers`.
         thresholds: probabilities from which the second of two classes, or each label, is predicted; empty: 0.5.
-        units: that are independent; None: each row is one. The file has none.
     """
 
     outputs: NDArray[np.float32]
@@ -44,7 +42,6 @@ class Predictions:
     ids: tuple[str, ...]
     target: Target
     thresholds: tuple[float, ...] = ()
-    units: Units | None = None
 
     def __post_init__(self) -> None:
         rows = len(self.ids)
@@ -62,7 +59,7 @@ class Predictions:
     @functools.cached_property
     def answers(self) -> Answers:
         """The quantities that follow from each row."""
-        return answers_to(self.target, self.outputs, self.targets, thresholds=self.thresholds, units=self.units)
+        return answers_to(self.target, self.outputs, self.targets, thresholds=self.thresholds)
 
     def checked(self, model: str = "the model") -> Answers:
         """Return the answers if they can be measured; see `Answers.check`."""

@@ -16,7 +16,6 @@ from ratchet.evaluation.language import PieceAnswers
 from ratchet.evaluation.metrics import Metrics
 from ratchet.evaluation.multi_label import LabelAnswers
 from ratchet.evaluation.regression import NumberAnswers
-from ratchet.evaluation.units import Units
 from ratchet.problems import Target
 from ratchet.settings.model import EvaluationSettings
 from ratchet.typed_json import parse
@@ -29,21 +28,15 @@ ANSWERS: Mapping[str, type[Answers]] = MappingProxyType(
 
 
 def answers_to(
-    target: Target,
-    outputs: NDArray[np.float32],
-    targets: NDArray[Any],
-    *,
-    thresholds: tuple[float, ...] = (),
-    units: Units | None = None,
+    target: Target, outputs: NDArray[np.float32], targets: NDArray[Any], *, thresholds: tuple[float, ...] = ()
 ) -> Answers:
     """Return the answers of the target's problem.
 
     Args:
         targets: as in the packed set; for the next token see `PieceAnswers`.
         thresholds: probabilities from which the second of two classes, or each label, is predicted; empty: 0.5.
-        units: of the rows; None: each row is one.
     """
-    return ANSWERS[target.problem](outputs, targets, target, thresholds, units)
+    return ANSWERS[target.problem](outputs, targets, target, thresholds)
 
 
 def thresholds_for(target: Target, settings: EvaluationSettings, validation: Validation) -> tuple[float, ...]:

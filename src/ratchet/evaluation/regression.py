@@ -197,8 +197,7 @@ class NumberAnswers(Answers):
         low, high = np.quantile(self.truth, [0.05, 0.95], axis=0)
         reach = np.maximum(_SAME * (high - low), 1e-6 * np.abs(middle))  # the second: rounding of float32
         near = (np.abs(values - middle) <= reach for values in (self.predicted, self.truth))
-        answered, true = (mask.all(axis=1) for mask in near)
-        return common(_listed(middle), answered, true, self.units)
+        return common(_listed(middle), *(mask.all(axis=1) for mask in near))
 
     def against_constant(
         self, settings: EvaluationSettings, headline: NamedMetric, shares: Answers | None = None

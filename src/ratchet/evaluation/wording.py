@@ -19,7 +19,6 @@ __all__ = [
     "range_text",
     "signed_range",
     "trivial_text",
-    "units_text",
     "value_text",
 ]
 
@@ -107,15 +106,10 @@ def _gain(difference: Interval, *, factor: float = 1.0, share: bool = False, ci:
     return size if float(size.replace(",", "")) else "", bounds
 
 
-def counted(rows: int, kind: str, by: str = "") -> str:
-    """Return a number of samples, "34 images", or of units (see `Units`): "34 different images", "3 groups"."""
-    return units_text(rows, noun_of(kind), by)
-
-
-def units_text(count: int, noun: tuple[str, str], by: str = "") -> str:
-    """Return a number of samples or units from the words for one sample and for several; see `counted`."""
-    singular, plural = ("group", "groups") if by == "groups" else noun
-    return f"{count:,} {f'{by} ' * (by == 'different')}{singular if count == 1 else plural}"
+def counted(rows: int, kind: str) -> str:
+    """Return a number of samples: "34 images"."""
+    singular, plural = noun_of(kind)
+    return f"{rows:,} {singular if rows == 1 else plural}"
 
 
 def baseline_text(result: BaselineResult, confidence: float, kind: str = "") -> str:
@@ -132,14 +126,14 @@ def _reservation(result: BaselineResult, kind: str) -> str:
         return ""
     if result.difference.low > 0.0:
         return ", but not better than one constant answer"
-    return f", but with {counted(result.rows, kind, result.by) if result.rows else 'these samples'} that can be chance"
+    return f", but with {counted(result.rows, kind) if result.rows else 'these samples'} that can be chance"
 
 
 def constant_text(result: ConstantResult, confidence: float, rows: int, kind: str = "") -> str:
     """Return the comparison with the best constant answer in one line; `kind` is that of the samples."""
-    samples, metric = counted(result.units or rows, kind, result.by), result.metric
+    samples, metric = counted(rows, kind), result.metric
     if result.one_answer:
-        return f"gives one answer: {result.answer} to {result.answered:,} of {counted(rows, kind)}"
+        return f"gives one answer: {result.answer} to {result.answered:,} of {samples}"
     size, bounds = _gain(result.difference, share=metric.share, ci=f"{100 * confidence:g} % CI ")
     gain = f"{metric.name} {size} points better" if metric.share else f"{metric.name} better by {size}"
     if result.is_better:

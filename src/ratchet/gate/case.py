@@ -2,20 +2,17 @@
 
 import functools
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from ratchet.evaluation.answers import ScoreUnit
 from ratchet.evaluation.intervals import Interval, mean_of, paired_difference
 from ratchet.evaluation.latency import Costs
 from ratchet.evaluation.metrics import BaselineResult, ConstantResult, NamedMetric
-from ratchet.evaluation.units import Units, unit_means
 from ratchet.exports.program import NotExported, Parity
 from ratchet.gate.significance import (
     FIRST_TRY,
@@ -48,14 +45,6 @@ class ChampionTest:
     level: float  # largest p-value that wins
     remaining: float  # error that is left for later tries
     won: bool
-    # Independent units among these samples where some share one, and what they are; see `Units`
-    units: Annotated[int, Field(exclude_if=operator.not_)] = 0
-    by: Annotated[str, Field(exclude_if=operator.not_)] = ""
-
-    @property
-    def votes(self) -> int:
-        """Independent units that were compared."""
-        return self.units or self.rows
 
 
 @dataclass(frozen=True)
@@ -88,7 +77,6 @@ class Obstacle:
     compared: int = 0
     minimum: int = 0  # that are needed
     setting: int = 0  # gate.minimum_rows; 0 in older verdicts
-    by: Annotated[str, Field(exclude_if=operator.not_)] = ""  # what `compared` counts; see `Units`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +93,6 @@ class Candidate:
     kind: str = "image"  # of its input
     input_shape: tuple[int, ...] = ()  # height, width, channels of images
     saw: Mask  # (rows,), used to train or select it
-    units: Units | None = None  # that are independent; None: each row is one
     slices: Mapping[str, Sequence[str | None]] = field(default_factory=dict)  # column -> value of each row
     exported: Parity | NotExported | None = None  # check of its ONNX program; None: it was stored without one
     baseline: BaselineResult | None = None  # None: no baseline was measured
@@ -170,35 +157,20 @@ class Case:
         """Numbers of the test samples that are not compared, by the first reason that applies."""
         return LeftOut(*(int(np.count_nonzero(mask)) for mask in (self.seen, self.unknown & ~self.seen)))
 
-    def units(self, rows: Rows | slice = slice(None)) -> Units | None:
-        """Return the units of some of the compared samples; None: each sample is one."""
-        units = self.candidate.units
-        return units and units.at(self.compared[rows])
-
-    def votes(self, rows: Rows | slice = slice(None)) -> int:
-        """Return the number of independent units among some of the compared samples."""
-        units = self.units(rows)
-        return len(self.compared[rows]) if units is None else len(units)
-
-    def scores_at(self, rows: Rows | slice) -> tuple[Scores, Scores]:
-        """Return the units' mean scores, of the candidate and of the champion, on some of the compared samples."""
-        assert self.comparable is not None, "a rule checks `comparable` first"
-        chosen, units = self.compared[rows], self.units(rows)
-        return unit_means(self.candidate.score[chosen], units), unit_means(self.comparable.score[chosen], units)
-
     @functools.cached_property
     def scores(self) -> tuple[Scores, Scores]:
-        """Mean scores of each compared unit, of the candidate and of the champion. Each unit has one vote."""
-        return self.scores_at(slice(None))
+        """Scores of the candidate and of the champion on the compared samples."""
+        assert self.comparable is not None, "a rule checks `comparable` first"
+        return self.candidate.score[self.compared], self.comparable.score[self.compared]
 
     @functools.cached_property
     def is_exact(self) -> bool:
-        """Whether all units' scores are 0 or 1, so that the exact test applies."""
+        """Whether all compared scores are 0 or 1, so that the exact test applies."""
         return all(bool(((score == 0.0) | (score == 1.0)).all()) for score in self.scores)
 
     @functools.cached_property
     def counts(self) -> tuple[int, int]:
-        """Numbers of compared units on which the candidate's score is larger, and on which the champion's is."""
+        """Numbers of compared samples on which the candidate's score is larger, and on which the champion's is."""
         ours, theirs = self.scores
         return int(np.count_nonzero(ours > theirs)), int(np.count_nonzero(theirs > ours))
 
@@ -207,29 +179,20 @@ class Case:
         """The significance test against the champion at the level of this try; None: they cannot be compared."""
         if self.comparable is None:
             return None
-        tolerance = self.gate.tolerance if self.gate.champion == "not-worse" else 0.0
+        rows, tolerance = len(self.compared), self.gate.tolerance if self.gate.champion == "not-worse" else 0.0
         ours, theirs = self.scores
         if not self.is_exact:
             p = p_larger_mean(ours - theirs, tolerance=tolerance)
         elif self.gate.champion == "better":
             p = p_better(*self.counts)
         else:
-            p = p_not_worse(*self.counts, len(ours), tolerance=tolerance)
+            p = p_not_worse(*self.counts, rows, tolerance=tolerance)
         spent = spend(self.tries, confidence=self.gate.confidence)
-        units = self.units()
-        return ChampionTest(
-            self.tries.count + 1,
-            len(self.compared),
-            p,
-            level=spent.level,
-            remaining=spent.remaining,
-            won=p <= spent.level,
-            units=len(ours) if units else 0,
-            by=units.by if units else "",
-        )
+        number = self.tries.count + 1
+        return ChampionTest(number, rows, p, level=spent.level, remaining=spent.remaining, won=p <= spent.level)
 
     def mean(self, score: Scores) -> NamedMetric:
-        """Return the mean of some units' scores in the units that people read, with its interval."""
+        """Return the mean of some rows' scores in the units that people read, with its interval."""
         unit = self.candidate.unit
         return unit.metric("score", mean_of(unit.factor * score, confidence=self.evaluation.confidence))
 
@@ -242,8 +205,10 @@ class Case:
                 enough resamples that its bounds do not depend on a few of them.
         """
         outside = (1 - self.gate.confidence) / looks
+        ours, theirs = self.scores
         return paired_difference(
-            *self.scores_at(rows),
+            ours[rows],
+            theirs[rows],
             resamples=max(self.evaluation.resamples, math.ceil(_IN_A_TAIL / outside)),
             confidence=1 - outside,
             seed=self.seed,
@@ -284,11 +249,10 @@ class Case:
             return Obstacle("same weights")
         if champion.saw is None:
             return Obstacle("no record", mismatch=champion.unknown)
-        compared, units, minimum = self.votes(), self.units(), self.gate.minimum_rows
+        compared, minimum = len(self.compared), self.gate.minimum_rows
         if self.candidate.labels is None:
             level = spend(self.tries, confidence=self.gate.confidence).level
             minimum = max(minimum, rows_showing_failures(1 / minimum, level=level))
         if compared < minimum:
-            by, setting = units.by if units else "", self.gate.minimum_rows
-            return Obstacle("too few images", compared=compared, minimum=minimum, setting=setting, by=by)
+            return Obstacle("too few images", compared=compared, minimum=minimum, setting=self.gate.minimum_rows)
         return None

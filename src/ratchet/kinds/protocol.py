@@ -114,7 +114,6 @@ class Kind(Generic[S]):
     mirrors: ClassVar[bool] = False  # a sample may be mirrored
     has_pixels: ClassVar[bool] = False  # an array has images
     usual_copies: ClassVar[float | None] = None  # share of held-out samples that may be in training; None: as most
-    are_copies: ClassVar[bool] = False  # equal samples are copies of one; of others, values may be equal by chance
     copies_have_target: ClassVar[bool] = False  # samples with other targets are no copies
     baseline: ClassVar[str] = ""  # network of the honest baseline in `ratchet.baselines`; empty: a constant answer
     size_fix: ClassVar[str] = ""  # fix of samples that are too small for a network

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from ratchet import files
 from ratchet.data.manifest import Manifest
-from ratchet.evaluation.units import Units
-from ratchet.kinds.registry import kind_of
 
 __all__ = ["TRAINING_SAMPLES", "Samples", "read_samples", "split_samples", "with_packed", "write_samples"]
 
@@ -36,7 +34,6 @@ class Samples:
     pixels: Digests  # of the packed image, so that copies in other files are equal
     groups: Digests
     identity: str = ""  # digest of what else decides the digests of equal samples; empty: nothing
-    are_copies: bool = False  # samples with equal `pixels` are copies of one
 
     def __len__(self) -> int:
         return len(self.content)
@@ -53,15 +50,6 @@ class Samples:
         return len(self) > 0 and bool((self.groups != _NO_GROUP).all())
 
     @property
-    def units(self) -> Units | None:
-        """The independent units: groups, and of copies without one the different contents; None: each row is one."""
-        grouped = self.groups != _NO_GROUP
-        alone = self.pixels if self.are_copies else np.arange(len(self), dtype=np.uint64)
-        numbers = np.unique(np.where(grouped, self.groups, alone), return_inverse=True)[1]
-        units = Units(numbers.astype(np.int64), "groups" if grouped.any() else "different")
-        return units if len(units) < len(self) else None
-
-    @property
     def fingerprint(self) -> str:
         """SHA-256 (hex) of the contents in any order."""
         return sha256(np.sort(self.content).astype("<u8").tobytes()).hexdigest()
@@ -71,8 +59,7 @@ def split_samples(packed: Path, *splits: str) -> Samples:
     """Return the samples of these splits of a packed data set, each split in the order of its rows."""
     import polars
 
-    input = Manifest.read(packed).input
-    identity = input.row_identity
+    identity = Manifest.read(packed).input.row_identity
     index = polars.read_parquet(packed / "index.parquet").filter(polars.col("split").is_in(splits))
     order = polars.col("split").replace_strict(dict(zip(_SPLITS, range(len(_SPLITS)), strict=True)))
     index = index.sort(order, "row")
@@ -82,7 +69,6 @@ def split_samples(packed: Path, *splits: str) -> Samples:
         pixels=_cut(index["pixels" if "pixels" in index.columns else "content"].to_list()),
         groups=_cut([None if group is None else sha256(str(group).encode()).hexdigest() for group in groups]),
         identity=files.digest_json(identity)[:16] if identity else "",
-        are_copies=kind_of(input).are_copies,
     )
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 from ratchet.evaluation.answers import ScoreUnit
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.metrics import NamedMetric
-from ratchet.evaluation.wording import gain_text, units_text, value_text
+from ratchet.evaluation.wording import gain_text, value_text
 from ratchet.gate.case import Case, ChampionTest, LeftOut, Obstacle
 from ratchet.gate.result_text import (
     Noun,
@@ -33,7 +33,7 @@ class PairedTest:
     champion: NamedMetric
     difference: Interval  # mean score of the candidate minus mean score of the champion
     unit: ScoreUnit  # of the difference
-    better: int  # samples (or units, see `Units`) on which the candidate's score is larger
+    better: int  # samples on which the candidate's score is larger
     worse: int
     exact: bool = False  # all scores are 0 or 1: right or wrong
 
@@ -150,20 +150,12 @@ def _obstacle(rule: ChampionResult, obstacle: Obstacle, noun: Noun) -> tuple[str
             )
         case "too few images":
             why = f" ({_left_out(rule)})" if _left_out(rule) else ""
-            same = f"if equal {noun[1]} are no copies, let data.group_column name a column that identifies them; else "
-            same = same if obstacle.by == "different" else ""
-            more = "groups" if obstacle.by == "groups" else noun[1]
             return (
-                f"only {_of(obstacle.compared, obstacle.by, noun)} of {rule.test_images:,} test {noun[1]} can be "
-                f"compared{why}, and {_needed(obstacle)}",
-                f"{same}add test {more} that neither model saw, restore the splits that the champion was trained with "
+                f"only {obstacle.compared:,} of {rule.test_images:,} test {noun[1]} can be compared{why}, and "
+                f"{_needed(obstacle)}",
+                f"add test {noun[1]} that neither model saw, restore the splits that the champion was trained with "
                 "(data.test_fraction, or the split column), or lower gate.minimum_rows",
             )
-
-
-def _of(count: int, by: str, noun: Noun) -> str:
-    """Return a number of units, where samples share them with their name."""
-    return units_text(count, noun, by) if by else f"{count:,}"
 
 
 def _needed(obstacle: Obstacle) -> str:
@@ -190,7 +182,7 @@ def _other_classes(obstacle: Obstacle, noun: Noun) -> tuple[str, str]:
 
 def _paired(rule: ChampionResult, comparison: ChampionTest, noun: Noun, ci: str) -> tuple[str, str, str]:
     """Return a text if all scores are the same, the difference, and a sentence with both models' values."""
-    scores, rows = rule.scores, units_text(comparison.votes, noun, comparison.by)
+    scores, rows = rule.scores, f"{comparison.rows:,} {noun[1]}"
     assert scores is not None, "a comparison has scores"
     unit, equal = scores.unit, scores.better + scores.worse == 0
     if scores.exact:
@@ -198,7 +190,7 @@ def _paired(rule: ChampionResult, comparison: ChampionTest, noun: Noun, ci: str)
         if equal:
             same = f"right on the same {rows} as {rule.champion}"
             return same, gain, f"On all {rows} this model is right exactly where the champion ({rule.champion}) is."
-        ours, theirs = (round(model.interval.value * comparison.votes) for model in (scores.candidate, scores.champion))
+        ours, theirs = (round(model.interval.value * comparison.rows) for model in (scores.candidate, scores.champion))
         errors = "1 error" if scores.better == 1 else f"{scores.better:,} errors"
         return (
             "",
@@ -226,9 +218,6 @@ def _paired(rule: ChampionResult, comparison: ChampionTest, noun: Noun, ci: str)
 def _compared(rule: ChampionResult, comparison: ChampionTest, noun: Noun) -> str:
     """Return how many of the test samples were compared, and at which input size."""
     sentences = []
-    if comparison.by:
-        together = f"The {noun[1]} of a group" if comparison.by == "groups" else "Copies"
-        sentences.append(f"{together} have one vote together; {comparison.rows:,} {noun[1]} were compared.")
     if comparison.rows < rule.test_images:
         sentences.append(f"These are {comparison.rows:,} of {rule.test_images:,} test {noun[1]}: {_left_out(rule)}.")
     if rule.input_shapes is not None:

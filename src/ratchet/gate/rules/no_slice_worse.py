@@ -51,8 +51,7 @@ def no_slice_worse(case: Case) -> SlicesResult | None:
     if case.comparable is None:
         return None
     compared = {name: [values[row] for row in case.compared] for name, values in case.candidate.slices.items()}
-    least = case.evaluation.slice_rows
-    slices = [part for part in rows_by_slice(compared, least=least) if case.votes(part[2]) >= least]
+    slices = rows_by_slice(compared, least=case.evaluation.slice_rows)
     if not slices:
         return None
     tolerance = case.gate.slice_tolerance

@@ -47,7 +47,6 @@ class Images(Kind[ImageInput]):
     mirrors = True
     has_pixels = True
     usual_copies = 0.0
-    are_copies = True
     size_fix = "set a larger data.image_size, or "
     noun = ("image", "images")
 

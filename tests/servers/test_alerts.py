@@ -164,6 +164,47 @@ def test_version_that_cannot_be_served_is_reported(alerted: Alerted) -> None:
     assert "`ratchet rollback digits`" in alert["next"]
 
 
+def test_drift_of_logged_requests_alerts_and_starts_one_run(alerted: Alerted) -> None:
+    """Also if the flow's process is killed after it sent the event, and before it wrote that down."""
+    workspace, begin = alerted.project.workspace, time.time() // 3600 * 3600 - 72 * 3600
+    folder = log_folder(workspace)
+    sketches = SketchLog(folder, window=60)
+    log = RequestLog(folder, share=1.0, inputs="none", days=30.0, mib=64.0, sketches=sketches)
+    for hour in range(70):
+        answers = np.random.default_rng(hour).random((200, 1)).astype(np.float32) ** (3 if hour > 50 else 1)
+        request = Logged(f"{hour:032x}", begin + 3600 * hour, 0.01, "own", "watched", "1", "record", "ann", {}, answers)
+        log.add(request.answer, lambda request=request: request)
+    log.close()
+    path = f"/automations/{alerted.automations()['on-drift__automation_1']['id']}"
+    runs = {"deployments": {"name": {"any_": ["on-drift"]}}}
+    monitor = ("python", "-c", "from flows.monitor import monitor_flow; monitor_flow()")
+    call(alerted.api, "/work_pools/local", {"is_paused": True}, method="PATCH")  # so that no worker trains
+    call(alerted.api, path, {"enabled": True}, method="PATCH")
+    try:
+        alerted.project.good(*monitor, PREFECT_API_URL=alerted.api)
+        server = Path(ServerRecord.read(workspace).services["prefect"].log)
+        [run] = until(lambda: call(alerted.api, "/flow_runs/filter", runs), log=server)
+        state = read_state(workspace)
+        assert state is not None
+        [key] = state.sent
+        stored = workspace.state / "monitoring" / "state.json"
+        stored.write_text(stored.read_text().replace(f'["{key}"]', "[]"))
+        alerted.project.good(*monitor, PREFECT_API_URL=alerted.api)
+        until(lambda: alerted.alerts("drift", "watched/1"))
+        alerted.drift("after-the-watched-one")
+        assert [each["id"] for each in call(alerted.api, "/flow_runs/filter", runs)] == [run["id"]]
+    finally:
+        call(alerted.api, path, {"enabled": False}, method="PATCH")
+        for left in call(alerted.api, "/flow_runs/filter", runs):
+            call(alerted.api, f"/flow_runs/{left['id']}", method="DELETE")
+        call(alerted.api, "/work_pools/local", {"is_paused": False}, method="PATCH")
+    [alert] = alerted.alerts("drift", "watched/1")
+    assert alert["message"].startswith("watched/1: drift since ")
+    assert str(workspace.state / "monitoring" / "drift.html") in alert["next"]
+    sent = call(alerted.api, "/events/filter", {"filter": {"event": {"name": ["ratchet.drift.detected"]}}})["events"]
+    assert [event["payload"]["key"] for event in sent if event["payload"]] == [key]
+
+
 def test_failed_run_is_reported_to_both(alerted: Alerted) -> None:
     run = alerted.waiting_run(type="FAILED", name="Failed", message="revision: none-such is not in this repository")
     until(lambda: alerted.alerts("failed-run", run["id"]))
@@ -236,47 +277,6 @@ def test_drift_is_reported_once_an_hour_for_each_model(alerted: Alerted) -> None
     until(lambda: alerted.post.about("Drift: ratchet.model.photos"))
     until(lambda: alerted.post.about("Drift: ratchet.model.digits"))
     assert len(alerted.alerts("drift", "ratchet.model.digits")) == 1
-
-
-def test_drift_of_logged_requests_alerts_and_starts_one_run(alerted: Alerted) -> None:
-    """Also if the flow's process is killed after it sent the event, and before it wrote that down."""
-    workspace, begin = alerted.project.workspace, time.time() // 3600 * 3600 - 72 * 3600
-    folder = log_folder(workspace)
-    sketches = SketchLog(folder, window=60)
-    log = RequestLog(folder, share=1.0, inputs="none", days=30.0, mib=64.0, sketches=sketches)
-    for hour in range(70):
-        answers = np.random.default_rng(hour).random((200, 1)).astype(np.float32) ** (3 if hour > 50 else 1)
-        request = Logged(f"{hour:032x}", begin + 3600 * hour, 0.01, "own", "watched", "1", "record", "ann", {}, answers)
-        log.add(request.answer, lambda request=request: request)
-    log.close()
-    path = f"/automations/{alerted.automations()['on-drift__automation_1']['id']}"
-    runs = {"deployments": {"name": {"any_": ["on-drift"]}}}
-    monitor = ("python", "-c", "from flows.monitor import monitor_flow; monitor_flow()")
-    call(alerted.api, "/work_pools/local", {"is_paused": True}, method="PATCH")  # so that no worker trains
-    call(alerted.api, path, {"enabled": True}, method="PATCH")
-    try:
-        alerted.project.good(*monitor, PREFECT_API_URL=alerted.api)
-        server = Path(ServerRecord.read(workspace).services["prefect"].log)
-        [run] = until(lambda: call(alerted.api, "/flow_runs/filter", runs), log=server)
-        state = read_state(workspace)
-        assert state is not None
-        [key] = state.sent
-        stored = workspace.state / "monitoring" / "state.json"
-        stored.write_text(stored.read_text().replace(f'["{key}"]', "[]"))
-        alerted.project.good(*monitor, PREFECT_API_URL=alerted.api)
-        until(lambda: alerted.alerts("drift", "watched/1"))
-        alerted.drift("after-the-watched-one")
-        assert [each["id"] for each in call(alerted.api, "/flow_runs/filter", runs)] == [run["id"]]
-    finally:
-        call(alerted.api, path, {"enabled": False}, method="PATCH")
-        for left in call(alerted.api, "/flow_runs/filter", runs):
-            call(alerted.api, f"/flow_runs/{left['id']}", method="DELETE")
-        call(alerted.api, "/work_pools/local", {"is_paused": False}, method="PATCH")
-    [alert] = alerted.alerts("drift", "watched/1")
-    assert alert["message"].startswith("watched/1: drift since ")
-    assert str(workspace.state / "monitoring" / "drift.html") in alert["next"]
-    sent = call(alerted.api, "/events/filter", {"filter": {"event": {"name": ["ratchet.drift.detected"]}}})["events"]
-    assert [event["payload"]["key"] for event in sent if event["payload"]] == [key]
 
 
 def test_unreachable_webhook_affects_neither_run_nor_mail(alerted: Alerted) -> None:

@@ -117,7 +117,7 @@ def test_a_training_often_stopped_by_budget_ends_the_same(
         at.append(int(result[2]))
         more += part if at[-1] == at[-2] else 0.0
     assert at == sorted(at)
-    assert sum(0 < step < STEPS for step in at) >= 2, at
+    assert any(0 < step < STEPS for step in at), at
     reported = [value for name, value in mlflow_run(project).data.tags.items() if name.startswith("ratchet.trouble.")]
     assert_same_training(project, undisturbed, steps=STEPS)
     assert all(value.startswith("budget: ") for value in reported)

@@ -11,6 +11,7 @@ from collections import deque
 from typing import Any
 
 from ratchet.errors import RatchetError
+from ratchet.terminal_lines import echo
 from ratchet.workspace import ROOT_VARIABLE, Workspace
 from tasks.progress import LINE_SECONDS_VARIABLE
 
@@ -103,7 +104,7 @@ class CommandProgress:
         """Show a line. That of a stage's progress takes the place of the one before."""
         self._lines.append(line)
         if not self._display:
-            print(line, file=sys.stderr, flush=True)
+            echo(line, err=True)
         if progress := _PROGRESS.match(line):
             done, total = (int(progress[name].replace(",", "")) for name in ("done", "total"))
             self._bar = f'<progress value="{done}" max="{max(1, total)}"></progress> {html.escape(line)}'

@@ -119,9 +119,9 @@ class _Ingest:
                 pixels = PixelStore(scratch, self.task.packed, partial(self._read_again, scratch))
                 self._done = self.source.refused.height
                 known = self.cache.facts(shape=shape)
-                stored.unlink(missing_ok=True)  # another shape's, which may still be mapped
+                stored.unlink(missing_ok=True)  # another shape's
                 self.survey.read_all(self.listing, scratch, known).write_ipc(stored)
-                facts = pl.read_ipc(stored)  # mapped, so that texts of many samples take no memory
+                facts = pl.read_ipc(stored)  # without what reading has left in memory
                 bad, used = overrides.apply(self._check(facts), self.task.released)
                 good = quarantine.without(facts, bad)
                 if good.is_empty():

@@ -1,16 +1,22 @@
 """Which process carries out a flow run, however it was started: so that the run of a killed process is closed.
 
-Each flow writes a file to .ratchet/runs. The process removes it as it ends. A process that was killed, or ended by the
-kernel for want of memory, cannot: its file stays, and the next check closes the run.
+Each flow writes a file to .ratchet/runs, and holds a lock on it. The process removes it as it ends. A process that was
+killed, or ended by the kernel for want of memory, cannot: its file stays, and the next check closes the run.
+
+Several machines may share the folder. The file names the machine by what stays when its host name changes: its id, and
+the id of its boot, which also all its containers have.
 """
 
 import atexit
+import fcntl
+import json
 import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, TextIO
 from uuid import UUID
 
 from filelock import FileLock
@@ -37,8 +43,13 @@ def record_run(workspace: Workspace) -> None:
     path = _folder(workspace) / f"{flow_run.get_id()}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     own = os.getpid()
-    files.write_json(path, {"pid": own, "began": started_at(own), "machine": socket.gethostname()})
-    atexit.register(_remove, path, own)
+    with files.draft_file(path) as draft:
+        record = draft.open("w", encoding="utf-8")
+        fcntl.flock(record, fcntl.LOCK_EX)  # until this process ends
+        json.dump({"pid": own, "began": started_at(own), **_machine()}, record)
+        record.flush()
+    os.register_at_fork(after_in_child=record.close)  # a child that outlives this process would hold the lock
+    atexit.register(_remove, path, own, record)
 
 
 @contextmanager
@@ -110,17 +121,43 @@ def _folder(workspace: Workspace) -> Path:
     return workspace.project.state / "runs"
 
 
-def _remove(path: Path, process: int) -> None:
+def _remove(path: Path, process: int, record: TextIO) -> None:
     if os.getpid() == process:  # not a process that was forked from it
         path.unlink(missing_ok=True)
+        record.close()
+
+
+def _machine() -> dict[str, str]:
+    """Return the host's name, and the ids of the machine and its boot: empty in some containers, and outside Linux."""
+    return {
+        "machine": socket.gethostname(),
+        "machine_id": _content(Path("/etc/machine-id")),
+        "boot_id": _content(Path("/proc/sys/kernel/random/boot_id")),
+    }
+
+
+def _content(path: Path) -> str:
+    return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
 
 
 def _is_dead(path: Path) -> bool:
-    """Return whether the recorded process has ended. Another process may have its number."""
+    """Return whether the recorded process ran on this machine, and has ended. Another process may have its number."""
     try:
-        record = files.read_json(path)
-        if record["machine"] != socket.gethostname():
-            return False
-        return not is_same(int(record["pid"]), float(record["began"]))
-    except (OSError, ValueError, KeyError, TypeError):  # just removed, or damaged: that run cannot be closed
+        with path.open("r+", encoding="utf-8") as file:
+            record = json.load(file)
+            if not _is_here(record) or is_same(int(record["pid"]), float(record["began"])):
+                return False
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it may live in a container, which hides its number
+            return True
+    except (OSError, ValueError, KeyError, TypeError):  # held, just removed, or damaged: that run cannot be closed
         return False
+
+
+def _is_here(record: dict[str, Any]) -> bool:
+    """Return whether this machine wrote the record, perhaps under another host name or before its last boot."""
+    own = _machine()
+    if record.get("boot_id") and record["boot_id"] == own["boot_id"]:
+        return True
+    if record.get("machine_id") and own["machine_id"]:
+        return bool(record["machine_id"] == own["machine_id"])
+    return bool(record["machine"] == own["machine"])

@@ -12,7 +12,7 @@ LIMITS = {
     "doctor": 1_225,
     "evaluation": 3_320,
     "exports": 740,
-    "flows": 3_705,
+    "flows": 3_740,
     "gate": 1_475,
     "kinds": 2_510,
     "monitoring": 3_200,

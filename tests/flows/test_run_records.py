@@ -1,5 +1,6 @@
 """The run of a killed process is closed, however it was started; others are left alone. On a real Prefect server."""
 
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from prefect.client.schemas.objects import FlowRun
-from prefect.states import Completed
+from prefect.states import Completed, Running
 
 from flows import shards
 from flows.run_records import close_dead_runs
@@ -145,6 +146,39 @@ def test_only_the_run_of_a_killed_process_is_closed(workspace: Workspace, api: s
         working.communicate("\n")
         assert sorted(str(run.state_name) for run in client.read_flow_runs()) == ["Completed", "Crashed"]
     assert list((workspace.state / "runs").iterdir()) == []
+
+
+def test_only_runs_of_this_machine_are_closed(workspace: Workspace, api: str) -> None:
+    """Whatever its name is now; other machines may share the folder."""
+    other = {"machine_id": "4" * 32, "boot_id": "other"}
+    with begin(workspace, api) as killed, prefect_client(api) as client:
+        killed.kill()
+        killed.wait()
+        [path] = (workspace.state / "runs").iterdir()
+        record, run = json.loads(path.read_text()), uuid.UUID(path.stem)
+        for changed, is_closed in [
+            (other | {"machine": "other"}, False),
+            (other, False),  # of the same name
+            ({"machine": "renamed", "boot_id": "earlier", "machine_id": ""}, False),  # perhaps of another machine
+            ({"machine": "renamed"}, True),  # or a new container
+            ({"machine": "renamed", "boot_id": "earlier"}, True),
+            ({"boot_id": "earlier", "machine_id": ""}, True),  # a container of the same name, after a reboot
+        ]:
+            path.write_text(json.dumps(record | changed))
+            client.set_flow_run_state(run, Running(), force=True)
+            lines = [line.rpartition(", ")[2] for line in close_dead_runs(client, workspace)]
+            assert lines == ["now Crashed"] * is_closed, changed
+
+
+def test_living_run_in_another_container_stays(workspace: Workspace, api: str) -> None:
+    """Its process has a number that only its container knows."""
+    with begin(workspace, api) as working, prefect_client(api) as client:
+        [path] = (workspace.state / "runs").iterdir()
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"machine": "container", "began": 0.0}))
+        assert list(close_dead_runs(client, workspace)) == []
+        working.kill()
+        working.wait()
+        assert len(list(close_dead_runs(client, workspace))) == 1
 
 
 def test_deleted_and_completed_runs_are_lost_while_shards_wait(api: str, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ LIMITS = {
     "settings": 2_525,
     "tasks": 5_428,
     "tokens": 400,
-    "traffic": 1_024,
+    "traffic": 1_034,
     "training": 9_845,
 }
 

@@ -12,9 +12,9 @@ import pytest
 from filelock import FileLock
 from waiting import until
 
-from ratchet.traffic.log_reader import DAMAGED, find, read
+from ratchet.traffic.log_reader import DAMAGED, find, read, read_shadow
 from ratchet.traffic.request_log import RequestLog
-from ratchet.traffic.schema import Logged, is_sampled
+from ratchet.traffic.schema import SHADOW, Logged, is_sampled
 
 NOW, HOUR, DAY = time.time(), 3_600.0, 86_400.0
 
@@ -206,6 +206,30 @@ def test_a_disk_that_cannot_be_written_is_named_and_counted(tmp_path: Path) -> N
     written = log(tmp_path / "requests", [logged(1), logged(2)])
     assert written.lost == 2
     assert written.problem.startswith("the request log cannot be written: ")
+
+
+def test_version_live_and_in_shadow_keeps_all_live_rows(tmp_path: Path) -> None:
+    """Rows of a shadow version have neither columns nor inputs."""
+    live: dict[str, Any] = {"columns": lambda: {"age": [3.0]}}
+    shadow: dict[str, Any] = {"envelope": SHADOW, "inputs": {}, "predictions": np.ones((1, 3), np.float32)}
+    for inputs in ("keep", "sample"):
+        for first, second in ((live, shadow), (shadow, live)):
+            folder = tmp_path / inputs / ("live" if first is live else "shadow")
+            written = log(
+                folder, [logged(n)._replace(**(second if n % 2 else first)) for n in range(20)], inputs=inputs
+            )
+            rows = read(folder)
+            assert (written.lost, written.problem, len(rows), len(read_shadow(folder))) == (0, "", 10, 10)
+            assert rows["slice.age"].to_list() == [3.0] * 10
+            assert rows["input.pixels"].null_count() == 0
+
+
+def test_rows_that_cannot_be_written_lose_no_others(tmp_path: Path) -> None:
+    bad = [logged(n, columns=lambda: {"age": [object()]})._replace(model="a") for n in (1, 10)]
+    many = [bad[0], *[logged(n) for n in range(2, 9)], logged(9)._replace(model="b"), bad[1]]
+    written = log(tmp_path, many)
+    assert read(tmp_path)["model"].to_list() == ["digits"] * 7 + ["b"]
+    assert (written.lost, written._bytes) == (2, 0), "what was lost is counted, and its memory is free"
 
 
 def test_what_waits_is_limited_in_memory(tmp_path: Path) -> None:

@@ -39,9 +39,14 @@ _CLOSE = 60.0  # seconds for which the end waits for the last file, unless its c
 _PAUSE, _REST = 0.05, 0.002  # seconds until the next ones, when few and when many wait
 _MOST_BYTES = 64 << 20  # of requests and rows that wait to be written
 _MIB = 1 << 20
+_NOT_WRITTEN = "the request log cannot be written"
 _NOT_COUNTED = "requests cannot be counted to find drift"
 _SAMPLED, _SLICES, _OPEN = 200, 12, 64  # rows of a window; parts of a window among which they are spread; windows
 _PARTS_OF_LIMIT = 8  # a file of the log takes at most one eighth of log_mib, so that deletion of a file leaves the rest
+
+
+_Key = tuple[str, str, str, bool]
+"""Hour, model and version of rows, and whether it answered in shadow: such rows have no columns and no inputs."""
 
 
 @dataclass
@@ -56,6 +61,8 @@ class _InputSample:
 
     def rows(self, request: Logged) -> int:
         """Return how many of the first rows of a request are chosen."""
+        if request.envelope == SHADOW:
+            return 0
         start = int(request.time // self.window) * self.window
         upto = int((request.time - start) * _SLICES / self.window) + 1
         key = (request.watched, start)
@@ -63,7 +70,7 @@ class _InputSample:
         self.chosen[key] += number
         if len(self.chosen) > _OPEN:
             del self.chosen[min(self.chosen, key=lambda each: each[1])]
-        return 0 if request.envelope == SHADOW else number
+        return number
 
 
 @dataclass
@@ -110,7 +117,7 @@ class RequestLog:
         self.share, self._inputs, self._days, self._mib, self._clock = share, inputs, days, mib, clock
         self._sample = _InputSample(window * 60) if inputs == "sample" else None
         self._waiting: deque[Logged] = deque()
-        self._parts: dict[tuple[str, str, str], _Part] = {}  # by hour, model and version
+        self._parts: dict[_Key, _Part] = {}
         self._bytes, self._files = 0, 0
         self._changed = threading.Condition()
         self._closed = False
@@ -150,20 +157,29 @@ class RequestLog:
                     self._changed.wait(_PAUSE if len(self._waiting) < _AT_ONCE else _REST)
                 requests = [self._waiting.popleft() for _ in range(min(_AT_ONCE, len(self._waiting)))]
                 is_last = self._closed and not self._waiting
-            steps: list[tuple[str, Callable[[], None]]] = [
-                ("the request log cannot be written", partial(self._take, requests))
-            ]
-            if self.sketches:
-                steps.append((_NOT_COUNTED, partial(self.sketches.take, requests)))
             if is_due := is_last or time.monotonic() >= due:
                 due = time.monotonic() + _EVERY
-                steps.append(("the request log cannot be written", self._write))
-                if self.sketches:
-                    steps.append((_NOT_COUNTED, self.sketches.write))
-                steps.append(("the request log cannot be merged, and nothing of it deleted", self._tidy))
+            steps = self._steps(requests, is_due=is_due)
             failures = [failure for name, step in steps if (failure := self._failure(name, step))]
             if failures or is_due:
-                self.problem = "; ".join(failures)
+                self.problem = "; ".join(dict.fromkeys(failures))
+
+    def _steps(self, requests: list[Logged], *, is_due: bool) -> Iterator[tuple[str, Callable[[], None]]]:
+        """Yield the steps of a turn, each with the problem if it fails."""
+        groups: dict[_Key, list[Logged]] = {}
+        for request in requests:
+            key = _hour(request.time), request.model, request.version, request.envelope == SHADOW
+            groups.setdefault(key, []).append(request)
+        for key, group in groups.items():
+            yield _NOT_WRITTEN, partial(self._take, key, group)
+        if self.sketches:
+            yield _NOT_COUNTED, partial(self.sketches.take, requests)
+        if is_due:
+            while self._parts:
+                yield _NOT_WRITTEN, partial(self._write, *self._parts.popitem())
+            if self.sketches:
+                yield _NOT_COUNTED, self.sketches.write
+            yield "the request log cannot be merged, and nothing of it deleted", self._tidy
 
     def _failure(self, name: str, step: Callable[[], None]) -> str:
         """Do one step; the others do not depend on it. Return why it failed; empty: it did not."""
@@ -175,29 +191,23 @@ class RequestLog:
             return f"{name}: {error}"
         return ""
 
-    def _take(self, requests: list[Logged]) -> None:
-        """Make rows of requests: one table for each hour and version."""
-        groups: dict[tuple[str, str, str], list[Logged]] = {}
-        for request in requests:
-            groups.setdefault((_hour(request.time), request.model, request.version), []).append(request)
-        for key, group in groups.items():
-            with self._counted(len(group), sum(map(size_of, group))):
-                sampled = [self._sample.rows(request) for request in group] if self._sample else ()
-                table = table_of(group, inputs=self._inputs, sampled=sampled)
-            part = self._parts.setdefault(key, _Part())
-            part.tables.append(table)
-            part.requests += len(group)
-            with self._changed:
-                self._bytes += table.nbytes
+    def _take(self, key: _Key, group: list[Logged]) -> None:
+        """Make a table of requests."""
+        with self._counted(len(group), sum(map(size_of, group))):
+            sampled = [self._sample.rows(request) for request in group] if self._sample else ()
+            table = table_of(group, inputs=self._inputs, sampled=sampled)
+        part = self._parts.setdefault(key, _Part())
+        part.tables.append(table)
+        part.requests += len(group)
+        with self._changed:
+            self._bytes += table.nbytes
 
-    def _write(self) -> None:
-        """Write the rows, one file for each hour and version."""
-        while self._parts:
-            (hour, *_), part = self._parts.popitem()
-            self._files += 1
-            name = f"{time.time_ns()}-{os.getpid()}-{self._files}.parquet"
-            with self._counted(part.requests, sum(table.nbytes for table in part.tables)):
-                self._write_file(self.folder / hour / name, part)
+    def _write(self, key: _Key, part: _Part) -> None:
+        """Write rows to a file."""
+        self._files += 1
+        name = f"{time.time_ns()}-{os.getpid()}-{self._files}.parquet"
+        with self._counted(part.requests, sum(table.nbytes for table in part.tables)):
+            self._write_file(self.folder / key[0] / name, part)
 
     @contextlib.contextmanager
     def _counted(self, requests: int, size: int) -> Iterator[None]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ratchet.registry.runs import Run
     from ratchet.registry.versions import Version
 
-__all__ = ["Registration", "register"]
+__all__ = ["Registration", "register", "result_tags"]
 
 _STEPS = 5
 _ATTEMPTS = 5  # judgements, if another model becomes champion meanwhile
@@ -95,6 +95,25 @@ def register(
     result.save(workspace)
     progress.update(_STEPS, _STEPS, "done")
     return result
+
+
+def result_tags(workspace: Workspace, verdict: "Verdict") -> dict[str, str]:
+    """Return name and description of the MLflow run, and the columns of its table: headline metric and verdict."""
+    from ratchet.evaluation.problems import read_metrics
+    from ratchet.evaluation.wording import trivial_text, value_text
+    from ratchet.gate.verdict_text import message
+    from ratchet.registry.runs import NAME
+
+    metrics, doubts = read_metrics(workspace.reports), [rule.name for rule in verdict.doubts]
+    headline, trivial = metrics.headline, f"; {trivial_text(metrics.constant)}" if metrics.constant else ""
+    gate, value = "passed" if verdict.passed else "refused", value_text(headline)
+    data, model = Manifest.read(workspace.packed).name, TrainedModel.load(workspace).name
+    return {
+        NAME: run_name(data, model, f"{value} {gate}{' in doubt' if verdict.passed and doubts else ''}"),
+        "ratchet.result": f"{headline.name} {value}{trivial}",
+        "ratchet.gate": f"{gate}; not shown: {', '.join(doubts)}" if verdict.passed and doubts else gate,
+        "mlflow.note.content": message(verdict),
+    }
 
 
 @dataclass(frozen=True)
@@ -205,10 +224,8 @@ class _Candidate:
 
     def _record_outcome(self, verdict: "Verdict") -> None:
         """Write the verdict and the reports to the MLflow run."""
-        from ratchet.gate.verdict_text import message
-
         workspace = self.workspace
-        self.run.tags(self._result_tags(verdict) | {"mlflow.note.content": message(verdict)})
+        self.run.tags(result_tags(workspace, verdict))
         self.run.send()
         reports = [workspace.reports / name for name in ("evaluation.json", "predictions.parquet")]
         cards = [workspace.card] if workspace.card.exists() else []  # DVC restores the data without it
@@ -220,22 +237,6 @@ class _Candidate:
                 **dict.fromkeys((self.run.journal.folder / "profile").glob("*"), "profile"),
             },
         )
-
-    def _result_tags(self, verdict: "Verdict") -> dict[str, str]:
-        """Return the run's name, its headline metric and the verdict, which MLflow's table shows as columns."""
-        from ratchet.evaluation.problems import read_metrics
-        from ratchet.evaluation.wording import trivial_text, value_text
-        from ratchet.registry.runs import NAME
-
-        metrics, doubts = read_metrics(self.workspace.reports), [rule.name for rule in verdict.doubts]
-        headline, trivial = metrics.headline, f"; {trivial_text(metrics.constant)}" if metrics.constant else ""
-        gate, value = "passed" if verdict.passed else "refused", value_text(headline)
-        data, model = Manifest.read(self.workspace.packed).name, TrainedModel.load(self.workspace).name
-        return {
-            NAME: run_name(data, model, f"{value} {gate}{' in doubt' if verdict.passed and doubts else ''}"),
-            "ratchet.result": f"{headline.name} {value}{trivial}",
-            "ratchet.gate": f"{gate}; not shown: {', '.join(doubts)}" if verdict.passed and doubts else gate,
-        }
 
     def _store_provenance(self) -> None:
         """Store the files that a rebuild needs and the samples that the model saw, and tag the run with its record.

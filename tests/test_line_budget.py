@@ -14,7 +14,7 @@ LIMITS = {
     "exports": 740,
     "flows": 3_740,
     "gate": 1_475,
-    "kinds": 2_510,
+    "kinds": 2_518,
     "monitoring": 3_200,
     "problems": 1_010,
     "project_files": 30,

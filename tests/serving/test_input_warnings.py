@@ -302,6 +302,28 @@ def test_image_files_have_the_limits_of_ingest(tmp_path: Path) -> None:
     assert ask(server, "/v1/predict", {"input": pixels})[0] == 400
 
 
+@pytest.mark.parametrize(("depth", "largest"), [(None, 255), (12, 4095)])
+def test_images_scaled_to_one_have_a_warning(tmp_path: Path, depth: int | None, largest: int) -> None:
+    """Whole floats are allowed, so 0.0 and 1.0 alone are pixels: nearly black ones."""
+    described = ImageInput(8, 8, 1, (100.0,), (50.0,), depth=depth)
+    rows = np.eye(8)[None, ..., None] * np.array([1.0, 0.0, 2.0, 1.0]).reshape(4, 1, 1, 1)
+    target, warning = Classes(("a", "b")), "pixels: found only 0 and 1, and the training images have larger values. "
+    server = ModelServer(PinnedVersion(served(tmp_path, described, target, "convnet")), ServingSettings())
+    for values in (rows.tolist(), rows.astype(int).tolist()):
+        status, answer = ask(server, "/v1/predict", {"input": values})
+        fix = f"{warning}Fix: if they are scaled to 0..1, multiply by {largest}"
+        assert (status, answer["warnings"]) == (200, [[fix], [], [], [fix]])
+    tensor = {"name": "pixels", "datatype": "UINT8" if depth is None else "UINT16", "shape": [4, 8, 8, 1]}
+    status, answer = ask(
+        server, "/v2/models/model/infer", {"inputs": [tensor | {"data": rows.ravel().astype(int).tolist()}]}
+    )
+    assert json.loads(answer["parameters"]["warnings"]) == [[fix], [], [], [fix]]
+    _, page = ask(server, "/metrics", "", method="GET")
+    assert 'ratchet_input_warnings_total{model="model",reason="scale",version="1"} 6.0' in page
+    masks = replace(described, mean=(0.4,), std=(0.5,))
+    assert input_warnings((rows.astype(masks.raw_dtype),), masks, None) == ()
+
+
 def test_limits_of_images_have_the_defaults_of_ingest() -> None:
     described = ImageInput(8, 8, 3, (0.0,) * 3, (1.0,) * 3)
     for name in ("min_side", "max_aspect", "max_pixels"):

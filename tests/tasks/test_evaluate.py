@@ -13,15 +13,21 @@ from ratchet.data.ingest import IngestTask, ingest
 from ratchet.data.manifest import Manifest
 from ratchet.errors import SettingsError
 from ratchet.evaluation.explanations import read_explanations
+from ratchet.evaluation.intervals import Interval
+from ratchet.evaluation.metrics import BaselineResult
 from ratchet.evaluation.predictions import read_predictions
 from ratchet.evaluation.problems import read_metrics
 from ratchet.evaluation.robustness import NotMeasured, Robustness, corrupt, evenly_spaced
 from ratchet.evaluation.slices import slice_columns
+from ratchet.gate.rules import MetricResult
+from ratchet.gate.rules.better_than_baseline import BaselineRule
+from ratchet.gate.verdict import Verdict
 from ratchet.kinds import ModelSpec
 from ratchet.settings.model import DataSettings, EvaluationSettings, Params
 from ratchet.training import build, load_model, open_split, save_model
 from ratchet.workspace import Workspace
 from tasks.evaluate import evaluate
+from tasks.register import result_tags
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +100,8 @@ def with_model(workspace: Workspace) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = build(spec)
-    save_model(workspace.model, model.state_dict(), spec, about={})
+    training = {"key": "k", "best_epoch": 1, "best_metric": "validation/accuracy", "best_value": 0.5, "steps": 1}
+    save_model(workspace.model, model.state_dict(), spec, about={"training": training})
 
 
 def run_evaluate(workspace: Workspace, **changes: object) -> None:
@@ -152,3 +159,31 @@ def test_evaluating_twice_gives_the_same_bytes(workspace: Workspace) -> None:
     first = [(workspace.reports / name).read_bytes() for name in names]
     run_evaluate(workspace, robustness_rows=16, explained_errors=2)
     assert [(workspace.reports / name).read_bytes() for name in names] == first
+
+
+@pytest.mark.parametrize(
+    ("minimum", "baseline_is_beaten", "ending", "gate", "description"),
+    [
+        (0.0, True, "passed", "passed", "Passed, 2 of 2 rules"),
+        (0.0, False, "passed in doubt", "passed; not shown: baseline", "Passed, 1 of 2 rules; not shown: baseline"),
+        (1.1, False, "refused", "refused", "Refused, "),
+    ],
+)
+def test_mlflow_shows_what_a_passed_gate_did_not_show(
+    workspace: Workspace, minimum: float, baseline_is_beaten: bool, ending: str, gate: str, description: str
+) -> None:
+    """Name, columns and description of a run. A model that passes in amber is not called passed alone."""
+    with_model(workspace)
+    run_evaluate(workspace, robustness_rows=0, explained_errors=0)
+    accuracy = read_metrics(workspace.reports).headline
+    compared = BaselineResult("blend", accuracy, accuracy, Interval(-0.1, 0.02, 0.1), baseline_is_beaten, rows=40)
+    rules = (
+        MetricResult(accuracy.value >= minimum, accuracy, "accuracy", minimum, 0.5, 40, "accuracy"),
+        BaselineRule(True, compared, 0.95, False),
+    )
+    tags = result_tags(workspace, Verdict(rules[0].passed, rules))
+    assert tags["mlflow.runName"].startswith("pets convnet ")
+    assert tags["mlflow.runName"].endswith(f" % {ending}")
+    assert tags["ratchet.gate"] == gate
+    assert tags["mlflow.note.content"].startswith(description)
+    assert ("but with 40 images that can be chance" in tags["mlflow.note.content"]) == (ending == "passed in doubt")

@@ -21,7 +21,7 @@ _BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class InputWarning(NamedTuple):
-    """One warning. `reason`: range, category, missing or text."""
+    """One warning. `reason`: range, scale, category, missing or text."""
 
     row: int
     reason: str
@@ -57,6 +57,9 @@ def _text(finding: Unusual, spellings: dict[str, dict[str, str]]) -> str:
         return f"the text has {known}"
     if finding.reason == "missing":
         return f"{finding.field}: is missing; every training row has a value"
+    if finding.reason == "scale":
+        fix = f"Fix: if they are scaled to 0..1, multiply by {known}"
+        return f"{finding.field}: found only 0 and 1, and the training images have larger values. {fix}"
     if finding.reason == "category":
         names = spellings.setdefault(finding.field, {})
         if not names:

@@ -69,7 +69,7 @@ class Unusual(NamedTuple):
 
     Attributes:
         field: column, array or tensor.
-        reason: range, category, missing or text.
+        reason: range, scale, category, missing or text.
         value: the packed number, or the value as the client sent it; None: missing.
         known: description of the training values.
     """

@@ -115,7 +115,13 @@ class Images(Kind[ImageInput]):
         }
 
     def unusual(self, arrays: Arrays, spec: ImageInput, raw_value: RawValue) -> Iterator[Unusual]:
-        return far_values(arrays[0], "pixels", spec.range)
+        """Yield images far from the training pixels, or of 0 and 1 only: masks, or images scaled to 0..1."""
+        (pixels,) = arrays
+        yield from far_values(pixels, "pixels", spec.range)
+        if spec.dtype == "uint8" and max(spec.mean) > 1.0 and pixels.size:
+            for row, highest in enumerate(pixels.max(axis=(1, 2, 3)).tolist()):
+                if highest == 1:
+                    yield Unusual(row, "pixels", "scale", 1, largest(spec.depth or 8))
 
     def takes_files(self, spec: ImageInput) -> bool:
         return spec.dtype == "uint8" and spec.depth is None and spec.height == spec.width

@@ -1,7 +1,8 @@
 """A watcher keeps its version while MLflow is away, and says when the reference names another one."""
 
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ class Registry:
         self.folder = folder
         store(folder, SPEC)
         self.named: Version | RatchetError = version("1")
+        self.copies: Callable[[], object] = lambda: None
 
     def find(self, reference: str) -> Version:
         if isinstance(self.named, RatchetError):
@@ -33,6 +35,7 @@ class Registry:
         return self.named
 
     def copy_files(self, version: Version, into: Path) -> Path:
+        self.copies()
         if version.number == "damaged":
             raise RegistryError("its files are damaged")
         return Path(shutil.copytree(self.folder, into, dirs_exist_ok=True))
@@ -75,6 +78,26 @@ def test_a_version_stays_named_while_mlflow_is_away(registry: Registry, watcher:
     watcher.check()
     assert watcher.current
     assert (watcher.current.identity.version, watcher.is_named) == ("2", True)
+
+
+def test_a_version_copied_at_the_end_leaves_no_file(registry: Registry, watcher: AliasWatcher, tmp_path: Path) -> None:
+    """The folder is deleted after the copy, and a look that comes later does not create it again."""
+    closing, written = threading.Thread(target=watcher.close), tmp_path / "written"
+
+    def copy_slowly() -> None:
+        closing.start()
+        for _ in range(5_000):  # while the other thread closes, or waits
+            if closing.is_alive():
+                written.write_bytes(b"")
+
+    registry.named, registry.copies = version("2"), copy_slowly
+    watcher.check()
+    closing.join()
+    assert not list((tmp_path / "served").iterdir())
+    registry.named, registry.copies = version("3"), lambda: None
+    watcher.check()
+    assert not list((tmp_path / "served").iterdir())
+    assert watcher.problem == "the server ends, so no further version is loaded"
 
 
 def test_a_canary_answers_while_mlflow_is_away(registry: Registry, watcher: AliasWatcher, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The version that is served: it follows an alias, and changes only to one that loads and answers."""
 
 import asyncio
+import contextlib
 import logging
 import shutil
 import time
@@ -30,8 +31,11 @@ def load(
     Raises:
         RegistryError: they are not those that were stored, or the model does not answer.
     """
-    identity = Identity(version.name, version.number, version.run_id, version.tags.get(PROVENANCE_TAG))
-    return LoadedVersion(identity, registry.copy_files(version, folder), threads=threads, variant=variant)
+    return LoadedVersion(_identity(version), registry.copy_files(version, folder), threads=threads, variant=variant)
+
+
+def _identity(version: Version) -> Identity:
+    return Identity(version.name, version.number, version.run_id, version.tags.get(PROVENANCE_TAG))
 
 
 class PinnedVersion:
@@ -125,12 +129,12 @@ class AliasWatcher:
 
     def _load(self, version: Version) -> LoadedVersion:
         """Return the version, with its files in a folder that is deleted when nothing uses it any more."""
-        folder = self._folder.new()
-        try:
-            loaded = load(self.registry, version, folder, threads=self.threads, variant=self.variant)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
+        with contextlib.ExitStack() as on_failure:
+            with self._folder.new() as folder:
+                on_failure.callback(shutil.rmtree, folder, ignore_errors=True)
+                stored = self.registry.copy_files(version, folder)
+            loaded = LoadedVersion(_identity(version), stored, threads=self.threads, variant=self.variant)
+            on_failure.pop_all()
         weakref.finalize(loaded, shutil.rmtree, folder, ignore_errors=True)
         return loaded
 

@@ -4,7 +4,12 @@ import fcntl
 import os
 import shutil
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from ratchet.errors import RegistryError
 
 __all__ = ["ServedFolder"]
 
@@ -29,15 +34,26 @@ class ServedFolder:
         self._lock = draft.open("wb")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         draft.rename(self.path / _LOCK)  # only now, so that a starting server never looks abandoned
+        self._writing, self._closed = threading.Lock(), False
 
-    def new(self) -> Path:
-        """Create a folder in it, for one version."""
-        self.path.mkdir(parents=True, exist_ok=True)  # a user may have deleted it
-        return Path(tempfile.mkdtemp(dir=self.path))
+    @contextmanager
+    def new(self) -> Iterator[Path]:
+        """Create a folder in it, for one version. Files are written to it in the block, which `close` waits for.
+
+        Raises:
+            RegistryError: it is closed. A folder that is created now stays when the process ends.
+        """
+        with self._writing:
+            if self._closed:
+                raise RegistryError("the server ends, so no further version is loaded")
+            self.path.mkdir(parents=True, exist_ok=True)  # a user may have deleted it
+            yield Path(tempfile.mkdtemp(dir=self.path))
 
     def close(self) -> None:
         """Delete the folder."""
-        self._folder.cleanup()
+        with self._writing:
+            self._closed = True
+            self._folder.cleanup()
         self._lock.close()
 
 

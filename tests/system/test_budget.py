@@ -30,6 +30,30 @@ SENTENCE = re.compile(
     r"Fix: `ratchet set budget\.\w+=(\S+)` "
     r"\(0: no limit; if the command sets it, change it there\), then the same command continues there"
 )
+SHARE = STEPS // 3  # the steps of an attempt while there is a file `hunger`
+HUNGRY = f"""
+import time
+from pathlib import Path
+
+from nets.small import net as small
+from torch import nn
+
+
+class Hungry(nn.Module):
+    steps = 0
+
+    def forward(self, images):
+        self.steps += self.training
+        if self.training and self.steps >= {SHARE} and Path("hunger").exists():
+            end = time.process_time() + float(Path("hunger").read_text())
+            while time.process_time() < end:
+                pass
+        return images
+
+
+def net(**shape):
+    return nn.Sequential(Hungry(), small(**shape))
+"""
 TRAIN = ("dvc", "repro", "--single-item", "code", "train")
 
 
@@ -38,7 +62,8 @@ def twin(new_project: Callable[..., Any], use_small_net: Callable[[Any], None]) 
     """Make a project with the digits packed and no training yet."""
     project = new_project("ingested")
     use_small_net(project)
-    settings.override(project.workspace.params, SETTINGS)
+    (project.root / "nets" / "hungry.py").write_text(HUNGRY)
+    settings.override(project.workspace.params, {**SETTINGS, "model.factory": "nets.hungry:net"})
     project.good(*project.stage("ingest"))
     return partial(new_project, of=project)
 
@@ -102,22 +127,23 @@ def test_a_training_often_stopped_by_budget_ends_the_same(
     assert taken(project, "wall") == wall
     assert mlflow_run(project).info.status == "KILLED"
 
-    at = [0]
-    more, part = begun / 2, (taken(undisturbed, "cpu") - begun) / 6
-    while True:  # with more and more, until it suffices for some steps: a busy machine takes another time to begin
+    at, more, hunger = [0], 1.5 * begun, project.root / "hunger"
+    while len(set(at)) < 3:  # a third of the steps uses up what is left, so an attempt never reaches the end
+        hunger.write_text(f"{more}")
         allow(project, cpu=(taken(project, "cpu") + more) / 3600)
         message = project.run(*(TRAIN if len(at) % 2 else project.stage("train")))
         assert f"continues at step {at[-1]} of {STEPS}" in message.stdout
-        if message.returncode == 0:
-            break
         result = SENTENCE.search(message.stdout)
         assert result, message.stdout
-        assert result[4] == "cpu_hours"
+        assert (result[1], result[4]) == ("stopped", "cpu_hours")
         assert taken(project, "cpu") < float(result[5]) * 3600  # what it proposes is more than what was taken
         at.append(int(result[2]))
-        more += part if at[-1] == at[-2] else 0.0
+        more *= 2 if at[-1] == at[-2] else 1  # a busy machine takes more to begin
     assert at == sorted(at)
-    assert any(0 < step < STEPS for step in at), at
+    assert at[-1] < STEPS
+    hunger.unlink()
+    allow(project)
+    assert f"continues at step {at[-1]} of {STEPS}" in project.good(*TRAIN)
     reported = [value for name, value in mlflow_run(project).data.tags.items() if name.startswith("ratchet.trouble.")]
     assert_same_training(project, undisturbed, steps=STEPS)
     assert all(value.startswith("budget: ") for value in reported)

@@ -109,7 +109,8 @@ def _report_problems(workspace: Workspace, settings: DataSettings, progress: Sta
     profile = files.read_json(workspace.packed / "profile.json")
     conflicts = profile["label_conflicts"]["groups"]
     if conflicts:
-        progress.say(f"{conflicts:,} samples have several labels each: see label_conflicts in data/packed/profile.json")
+        samples = "sample has" if conflicts == 1 else "samples have"
+        progress.say(f"{conflicts:,} {samples} several labels: see label_conflicts in data/packed/profile.json")
     _report_splits(profile, workspace, progress)
     if "problem" in profile:
         problem = profile["problem"]

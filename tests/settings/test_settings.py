@@ -323,6 +323,19 @@ def test_a_wrong_value_is_reported_with_allowed_values(full: Path, old: str, new
     assert refusal(change(full, f"  {old}  #", f"  {new}  #")) == [f"params.yaml: {expected}"]
 
 
+def test_class_names_need_one_label_column(file: Path) -> None:
+    """With several, the problem is labels or numbers, and the names had no effect."""
+    columns = {"data.kind": "table", "data.classes": ["a", "b"], "data.label_column": ["x", "y"]}
+    with pytest.raises(SettingsError) as caught:
+        settings.override(file, columns)
+    assert str(caught.value) == (
+        "params.yaml: data.classes: found [a, b]. Allowed: only with one data.label_column, and it is [x, y]. Fix: set "
+        "it to auto, or name one column in data.label_column"
+    )
+    for fix in ({"data.classes": "auto"}, {"data.label_column": "x"}, {"data.label_column": ["x"]}):
+        settings.override(file, columns | fix)
+
+
 def test_all_faults_are_reported_at_once(full: Path) -> None:
     file = full
     change(file, "  epochs: 30", "  epohcs: 30")

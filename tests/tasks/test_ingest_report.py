@@ -131,3 +131,12 @@ def test_near_duplicates_in_different_splits_are_reported(tmp_path: Path, lines:
         "3 pairs of near-duplicates are in different splits, such as train/ants/0.png (train) and test/ants/again"
     )
     assert "data.group_column" in text
+
+
+def test_contradicting_labels_are_counted_as_a_person_would(tmp_path: Path, lines: Lines) -> None:
+    rows = [f"{number},{'ab'[number % 2]}" for number in range(ROWS)]
+    for copies, counted in ((1, "1 sample has several labels: "), (2, "2 samples have several labels: ")):
+        rows += [f"{copies},{'ba'[copies % 2]}"]
+        (tmp_path / "rows.csv").write_text("size,label\n" + "\n".join(rows) + "\n")
+        shown = lines(kind="table", path="rows.csv", columns={"size": "numeric"})
+        assert [text for text in shown if text.startswith(counted)], shown

@@ -424,6 +424,11 @@ def _contradictions(params: Params) -> Iterator[str]:
             f"data.problem: found {data.problem}. Allowed with images: only with data.source image-manifest, whose "
             f"table has such targets, and it is {data.source}. Fix: set it to auto"
         )
+    if data.classes != "auto" and len(data.label_columns) > 1:
+        yield (
+            f"data.classes: found {_spelled(data.classes)}. Allowed: only with one data.label_column, and it is "
+            f"{_spelled(data.label_columns)}. Fix: set it to auto, or name one column in data.label_column"
+        )
     least, _, most = str(params.training.nodes).partition(":")
     if int(most or least) < int(least):
         yield f"training.nodes: found {least}:{most}. Allowed: MIN:MAX. Fix: set it to {most}:{least}"

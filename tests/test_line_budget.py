@@ -20,7 +20,7 @@ LIMITS = {
     "project_files": 30,
     "provenance": 1_060,
     "ratchet": 2_170,
-    "registry": 4_643,
+    "registry": 4_648,
     "reports": 2_165,
     "scale": 730,
     "search": 1_170,

@@ -452,6 +452,17 @@ def test_an_unusable_address_is_reported_as_unavailable(tmp_path: Path, uri: str
     assert run.away
 
 
+def test_journal_of_a_running_training_is_left_to_it(database: Any, key: str) -> None:
+    run = Run(database.workspace, database.params, key)
+    run.may_send = lambda: False
+    with run:
+        run.metrics({"loss": 1.0}, step=1)
+        assert (key, "") in send_all(database.workspace, database.params)
+        assert run.journal.run_id is None
+    sent = dict(send_all(database.workspace, database.params))
+    assert database.points(sent[key], "loss") == [(1, 1.0)]
+
+
 def test_another_store_gets_everything_and_the_first_no_duplicates(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     old, new = (Params(tracking=TrackingSettings(uri=f"sqlite:///{name}.db")) for name in ("old", "new"))

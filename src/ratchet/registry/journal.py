@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from ratchet import files
 from ratchet.errors import RegistryError
 
@@ -52,13 +54,13 @@ class Journal:
         self._state_path = folder / STATE
         self._state = self._read_state()
         if "uid" not in self._state:
-            self._remember(uid=uuid.uuid4().hex)
-        self._truncate_partial_line()
+            self._remember()
         # A resumed training repeats points, and MLflow refuses parameters that are set twice.
         earlier = self.entries(0, warn=True)
         self._seen = {self._identity(entry.kind, entry.content) for entry in earlier}
         self._latest = max((entry.time for entry in earlier), default=0)
         self._file = self._path.open("ab", buffering=0)
+        self._is_writer = False
         self._unwritten = b""  # what a full disk did not take
 
     def close(self) -> None:
@@ -108,7 +110,7 @@ class Journal:
     @property
     def is_sent(self) -> bool:
         """Whether MLflow has everything."""
-        return self._path.stat().st_size <= self.sent
+        return self._whole() <= self.sent
 
     def write(self, kind: str, content: dict[str, Any], *, again: bool = False) -> None:
         """Append one entry. Without `again`, one with the identity of an earlier entry is dropped."""
@@ -116,6 +118,9 @@ class Journal:
         with self._lock:
             if identity in self._seen and not again:
                 return
+            if not self._is_writer:  # one that only sends must not cut off what a training is writing
+                os.truncate(self._path, self._whole())
+                self._is_writer = True
             self._seen.add(identity)
             # Of two values of a step MLflow shows the later one, so a clock that is set back must not order them.
             self._latest = max(time.time_ns() // 1_000_000, self._latest + again)
@@ -175,18 +180,13 @@ class Journal:
         self._remember(run_id=run_id, sent=end, **({"store": self._store} if self._store else {}))
 
     def _remember(self, **state: Any) -> None:
-        self._state |= state
-        files.write_json(self._state_path, self._state)
+        with FileLock(self.folder / "state.lock"):  # register seals a run while `ratchet sync` sends it
+            self._state = {"uid": uuid.uuid4().hex} | self._read_state() | state
+            files.write_json(self._state_path, self._state)
 
-    def _truncate_partial_line(self) -> None:
-        """Cut off the partial line of a killed writer."""
-        if not self._path.exists():
-            self._path.touch()
-            return
-        content = self._path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            os.truncate(self._path, whole)
+    def _whole(self) -> int:
+        """Return the length without the partial line of a killed writer."""
+        return self._path.read_bytes().rfind(b"\n") + 1
 
     @staticmethod
     def _identity(kind: str, content: dict[str, Any]) -> str:

@@ -34,6 +34,7 @@ SENDER = "mlflow-sender"
 JOURNAL = "journal"
 """Folder of a search's trial with what is recorded of it."""
 _MODEL_WIDTH = 14  # characters of the model's name in the run's name: MLflow's table shows 21
+_LOCK = "training.lock"  # in the journal's folder
 _BATCH = 900  # metrics in a request; MLflow accepts 1,000
 _EXIT_WAIT = 30.0  # seconds that leaving the context waits for MLflow
 _EXIT_WAIT_STOPPED = 10.0  # the same for a run that ends early: a cancelled one is killed after 30 s in all
@@ -62,7 +63,7 @@ class Run:
         self._pending = threading.Event()
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._send_on, name=SENDER, daemon=True)
-        self._training_lock = FileLock(folder / "training.lock")
+        self._training_lock = FileLock(folder / _LOCK)
 
     def __enter__(self) -> "Run":
         """Begin to send."""
@@ -199,6 +200,8 @@ def total_cost(journal: Journal) -> TrainingCost | None:
 def send_all(workspace: Workspace, params: Params) -> list[tuple[str, str]]:
     """Send what is left in all journals; return (key, MLflow run id) of each that had something.
 
+    The id is empty if its training is running: it sends the journal itself.
+
     Raises:
         TrackingUnavailable: MLflow does not answer.
         TrackingRefused: MLflow refuses some journals, or they are damaged; the others are sent.
@@ -206,12 +209,14 @@ def send_all(workspace: Workspace, params: Params) -> list[tuple[str, str]]:
     sent, refused = [], []
     trials = (workspace.project.root / params.search.folder).glob(f"*/*/{JOURNAL}/")
     for folder in (*sorted((workspace.mlruns / "journal").glob("*/")), *sorted(trials)):
+        is_trial = folder.name == JOURNAL
+        name = folder.parent.name if is_trial else folder.name
         try:
-            with closing(Journal(folder, store=params.tracking.uri)) as journal:
+            with FileLock(folder / _LOCK, timeout=0), closing(Journal(folder, store=params.tracking.uri)) as journal:
                 if not journal.is_sent:
-                    is_trial = folder.name == JOURNAL
-                    name = folder.parent.name if is_trial else folder.name
                     sent.append((name, _send(journal, workspace, trial_records(params) if is_trial else params)))
+        except Timeout:
+            sent.append((name, ""))
         except (TrackingRefused, RegistryError) as error:
             refused.append(str(error))
     if refused:

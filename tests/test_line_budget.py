@@ -25,7 +25,7 @@ LIMITS = {
     "scale": 730,
     "search": 1_170,
     "servers": 1_500,
-    "serving": 7_040,
+    "serving": 7_043,
     "settings": 2_525,
     "tasks": 5_428,
     "tokens": 400,

@@ -1,6 +1,7 @@
 """The file of API keys: what it refuses, that no key is lost, and that a lost file opens nothing."""
 
 import asyncio
+import errno
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from starlette.responses import PlainTextResponse
 
 from ratchet.errors import PlatformError
-from ratchet.serving.keys import KeyFilter, KeyStore, require_key
+from ratchet.serving.keys import Key, KeyFilter, KeyStore, require_key
 
 LOOPBACK = "127.0.0.1"
 
@@ -101,10 +102,46 @@ def test_keys_are_read_again_after_their_rights_were_corrected(
         raise PlatformError("keys.json: cannot be read. Fix: correct its owner")
 
     with monkeypatch.context() as patched:  # root reads it anyway
-        patched.setattr(KeyStore, "read", unreadable)
+        patched.setattr(KeyStore, "content", unreadable)
         assert (gate.status(key), gate.status(other)) == (200, 200)
     store.path.chmod(0o600)
     assert (gate.status(key), gate.status(other)) == (200, 401)
+
+
+def test_a_removed_key_is_refused_after_a_failed_read(
+    store: KeyStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server is at its limit of open files when it looks, once or for some time."""
+    key, other = store.add("anna"), store.add("bob")
+    gate = Gate(store)
+    store.remove("bob")
+    opened = Path.open
+
+    def fails(path: Path, *options: Any, **named: Any) -> Any:
+        if path == store.path:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return opened(path, *options, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", fails)
+        assert [gate.status(other) for _ in range(3)] == [200, 200, 200]
+    assert caplog.text.count("cannot be read (Too many open files)") == 1
+    assert (gate.status(key), gate.status(other)) == (200, 401)
+
+
+def test_a_key_removed_while_the_server_starts_is_refused(store: KeyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.add("anna")
+    other = store.add("bob")
+    read = KeyStore.read
+
+    def read_and_remove(self: KeyStore) -> tuple[Key, ...]:
+        keys = read(self)
+        monkeypatch.setattr(KeyStore, "read", read)
+        store.remove("bob")
+        return keys
+
+    monkeypatch.setattr(KeyStore, "read", read_and_remove)
+    assert Gate(store).status(other) == 401
 
 
 def test_removal_of_the_last_key_opens_nothing(store: KeyStore) -> None:

@@ -63,12 +63,12 @@ class KeyStore:
         Raises:
             PlatformError: the file is damaged or cannot be read.
         """
-        return self._read()[0]
+        return self.content()[0]
 
     @property
     def required(self) -> bool:
         """Return whether there is a key, or was one and `off` was not called since."""
-        is_off = self._read()[1]
+        is_off = self.content()[1]
         return self._mark.exists() if is_off is None else not is_off
 
     def off(self) -> None:
@@ -82,8 +82,8 @@ class KeyStore:
         with contextlib.suppress(OSError):  # of a bundle that cannot be written, whose settings say so
             files.write_text(self._mark, "")
 
-    def _read(self) -> tuple[tuple[Key, ...], bool | None]:
-        """Return the keys, and whether they were switched off; None: there is no file."""
+    def content(self) -> tuple[tuple[Key, ...], bool | None]:
+        """Return the keys, and whether they were switched off; None: there is no file. It raises as `read` does."""
         try:
             content = files.read_json(self.path)
             keys = tuple(Key(entry["name"], entry["digest"], entry["created"]) for entry in content["keys"])
@@ -152,11 +152,11 @@ class KeyFilter:
     ) -> None:
         """Wrap `app`. `required`: refuse also if there never was a key, as beyond loopback. `clock`: seconds."""
         self.app, self._store, self._always, self._clock = app, store, required, clock
+        self._looked, self._stamp, self._problem = clock(), _stamp(store.path), ""
         self._keys: tuple[Key, ...] = store.read()
         if self._keys:
             store.mark()
         self._required = required or store.required
-        self._looked, self._stamp = self._clock(), _stamp(store.path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer or pass on one request."""
@@ -191,17 +191,20 @@ class KeyFilter:
         if self._clock() - self._looked <= _LOOK:
             return
         self._looked = self._clock()
-        if (stamp := _stamp(self._store.path)) != self._stamp:
-            self._stamp = stamp
-            try:
-                self._keys = self._store.read()
-            except PlatformError as error:
+        if (stamp := _stamp(self._store.path)) == self._stamp:
+            return
+        try:
+            self._keys, is_off = self._store.content()
+        except PlatformError as error:  # the stamp stays as it is, so that the next look reads again
+            if str(error) != self._problem:
                 _LOG.error("%s. The keys of before stay valid", error)
-                return
-            if self._stamp != _MISSING:  # keys that are lost open nothing
-                self._required = self._always or self._store.required
-            if self._required and not self._keys:
-                _LOG.error("%s", _no_keys(self._store.path))
+            self._problem = str(error)
+            return
+        self._stamp, self._problem = stamp, ""
+        if is_off is not None:  # keys that are lost open nothing
+            self._required = self._always or not is_off
+        if self._required and not self._keys:
+            _LOG.error("%s", _no_keys(self._store.path))
 
 
 def require_key(store: KeyStore, host: str, *, always: bool, named: str = "platform.host") -> None:

@@ -284,7 +284,7 @@ class TrialTraining:
             self.progress,
             steps=self._counter.steps,
             cpu=self._before.cpu + cost.cpu,
-            spans=(*self._before.spans, (self._began, time.time())),
+            spans=(*self._before.spans, (self._began, self._began + cost.wall)),
             run_id=(self._journal and self._journal.run_id) or "",
         )
 

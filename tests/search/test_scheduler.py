@@ -1,8 +1,10 @@
 """Workers that report curves instead of training: what every search keeps, however it is disturbed."""
 
 import random
+import time
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,8 @@ from ratchet.search.finalists import finalists, winner
 from ratchet.search.records import Study, Trial
 from ratchet.search.scheduler import Progress, release
 from ratchet.search.store import LeaseLost
+from ratchet.workspace import Workspace
+from tasks.search_trial import TrialTraining
 
 CHOICES = {
     RATE: {"choice": [0.01, 0.02, 0.03]},
@@ -351,6 +355,35 @@ def test_hours_count_while_a_worker_searches(in_memory) -> None:
     later = Progress(((1, 0.5), (2, 0.5)), spans=(spans[0], (9000.0, 9061.0)))
     assert workers[0].scheduler.report(numbers[0], later) == "leave"
     assert store.require().active == 361.0
+
+
+def test_hours_do_not_count_a_changed_clock(in_memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a suspended machine: its clock goes on, and the process does not."""
+    params, study = new_study(trials=9, hours=4.0)
+    store = in_memory(study)
+    worker, real = Worker(store, params, "worker"), time.time
+    for number, (before, after) in enumerate(((0.0, 9 * 3600.0), (-1.7e9, 0.0))):
+        monkeypatch.setattr(time, "time", lambda before=before: real() + before)
+        trial = taken(worker)
+        attempt = TrialTraining(study, params, Workspace(tmp_path), worker.scheduler, trial, lambda: False, print)
+        monkeypatch.setattr(time, "time", lambda after=after: real() + after)
+        attempt._fail("it ends here")
+        ((began, ended),) = store.trial(number).spans
+        assert 0.0 <= ended - began < 3600.0
+    assert store.require().active < 3600.0
+
+
+def test_no_worker_loses_its_trial_to_a_changed_clock(in_memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    params, study = new_study(trials=1, pruner="none")
+    store = in_memory(study)
+    first, second, real = Worker(store, params, "first"), Worker(store, params, "second"), time.time
+    number = taken(first).number
+    for hours in (1, 2, 3):
+        monkeypatch.setattr(time, "time", lambda hours=hours: real() + 3600.0 * hours)
+        assert second.scheduler.next() == "wait"
+        assert Worker(store, params, f"new {hours}").scheduler.next() == "wait"
+        assert first.scheduler.beat(number)
+    assert store.trial(number).losses == 0
 
 
 def test_a_larger_budget_continues_the_search(in_memory) -> None:

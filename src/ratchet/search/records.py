@@ -38,7 +38,7 @@ class Trial:
         losses: how often its worker was lost.
         steps: optimizer steps, those that were lost and repeated included.
         cpu: seconds over all attempts.
-        spans: begin and latest report of each attempt, seconds since 1970.
+        spans: begin of each attempt, seconds since 1970, and the begin plus its seconds by a monotonic clock.
     """
 
     number: int

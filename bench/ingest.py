@@ -51,7 +51,7 @@ _CHECKS = (
     "set_rules.check_bad_fraction",
     "set_rules.SetRules.check_index",
 )
-_CLAIMS = {"share of the bare limit": 0.5, "validation": 0.15, "again": 3.0, "memory": 0.4}
+_CLAIMS = {"share of the bare limit": 0.5, "validation": 0.15, "again": 3.0, "memory": 0.1}
 
 
 def measure(rounds: int, *, quick: bool) -> list[Row]:

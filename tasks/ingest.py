@@ -1,6 +1,9 @@
 """Stage ingest: read the source, write data/packed and data/quarantine.parquet."""
 
+import ctypes
 import json
+import os
+import platform
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +24,7 @@ __all__ = ["Dataset", "ingest"]
 
 _SHOWN = 5  # quarantined samples that are listed on the terminal
 _NO_INPUTS = ("id", "text", "ignored")  # types of columns that a model does not get
+_M_MMAP_THRESHOLD = -3  # glibc's malloc.h
 _CLASSES_SHOWN = 3  # classes with other shares, of a split
 
 
@@ -88,12 +92,11 @@ def _write_card(workspace: Workspace, before: "polars.DataFrame | None") -> None
     from ratchet.data.difference import difference
     from ratchet.reports.data_card import card, shows
 
-    after = _index(workspace)
-    assert after is not None
-    same = before is not None and before.equals(after)
-    if same and workspace.card.exists() and shows(workspace.card, Manifest.read(workspace.packed)):
-        return
-    changed = None if before is None else difference(before, after)
+    changed = None
+    if before is not None and (after := _index(workspace)) is not None:
+        if before.equals(after) and workspace.card.exists() and shows(workspace.card, Manifest.read(workspace.packed)):
+            return
+        changed = difference(before, after)
     files.write_text(workspace.card, card(workspace.packed, workspace.quarantine, changed=changed))
 
 
@@ -177,12 +180,19 @@ def _report_splits(profile: Mapping[str, Any], workspace: Workspace, progress: S
         )
 
 
-if __name__ == "__main__":
-    import os
+def _return_freed_memory() -> None:
+    """Let allocators return freed memory at once. If they keep it, the memory use of an ingest grows with the files.
 
+    polars' allocator reads the variable when it is imported. A parent process that imported polars has set its own
+    defaults here. glibc returns every block at once that is larger than a fixed limit.
+    """
+    os.environ["_RJEM_MALLOC_CONF"] = "dirty_decay_ms:0,muzzy_decay_ms:0"
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 128 << 10)
+
+
+if __name__ == "__main__":
     from tasks.stage_runner import run
 
-    # polars' allocator returns freed memory late; in an ingest that doubles the memory use. It reads this variable when
-    # it is imported. A parent process that imported polars has set its own defaults here.
-    os.environ["_RJEM_MALLOC_CONF"] = "dirty_decay_ms:0,muzzy_decay_ms:0"
+    _return_freed_memory()
     run(ingest, unit="samples")

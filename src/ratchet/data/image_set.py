@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from ratchet import files
@@ -72,6 +73,14 @@ class _Digest(io.RawIOBase):
         return len(data)
 
 
+def _mapped(frame: pl.DataFrame, path: Path) -> pl.DataFrame:
+    """Return the frame as a memory map of a file: the kernel drops its pages when memory runs short."""
+    path.unlink(missing_ok=True)  # an older map keeps its own content
+    frame.write_ipc(path)
+    with pa.memory_map(str(path)) as file:
+        return cast("pl.DataFrame", pl.from_arrow(pa.ipc.open_file(file).read_all(), rechunk=False))
+
+
 class _Ingest:
     """An ingest of packed images."""
 
@@ -104,32 +113,30 @@ class _Ingest:
     def run(self) -> Manifest:
         """Write the packed set, the quarantine table and the cache."""
         with files.draft_directory(self.task.packed) as draft, TemporaryDirectory(dir=draft) as folder:
-            facts = Path(folder, "facts")
-            manifest, shape = self._fill(draft, facts)
+            manifest, shape, facts = self._fill(draft, Path(folder))
             if self.task.cache is not None:  # if this process is killed here, the next one decodes pixels again
                 outputs = self._outputs(draft)
-                fact_cache.write(self.task.cache, pl.read_ipc(facts), shape=shape, inputs=self._inputs, outputs=outputs)
+                fact_cache.write(self.task.cache, facts, shape=shape, inputs=self._inputs, outputs=outputs)
         return manifest
 
-    def _fill(self, draft: Path, stored: Path) -> tuple[Manifest, Shape]:
-        """Fill the draft, and store the facts of all samples. Return its manifest and the packed shape."""
+    def _fill(self, draft: Path, folder: Path) -> tuple[Manifest, Shape, pl.DataFrame]:
+        """Fill the draft; `folder` is for temporary files. Return its manifest, the packed shape, and all facts."""
         shape = self._guess_shape()
         while True:
             with Scratch(draft / "scratch", side=shape[0], channels=shape[1], depth=shape[2]) as scratch:
                 pixels = PixelStore(scratch, self.task.packed, partial(self._read_again, scratch))
                 self._done = self.source.refused.height
                 known = self.cache.facts(shape=shape)
-                stored.unlink(missing_ok=True)  # another shape's
-                self.survey.read_all(self.listing, scratch, known).write_ipc(stored)
-                facts = pl.read_ipc(stored)  # without what reading has left in memory
+                facts = _mapped(self.survey.read_all(self.listing, scratch, known), folder / "facts")
                 bad, used = overrides.apply(self._check(facts), self.task.released)
                 good = quarantine.without(facts, bad)
                 if good.is_empty():
                     self._check_quarantine(bad)
                 if self._shape(good) == shape:
                     packed = self._packed_set(facts, bad, used, pixels)
-                    del facts, good, known  # they take as much memory as all that follows
-                    return self._pack(draft, packed, pixels), shape
+                    packed = replace(packed, index=_mapped(packed.index, folder / "index"))
+                    del good, known
+                    return self._pack(draft, packed, pixels), shape, facts
             shape = self._shape(good)  # rare: the guess was wrong, or came from samples that are bad
 
     def _check(self, facts: pl.DataFrame) -> pl.DataFrame:

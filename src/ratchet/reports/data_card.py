@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +48,16 @@ class _PackedSet:
 
     folder: Path
     manifest: Manifest
-    index: pl.DataFrame
     profile: Mapping[str, Any]
 
     @classmethod
     def open(cls, folder: Path) -> "_PackedSet":
-        index, profile = pl.read_parquet(folder / "index.parquet"), files.read_json(folder / "profile.json")
-        return cls(folder, Manifest.read(folder), index, profile)
+        return cls(folder, Manifest.read(folder), files.read_json(folder / "profile.json"))
+
+    @cached_property
+    def index(self) -> pl.DataFrame:
+        """Split, row and class of each sample, by its id."""
+        return pl.read_parquet(self.folder / "index.parquet", columns=["id", "split", "row", "class"])
 
     def image(self, split: str, row: int) -> InlineImage | None:
         """Return a packed image; None where images are not packed, or are not 8-bit."""

@@ -128,6 +128,7 @@ FORMS = {
     "windows": lambda plain: plain.replace("\n", "\r\n").encode(),
     "old-mac": lambda plain: plain.replace("\n", "\r").encode(),
     "byte-order-mark": lambda plain: plain.encode("utf-8-sig"),
+    "byte-order-mark-twice": lambda plain: ("\ufeff" + plain).encode("utf-8-sig"),
     "utf-16": lambda plain: plain.encode("utf-16"),
     "utf-16-le": lambda plain: plain.encode("utf-16-le"),
     "semicolons": lambda plain: plain.replace(",", ";").encode(),
@@ -141,10 +142,10 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_every_common_form_gives_the_same_arrays(table, form: str) -> None:
     table.write(text(cells()))
-    table.ingest()
+    columns = table.ingest().input
     plain = {name: table.array(name) for name in ("numbers", "codes", "targets")}
     table.write(FORMS[form](text(cells())))
-    table.ingest()
+    assert table.ingest().input == columns
     for name, values in plain.items():
         np.testing.assert_array_equal(table.array(name), values)
     assert table.bad() == []

@@ -393,7 +393,7 @@ def _utf8(content: bytes, where: str, first: int = 1) -> bytes:
     content = content[len(b"sep=;") :] if first == 1 and re.match(rb"sep=.\n", content) else content
     if is_ascii:
         return content
-    return content.replace(b"\n" + codecs.BOM_UTF8, b"\n")  # of a file that was appended to another one
+    return content.removeprefix(codecs.BOM_UTF8).replace(b"\n" + codecs.BOM_UTF8, b"\n")  # of appended files
 
 
 def _undecodable(error: UnicodeDecodeError, encoding: str, where: str, first: int) -> DataError:

@@ -341,12 +341,14 @@ def test_samples_that_differ_when_read_again_stop_ingest(home: Home, case: str) 
     assert not home.packed.exists()
 
 
-def fitted(home: Home, name: str, *, workers: int = 0, processes: int = 1, **how: Any) -> Any:
+def fitted(
+    home: Home, name: str, *, workers: int = 0, processes: int = 1, pieces: int | None = None, **how: Any
+) -> Any:
     """Return the events of a training of two epochs, with checkpoints in folder `name`."""
     manifest = Manifest.read(home.packed)
     train, validation = (home.open(split, workers=workers) for split in ("train", "validation"))
     store = CheckpointStore(home.root / name, keep_last=2, keep_best=1)
-    shared = {"processes": processes, "pieces": processes, "workers": workers}
+    shared = {"processes": processes, "pieces": pieces or processes, "workers": workers}
     plan = make_plan(epochs=2, batch_size=8, precision="fp32", device="cpu", checkpoint_steps=3, **shared)
     inputs = TrainingInputs(train, validation, ModelSpec("mlp", manifest.input, manifest.target), plan)
     return fit_in_processes(inputs, packed=home.packed, store=store, **how)
@@ -578,7 +580,7 @@ def test_a_request_to_stop_is_answered_while_a_sample_hangs(
     home.ingest().change(HANG, place)
     (home.root / "go").touch()
     train = functools.partial(fitted, home, workers=workers, processes=processes)
-    expected = list(train("whole"))[-1]
+    expected = list(fitted(home, "whole", pieces=processes))[-1]
     (home.root / "go").unlink()
     (home.root / "hangs").unlink()
     stopped = list(train("run", stop=(home.root / "hangs").exists))[-1]

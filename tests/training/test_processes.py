@@ -21,7 +21,6 @@ from ports import reserved_port
 from waiting import until
 
 from ratchet import settings
-from ratchet.data.ingest import IngestTask, ingest
 from ratchet.errors import TrainingError
 from ratchet.kinds import ModelSpec, input_from_json
 from ratchet.problems import Classes
@@ -155,6 +154,8 @@ def train_and_die(content: bytes) -> None:
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from ratchet.data.ingest import IngestTask, ingest  # not in the processes that are killed, which import this module
+
     folder = tmp_path_factory.mktemp("digits")
     (folder / "params.yaml").write_text(settings.template())
     data = settings.load(folder / "params.yaml").data

@@ -87,17 +87,29 @@ def cancel(process: Any, workers: Callable[[], list[psutil.Process]], out: Path)
     assert not list(out.rglob(".draft-*.parquet"))
 
 
-@pytest.fixture
-def cluster(place: Place, tmp_path: Path) -> Iterator[RayCluster]:
-    with ray_cluster(tmp_path, place.project.environment) as cluster:
-        use(place, engine="ray", workers=4, address=cluster.address)
+@pytest.fixture(scope="module")
+def cluster(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+    """Two nodes. The last test that uses them kills the second."""
+    with ray_cluster(tmp_path_factory.mktemp("cluster"), place.project.environment) as cluster:
         yield cluster
+
+
+def test_scoring_on_ray_is_cancelled_and_continued_here(
+    place: Place, rows: Path, expected: dict[str, str], cluster: RayCluster, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    use(place, engine="ray", workers=4, address=cluster.address)
+    cancel(begin(place, rows, out, **VARIABLES), cluster.tasks, out)
+    use(place, engine="here", workers=1)
+    assert f"{finished(out):,} of them earlier" in place.project.good(*place.command(rows, out, "--shard-rows", "200"))
+    assert digests(out) == expected
 
 
 def test_ray_writes_equal_bytes_though_a_node_dies(
     place: Place, rows: Path, expected: dict[str, str], cluster: RayCluster, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
+    use(place, engine="ray", workers=4, address=cluster.address)
     process = begin(place, rows, out, **VARIABLES)
     kill_in_work(cluster.tasks, out, process)
     before = finished(out)
@@ -105,16 +117,6 @@ def test_ray_writes_equal_bytes_though_a_node_dies(
     cluster.kill_second_node()
     assert finished(out) < SHARDS
     assert process.wait() == 0, (place.project.home / "predict.log").read_text()
-    assert digests(out) == expected
-
-
-def test_scoring_on_ray_is_cancelled_and_continued_here(
-    place: Place, rows: Path, expected: dict[str, str], cluster: RayCluster, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    cancel(begin(place, rows, out, **VARIABLES), cluster.tasks, out)
-    use(place, engine="here", workers=1)
-    assert f"{finished(out):,} of them earlier" in place.project.good(*place.command(rows, out, "--shard-rows", "200"))
     assert digests(out) == expected
 
 
@@ -138,7 +140,7 @@ def is_at_work(process: psutil.Process) -> bool:
         return False
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def pool(place: Place) -> Iterator[Callable[[], list[psutil.Process]]]:
     """Two workers of Prefect's pool. Yield a function that returns the processes of their runs."""
     project = place.project
@@ -151,7 +153,6 @@ def pool(place: Place) -> Iterator[Callable[[], list[psutil.Process]]]:
         return [each for each in psutil.process_iter() if is_at_work(each) and is_run(each, session)]
 
     try:
-        use(place, engine="prefect", workers=2)
         yield runs
     finally:
         second.terminate()
@@ -172,6 +173,7 @@ def test_two_prefect_workers_write_equal_bytes_though_a_run_dies(
     place: Place, rows: Path, expected: dict[str, str], pool: Callable[[], list[psutil.Process]], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
+    use(place, engine="prefect", workers=2)
     process = begin(place, rows, out)
     until(lambda: len(pool()) == 2, process=process, pause=0.1)
     kill_in_work(pool, out, process)
@@ -183,6 +185,7 @@ def test_scoring_by_prefect_is_cancelled_and_continued_here(
     place: Place, rows: Path, expected: dict[str, str], pool: Callable[[], list[psutil.Process]], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
+    use(place, engine="prefect", workers=2)
     cancel(begin(place, rows, out), pool, out)
     use(place, engine="here", workers=1)
     place.project.good(*place.command(rows, out, "--shard-rows", "200"))

@@ -1,7 +1,6 @@
 """`ratchet train` whose Prefect server ends together with it, as when a scheduler signals all processes of a job."""
 
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,13 +23,10 @@ def project(new_project: Callable[[str], Any]) -> Any:
 
 
 @contextmanager
-def training(project: Any, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
+def training(project: Any, log: Path) -> Iterator[Any]:
     """Run the command until its training has written a checkpoint."""
     running = project.root / "data" / "running"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            ["ratchet", "train"], cwd=project.root, env=project.environment, stdout=output, stderr=output
-        )
+    process = project.start("ratchet", "train", log=log)
     try:
         until(lambda: list(running.glob("*/step-*.safetensors")), process=process, log=log)
         yield process

@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 
 import pytest
 from waiting import until
@@ -89,16 +87,14 @@ def test_inexact_resume_gets_no_certificate(ingested, new_project) -> None:
     assert proof["sha256"]["undisturbed"] != proof["sha256"]["killed"]
 
 
-def test_interrupted_proof_leaves_nothing_behind(trained) -> None:
+def test_interrupted_proof_leaves_nothing_behind(trained, tmp_path) -> None:
     def is_training() -> bool:
         return any(trained.workspace.state.glob("verify*/*/mlruns/journal/*/events.jsonl"))
 
     before = trained.digests("data")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "commands", "verify-resume", "--steps=100"], cwd=trained.root, env=trained.environment
-    )
+    process = trained.start("ratchet", "verify-resume", "--steps=100", log=(log := tmp_path / "log"))
     try:
-        until(is_training, process=process, pause=0.01)
+        until(is_training, process=process, log=log, pause=0.01)
         process.send_signal(signal.SIGTERM)
         assert process.wait() == 128 + signal.SIGTERM
     finally:

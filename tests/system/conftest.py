@@ -1,13 +1,15 @@
 """Shared by tests of whole trainings: a net of 1,386 parameters, and the comparison of two trainings."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from ratchet import settings
+from ratchet.servers import prefect_server
 from ratchet.training.checkpoint import read_checkpoint
+from ratchet.workspace import Workspace
 
 OWN = ("samples_per_second", "data_wait", "system/", "cost/")  # the metrics of a machine, which differ from run to run
 NET = """
@@ -73,3 +75,10 @@ def use_small_net() -> Callable[[Any], None]:
         settings.override(project.workspace.params, {"model.factory": "nets.small:net", "model.code": "nets"})
 
     return use
+
+
+@pytest.fixture(scope="module")
+def share_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Any], None]]:
+    """Let the runs of projects share a Prefect server, as those of a team: one for each run takes many seconds."""
+    with prefect_server(Workspace(tmp_path_factory.mktemp("prefect").resolve())) as api:
+        yield lambda project: settings.override(project.workspace.params, {"platform.prefect_api": api})

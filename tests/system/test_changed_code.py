@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import signal
-import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -59,19 +58,20 @@ def interrupt(project: Any) -> None:
     for folder in ("model", "checkpoints", "baseline", "running"):
         shutil.rmtree(project.root / "data" / folder, ignore_errors=True)
     running = project.workspace.running
-    with subprocess.Popen(
-        project.stage("train"), cwd=project.root, env=project.environment, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as process:  # fmt: skip
-        until(lambda: len([*running.glob("[!.]*/step-*.safetensors")]) > 2, process=process, pause=0.001)
-        process.send_signal(signal.SIGKILL)
+    process = project.start(*project.stage("train"), log=(log := project.home / "log"))
+    until(lambda: len([*running.glob("[!.]*/step-*.safetensors")]) > 2, process=process, log=log, pause=0.001)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
 
 
 @pytest.fixture(scope="module")
-def undisturbed(new_project: Callable[..., Any], use_small_net: Callable[[Any], None]) -> Any:
+def undisturbed(
+    new_project: Callable[..., Any], use_small_net: Callable[[Any], None], share_server: Callable[[Any], None]
+) -> Any:
     """A project that has trained by DVC."""
     project = new_project("undisturbed")
     use_small_net(project)
+    share_server(project)
     settings.override(project.workspace.params, SETTINGS)
     project.good("dvc", "repro", "train")
     return project

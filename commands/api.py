@@ -5,7 +5,9 @@ import glob
 import html
 import io
 import json
+import os
 import tempfile
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
@@ -19,6 +21,7 @@ from ratchet import settings
 from ratchet.data.reading.storage import is_url
 from ratchet.errors import DataError, RatchetError, SettingsError, WorkspaceError
 from ratchet.provenance.comparison import Comparison
+from ratchet.references import require_references
 from ratchet.settings.messages import dotted_keys
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
@@ -90,7 +93,8 @@ class Project:
         """
         assignments = [f"{key}={_yaml(key, value)}" for key, value in _whole_names(changes).items()]
         if not self.workspace.overrides.exists():  # else params.yaml still has the settings of a killed run
-            settings.plan(self.workspace.params, settings.parse_assignments(assignments))
+            planned = settings.plan(self.workspace.params, settings.parse_assignments(assignments))
+            require_references(planned.params, self.workspace)
         options = [option for assignment in assignments for option in ("--set", assignment)]
         if continue_with_changed_code:
             options.append("--continue-with-changed-code")
@@ -141,7 +145,7 @@ class ModelVersion:
         """Score files, as `ratchet predict` does: images, tables, texts, folders of them, or patterns such as *.jpg.
 
         `column` is the one with the texts of a text model. A row without an answer has the reason in `refused`; a file
-        that cannot be read is named on stderr.
+        that cannot be read is named by a warning.
 
         Raises:
             RatchetError: no row could be read, or there is no such file.
@@ -154,9 +158,10 @@ class ModelVersion:
             options += ["--column", column] if column else []
             try:
                 run_command(self.workspace, "predict", *options, "--", *_files(paths))
-            except RatchetError:
+            except RatchetError as error:
                 if not out.exists():
                     raise
+                warnings.warn(f"predict: not all files have answers: {error}", stacklevel=2)
             return polars.read_parquet(out)
 
     @property
@@ -204,7 +209,7 @@ def _whole_names(changes: Mapping[str, object]) -> dict[str, object]:
 def _yaml(key: str, value: object) -> str:
     """Return a value as YAML in one line, of which JSON is a part."""
     try:
-        return json.dumps(str(value) if isinstance(value, PathLike) else value)
+        return json.dumps(str(value) if isinstance(value, PathLike) else value, ensure_ascii=False)
     except (TypeError, ValueError):
         raise SettingsError(
             f"{key}: found {value!r} ({type(value).__name__}). Allowed: numbers, texts, lists and mappings of Python"
@@ -222,9 +227,9 @@ def _files(paths: tuple[str | PathLike[str], ...]) -> list[str]:
             "predict: no files. Allowed: paths of files and folders, or patterns. Fix: predict('new/*.jpg')"
         )
     listed: list[str] = []
-    for path in map(str, paths):
+    for path in (each if is_url(each) else os.path.expanduser(each) for each in map(str, paths)):
         is_pattern = any(letter in path for letter in _GLOB) and not is_url(path) and not Path(path).exists()
-        matching = sorted(glob.glob(str(Path(path).expanduser()), recursive=True)) if is_pattern else [path]
+        matching = sorted(glob.glob(path, recursive=True)) if is_pattern else [path]
         if not matching:
             raise DataError(f"{path}: matches no file in {Path.cwd()}. Fix: name files that exist")
         listed += matching

@@ -1,16 +1,20 @@
 """A command of `ratchet` in a child process, whose progress is shown in a notebook or as lines on stderr."""
 
+import errno
 import html
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 import uuid
 from collections import deque
-from typing import Any
+from collections.abc import Sequence
+from typing import IO, Any
 
-from ratchet.errors import RatchetError
+from ratchet.errors import DataError, RatchetError
 from ratchet.terminal_lines import echo
 from ratchet.workspace import ROOT_VARIABLE, Workspace
 from tasks.progress import LINE_SECONDS_VARIABLE
@@ -20,6 +24,7 @@ __all__ = ["CommandProgress", "run_command"]
 _PROGRESS = re.compile(r"^(?P<stage>[\w-]+): (?P<done>[\d,]+) of (?P<total>[\d,]+) ")
 _LINE_SECONDS = "0.5"
 _SHOWN = 12  # lines
+_LOOK = 0.1  # seconds between two looks at what the command wrote
 _LOGGED = 200  # lines that are kept for the message of an error
 _COLOURS = ("FORCE_COLOR", "CLICOLOR_FORCE", "CLICOLOR", "MPLBACKEND")  # that Jupyter sets for the kernel's own output
 _START = """\
@@ -40,43 +45,69 @@ def run_command(workspace: Workspace, *arguments: str) -> list[str]:
     Raises:
         RatchetError: the command has ended with an error, which is the message.
     """
-    environment = {name: value for name, value in os.environ.items() if name not in _COLOURS}
-    environment |= {ROOT_VARIABLE: str(workspace.root), LINE_SECONDS_VARIABLE: _LINE_SECONDS, "NO_COLOR": "1"}
-    program = _START.format(parent=os.getpid())
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", program, *arguments],  # -P: no folder of the project is taken for Ratchet's
-        cwd=workspace.root,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,  # a notebook's interrupt goes to the kernel's whole group
-    )
     lines: deque[str] = deque(maxlen=_LOGGED)
-    with process, CommandProgress(lines, f"ratchet {arguments[0]}") as progress:
-        try:
-            _follow(process, progress)
-        except KeyboardInterrupt:
-            process.send_signal(signal.SIGINT)
-            _follow(process, progress)
-            raise
+    # A file, not a pipe: the command must be able to write its last lines, and a checkpoint, after this process ended.
+    with tempfile.NamedTemporaryFile(delete=False) as log, open(log.name, "ab") as written:
+        os.unlink(log.name)  # no file stays behind when this process is killed
+        with (
+            _start(workspace, arguments, written) as process,
+            CommandProgress(lines, f"ratchet {arguments[0]}") as progress,
+        ):
+            try:
+                _follow(process, log, progress)
+            except KeyboardInterrupt:
+                process.send_signal(signal.SIGINT)
+                _follow(process, log, progress)
+                raise
     if process.returncode:
         raise RatchetError(_error(lines, arguments[0], process.returncode))
     return list(lines)
 
 
-def _follow(process: "subprocess.Popen[str]", progress: "CommandProgress") -> None:
-    assert process.stderr is not None, "it is a pipe"
-    for line in process.stderr:
-        progress.add(line.rstrip())
+def _start(workspace: Workspace, arguments: Sequence[str], stderr: IO[bytes]) -> "subprocess.Popen[bytes]":
+    environment = {name: value for name, value in os.environ.items() if name not in _COLOURS}
+    environment |= {ROOT_VARIABLE: str(workspace.root), LINE_SECONDS_VARIABLE: _LINE_SECONDS, "NO_COLOR": "1"}
+    program = _START.format(parent=os.getpid())
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", program, *arguments],  # -P: no folder of the project is taken for Ratchet's
+            cwd=workspace.root,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            start_new_session=True,  # a notebook's interrupt goes to the kernel's whole group
+        )
+    except OSError as error:
+        if error.errno != errno.E2BIG:
+            raise
+        raise DataError(f"{arguments[0]}: more paths than a command can take. Fix: name their folder") from None
+
+
+def _follow(process: "subprocess.Popen[bytes]", log: IO[bytes], progress: "CommandProgress") -> None:
+    """Show the lines that a process writes to a file until it ends."""
+    rest, has_ended = b"", False
+    while not has_ended:
+        has_ended = process.poll() is not None
+        *whole, rest = (rest + log.read()).split(b"\n")
+        if has_ended and rest:
+            whole.append(rest)
+        for line in whole:
+            progress.add(line.decode(errors="replace").rstrip())
+        if not has_ended:
+            time.sleep(_LOOK)
 
 
 def _error(lines: "deque[str]", command: str, code: int) -> str:
-    """Return the message of the error that ended a command: the lines from the last that begins as one."""
+    """Return the message of the error that ended a command: the lines from the last that begins as one.
+
+    A command that a signal ended wrote none.
+    """
     content = list(lines)
     starts = [number for number, line in enumerate(content) if line.startswith("ratchet: ")]
+    if code < 0:
+        name = signal.Signals(-code).name
+        return "\n".join([f"the command {command} was ended by {name}; its last lines were:", *content[-_SHOWN:]])
     if not starts:
         return "\n".join([f"the command {command} ended with exit code {code}", *content[-_SHOWN:]])
     return "\n".join(content[starts[-1] :]).removeprefix("ratchet: ")

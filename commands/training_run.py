@@ -2,9 +2,11 @@
 
 import html
 import re
+import shutil
 import tempfile
+import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     import polars
 
     from ratchet.evaluation.predictions import Predictions
+    from ratchet.provenance.archive import Archive
     from ratchet.reports.inline_images import ErrorExample
 
 __all__ = ["Report", "ShownVerdict", "TrainingRun", "WorstErrors", "last_run", "run_of_version"]
@@ -45,6 +48,7 @@ class Report:
     """The report page of a run. A notebook shows it without the images of errors, which `TrainingRun.worst` has."""
 
     path: Path
+    run: "TrainingRun" = field(repr=False, compare=False)  # which removes its copies of files when it is deleted
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -58,7 +62,7 @@ class Report:
 class WorstErrors:
     """The worst predictions for test samples, worst first: id, truth, answer and confidence of each.
 
-    `examples` are their images; empty for samples that are no images, and for runs before the last.
+    `examples` are their images; empty for samples that are no images, and where data/ has other data.
     """
 
     frame: "polars.DataFrame"
@@ -109,7 +113,7 @@ class TrainingRun:
     @property
     def report(self) -> Report:
         """The report page."""
-        return Report(self._file("report.html"))
+        return Report(self._file("report.html"), self)
 
     @property
     def predictions(self) -> "polars.DataFrame":
@@ -153,11 +157,6 @@ class TrainingRun:
         counts = {f"predicted {name}": [row[place] for row in matrix] for place, name in enumerate(names)}
         return polars.DataFrame({"actual": names, **counts})
 
-    @property
-    def is_last(self) -> bool:
-        """Whether it is the project's last run, so that data/ has its files."""
-        return self.workspace.registration.exists() and Registration.load(self.workspace).run_id == self.run_id
-
     @cached_property
     def _metrics(self) -> Metrics:
         return read_metrics(self._file("evaluation.json").parent)
@@ -169,31 +168,45 @@ class TrainingRun:
         return read_predictions(self._file("predictions.parquet"))
 
     @cached_property
-    def _copies(self) -> "tempfile.TemporaryDirectory[str]":
-        return tempfile.TemporaryDirectory(prefix="ratchet-run-")
+    def _copies(self) -> Path:
+        """A folder that is removed with the run."""
+        folder = tempfile.mkdtemp(prefix="ratchet-run-")
+        weakref.finalize(self, shutil.rmtree, folder)
+        return Path(folder)
 
-    def _file(self, name: str) -> Path:
-        """Return a file of the run's report: that in data/reports, or a copy of the one in MLflow."""
-        if self.is_last:
-            return self.workspace.reports / name
+    @cached_property
+    def _archive(self) -> "Archive":
         from ratchet.provenance.archive import Archive
 
-        archive = Archive(self.workspace, settings.load(self.workspace.params))
-        copy = archive.file(self.run_id, f"report/{name}", Path(self._copies.name))
+        return Archive(self.workspace, settings.load(self.workspace.params))
+
+    def _file(self, name: str) -> Path:
+        """Return a copy of a file of the run's report in MLflow: data/reports may have those of a later training."""
+        copy = self._archive.file(self.run_id, f"report/{name}", self._copies)
         if copy is None:
-            raise RegistryError(f"run {self.run_id}: MLflow has no report/{name} of it. Fix: restore its artifacts")
+            raise RegistryError(
+                f"run {self.run_id}: MLflow has no report/{name} of it. Fix: `ratchet sync`, if it waits to be sent; "
+                "else restore the run's artifacts"
+            )
         return copy
 
     def _examples(self, count: int) -> "Sequence[ErrorExample]":
         from ratchet.data.manifest import Manifest
-        from ratchet.evaluation.explanations import read_explanations
+        from ratchet.evaluation.explanations import Explanations, read_explanations
         from ratchet.kinds.registry import kind_of
         from tasks.report import error_examples
 
-        workspace = self.workspace
-        if not self.is_last or not kind_of(Manifest.read(workspace.packed).input).has_pixels:
+        workspace, run = self.workspace, self._archive.run(self.run_id)
+        if run is None or run.record is None or not (workspace.packed / "manifest.json").exists():
             return ()
-        explanations = read_explanations(workspace.reports / "explanations.safetensors")
+        manifest = Manifest.read(workspace.packed)
+        if (run.record.inputs or {}).get("data") != manifest.digest or not kind_of(manifest.input).has_pixels:
+            return ()
+        last = workspace.reports / "predictions.parquet"
+        if last.exists() and last.read_bytes() == self._file("predictions.parquet").read_bytes():
+            explanations = read_explanations(workspace.reports / "explanations.safetensors")
+        else:
+            explanations = Explanations.none("MLflow has none")
         params = settings.load(workspace.params)
         return error_examples(self._predictions, explanations, params, workspace, count=count)
 

@@ -7,8 +7,8 @@ REPOSITORY = Path(__file__).parents[1]
 LIMITS = {
     "baselines": 650,
     "code": 450,
-    "commands": 4_750,
-    "data": 11_458,
+    "commands": 4_769,
+    "data": 11_459,
     "doctor": 1_225,
     "evaluation": 3_320,
     "exports": 740,
@@ -25,11 +25,11 @@ LIMITS = {
     "scale": 730,
     "search": 1_170,
     "servers": 1_500,
-    "serving": 7_043,
+    "serving": 7_045,
     "settings": 2_525,
     "tasks": 5_430,
     "tokens": 400,
-    "traffic": 1_034,
+    "traffic": 1_036,
     "training": 9_845,
 }
 

@@ -6,11 +6,29 @@ from collections import deque
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 import ratchet
-from commands import api
+from commands import api, command_process
 from commands.command_process import CommandProgress, run_command
+from ratchet import settings
 from ratchet.errors import DataError, RatchetError, SettingsError, WorkspaceError
+
+PARENT = """
+from pathlib import Path
+from commands import command_process
+from ratchet.workspace import Workspace
+command_process._START = {child!r}
+command_process.run_command(Workspace(Path({folder!r})), {done!r})
+"""
+CHILD = """
+import os, signal, sys
+print("begun", file=sys.stderr, flush=True)
+while os.getppid() == {parent}:
+    signal.sigtimedwait([], 0.01)
+print("its parent has ended", file=sys.stderr, flush=True)
+open(sys.argv[1], "x").close()
+"""
 
 
 @pytest.fixture
@@ -57,6 +75,7 @@ def test_open_finds_a_project_and_names_a_folder_without_one(pets, tmp_path: Pat
         ({"epoch": 3}, "epoch: unknown key .*Did you mean training.epochs"),
         ({"epochs": "many"}, "training.epochs: found 'many'. Allowed: a whole number"),
         ({"epochs": object()}, "training.epochs: found <object .*Allowed: numbers, texts, lists and mappings"),
+        ({"model.name": "resnet1"}, "model.name: no model .*is called 'resnet1'"),
         ({"workers": 2}, r"workers: several settings .*data.workers, training.workers.*\*\*\{'data.workers': 2\}"),
         ({"epochs": 2, "training.epochs": 3}, "training.epochs: is given twice"),
     ],
@@ -83,6 +102,38 @@ def test_a_failed_command_raises_its_message(pets) -> None:
     pets.workspace.params.write_text("data: [\n")
     with pytest.raises(RatchetError, match=r"params.yaml line 2: not YAML .*Fix: correct that line$"):
         run_command(pets.workspace, "train")
+
+
+def test_a_command_outlives_the_process_that_started_it(pets, tmp_path: Path) -> None:
+    """It can write its last lines, so that a training gets its checkpoint."""
+    done = tmp_path / "done"
+    program = PARENT.format(child=CHILD, folder=str(pets.folder), done=str(done))
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "begun\n"
+        process.kill()
+    until(done.exists)
+
+
+def test_more_paths_than_a_command_takes_name_the_fix(pets) -> None:
+    with pytest.raises(DataError, match=r"predict: more paths than a command can take\. Fix: name their folder"):
+        run_command(pets.workspace, "predict", *["photo" * 20] * 40_000)
+
+
+def test_settings_and_paths_may_have_any_character(pets, tmp_path: Path, monkeypatch) -> None:
+    text = api._yaml("data.label_column", "😀 𠮷")
+    edit = settings.plan(pets.workspace.params, settings.parse_assignments([f"data.label_column={text}"]))
+    assert edit.params.data.label_column == "😀 𠮷"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "x[1].csv").touch()
+    assert api._files(("~/x[1].csv",)) == api._files(("~/x*.csv",)) == [str(tmp_path / "x[1].csv")]
+
+
+def test_a_killed_command_names_its_signal() -> None:
+    lines = deque(["ratchet: params.yaml: a note", "train: 10 of 1,200 steps"])
+    message = command_process._error(lines, "train", -9)
+    assert message.startswith("the command train was ended by SIGKILL; its last lines were:\n")
+    assert message.endswith("train: 10 of 1,200 steps")
 
 
 def test_progress_lines_replace_each_other_in_a_notebook() -> None:

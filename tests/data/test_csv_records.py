@@ -295,7 +295,7 @@ def test_a_doubled_key_is_refused_in_prediction(tmp_path: Path, is_list: bool) -
     lines = [
         '{"text": "a", "text": "b"}',
         '{"text": "good"}',
-        '{"text" : "a", "text": "b"}',
+        '{"text"\t:"a","text":"b"}',
         '{"text": "is \\"text\\": "}',
     ]
     (tmp_path / "rows.json").write_text(f"[{', '.join(lines)}]" if is_list else "\n".join(lines))

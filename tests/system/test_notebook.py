@@ -11,6 +11,7 @@ from jupyter_client import KernelManager
 from nbclient import NotebookClient
 from waiting import until
 
+import ratchet
 from ratchet import settings
 
 pytestmark = [
@@ -83,3 +84,15 @@ def test_notebook_continues_the_training_of_a_killed_kernel(new_project, use_sma
     assert "3 of 3 rows answered by digits version 1" in cells['champion.predict(folder / "*.png")']
     assert "B is +0.00 points" in cells['project.compare(f"{champion.name}/1", f"{champion.name}@champion")']
     assert settings.load(project.workspace.params).training.epochs == 5
+
+    run = ratchet.open(project.root).run()
+    accuracy = run.metrics["accuracy"]
+    for name in ("evaluation.json", "predictions.parquet", "report.html"):  # of a later training that did not complete
+        (project.workspace.reports / name).write_text("of another run")
+    assert ratchet.open(project.root).run().metrics["accuracy"] == accuracy
+    assert "Training curves" in ratchet.open(project.root).model("digits/1").run.report._repr_html_()
+    assert len(run.worst(2).examples) == 2
+    settings.override(project.workspace.params, {"data.test_fraction": 0.2})
+    project.good("python", "-m", "tasks.ingest")
+    other_data = ratchet.open(project.root).run().worst(2)
+    assert (len(other_data), len(other_data.examples)) == (2, 0)

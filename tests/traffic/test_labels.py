@@ -63,6 +63,10 @@ def test_correction_counts_after_the_clock_was_set_back(requests: Path) -> None:
         store.add({(ANSWERS[0], 0): [label]}, problem="regression", days=1000.0)
         assert store.newest()["label"].to_list() == [[label]]
     assert store.add({(ANSWERS[0], 0): [0.0]}, problem="regression", days=1000.0) == Stored(0, 0, 1)
+    names = sorted(path.name for path in store.folder.glob("*.parquet"))
+    assert names == ["2027-01-15.parquet", "2027-01-16.parquet", "2028-01-15.parquet"], (
+        "the day decides when one is deleted"
+    )
 
 
 def test_labels_are_not_stored_after_the_deadline(requests: Path) -> None:

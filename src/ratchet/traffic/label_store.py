@@ -68,17 +68,19 @@ class LabelStore:
         with FileLock(self.folder / "lock"):
             now = self._clock()
             delete_old(self.folder, stored_files(self.folder, "*.parquet*"), days=days, now=now)
-            known = {(a, r): label for a, r, label in self.newest().select("answer", "row", "label").iter_rows()}
+            newest = self.newest()
+            known = {(a, r): label for a, r, label in newest.select("answer", "row", "label").iter_rows()}
+            # After the clock was set back, a label is still later than those before it.
+            last = max(newest["labelled"].dt.epoch("us").to_list(), default=-1)
+            stamp = max(round(now * 1e6), last + 1)
             # Equal labels compare as float32, as they are stored.
-            given = _frame(labels, problem, now)
+            given = _frame(labels, problem, stamp)
             rows = [key for key, label in zip(labels, given["label"].to_list(), strict=True) if known.get(key) != label]
             if rows:
-                # The order of the files is that of the labels, also after the clock was set back.
-                earlier_files = [path.name for path in stored_files(self.folder, "*.parquet")]
-                path = self.folder / max(time.strftime("%Y-%m-%d.parquet", time.gmtime(now)), *earlier_files, "")
+                path = self.folder / f"{time.strftime('%Y-%m-%d', time.gmtime(now))}.parquet"
                 earlier = [read_file(path, _schema())] if path.exists() else []
                 content = io.BytesIO()
-                pl.concat([*earlier, _frame({key: labels[key] for key in rows}, problem, now)]).write_parquet(content)
+                pl.concat([*earlier, _frame({key: labels[key] for key in rows}, problem, stamp)]).write_parquet(content)
                 files.write_bytes(path, content.getvalue(), private=True)
         corrected = sum(key in known for key in rows)
         return Stored(len(rows) - corrected, corrected, len(labels) - len(rows))
@@ -91,9 +93,9 @@ class LabelStore:
         import polars as pl
 
         frames = [read_file(path, _schema()) for path in stored_files(self.folder, "*.parquet")]
-        rows = pl.concat([_frame({}, "", 0.0), *frames])
+        rows = pl.concat([_frame({}, "", 0), *frames])
         rows = rows.with_columns(corrected=pl.len().over("answer", "row") > 1)
-        return rows.unique(("answer", "row"), keep="last", maintain_order=True)
+        return rows.sort("labelled", maintain_order=True).unique(("answer", "row"), keep="last", maintain_order=True)
 
 
 def _schema() -> "polars.Schema":
@@ -103,9 +105,9 @@ def _schema() -> "polars.Schema":
     return pl.Schema({**keys, "problem": pl.String(), "labelled": pl.Datetime("us", "UTC")})
 
 
-def _frame(labels: Mapping[tuple[str, int], list[float]], problem: str, seconds: float) -> "polars.DataFrame":
+def _frame(labels: Mapping[tuple[str, int], list[float]], problem: str, microseconds: int) -> "polars.DataFrame":
     import polars as pl
 
-    stamp = pl.Series([round(seconds * 1e6)]).cast(pl.Datetime("us", "UTC"))[0]
+    stamp = pl.Series([microseconds]).cast(pl.Datetime("us", "UTC"))[0]
     rows = [(answer, row, label, problem, stamp) for (answer, row), label in labels.items()]
     return pl.DataFrame(rows, _schema(), orient="row")

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -28,6 +29,7 @@ __all__ = [
 
 _SHOWN = 5  # numbers of damaged lines
 _DEEPEST = 16  # levels of lists and objects of a line of JSON; the time of polars grows with their cube
+_AFTER_KEY = re.compile(r'"\s*:')
 _PLAIN = "save the table as CSV, or convert the column to text, number or date"
 
 
@@ -49,7 +51,7 @@ def read_parquet(content: bytes, where: str, drop: Collection[str] = ()) -> tupl
         raise damaged_parquet(error, where) from None
     metadata = file.schema_arrow.metadata or {}
     geometries = _described_columns(metadata, b"geo", "columns")
-    doubled = next((name for name in table.column_names if table.column_names.count(name) > 1), None)
+    doubled = next((name for name, count in Counter(table.column_names).items() if count > 1), None)
     if doubled is not None:
         raise DataError(f"{where}: column {doubled!r} is in the file twice. Fix: rename one")
     empty = pl.Series([None]).new_from_index(0, table.num_rows)
@@ -230,7 +232,7 @@ def unique_keys(text: str, value: Any) -> Any:
     """Return what JSON text has, `value`, with a `DoubledKey` for an object, or one of a list, that has a key twice."""
     rows = value if isinstance(value, list) else [value]
     keys = sum(len(row) for row in rows if isinstance(row, dict))
-    if value is None or text.count('":') + text.count('" :') == keys:  # nearly always, and counting is fast
+    if value is None or len(_AFTER_KEY.findall(text)) == keys:  # nearly always, and counting is fast
         return value
     return json.loads(text, object_pairs_hook=_with_unique_keys)
 
@@ -239,8 +241,7 @@ def _with_unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any] | Doub
     content = dict(pairs)
     if len(content) == len(pairs):
         return next((value for value in content.values() if isinstance(value, DoubledKey)), content)
-    names = [name for name, _ in pairs]
-    return DoubledKey(next(name for name in names if names.count(name) > 1))
+    return DoubledKey(next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1))
 
 
 def _refuse(name: str) -> NoReturn:

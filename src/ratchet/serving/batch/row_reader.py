@@ -227,7 +227,8 @@ class RowReader:
             table = _parquet_file(opened)
             header = self._spelled(table.schema_arrow.names)
             names = self._columns(file, header)
-            stored = {old: new for old, new in zip(table.schema_arrow.names, header, strict=True) if new in names}
+            read = set(names)
+            stored = {old: new for old, new in zip(table.schema_arrow.names, header, strict=True) if new in read}
             groups = range(chosen.start.position, table.metadata.num_row_groups)
             rows = table.metadata.num_rows if chosen.rows is None else chosen.rows
             for part in table.iter_batches(size, row_groups=groups, columns=list(stored), use_threads=False):
@@ -311,7 +312,8 @@ class RowReader:
     def _columns(self, file: InputFile, header: Sequence[str]) -> list[str]:
         """Return the columns of a table that are read."""
         names = self._names(file, header)
-        missing = [name for name in names if name not in header]
+        columns = set(header)
+        missing = [name for name in names if name not in columns]
         if missing:
             known = ", ".join(header[:20])
             raise DataError(f"{file.path}: has no column {', '.join(map(repr, missing))}; it has {known}. Fix: add it")

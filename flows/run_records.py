@@ -143,11 +143,11 @@ def _content(path: Path) -> str:
 def _is_dead(path: Path) -> bool:
     """Return whether the recorded process ran on this machine, and has ended. Another process may have its number."""
     try:
-        with path.open("r+", encoding="utf-8") as file:
+        with path.open(encoding="utf-8") as file:
             record = json.load(file)
             if not _is_here(record) or is_same(int(record["pid"]), float(record["began"])):
                 return False
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it may live in a container, which hides its number
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # it may live in a container, which hides its number
             return True
     except (OSError, ValueError, KeyError, TypeError):  # held, just removed, or damaged: that run cannot be closed
         return False

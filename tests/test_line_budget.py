@@ -10,7 +10,7 @@ LIMITS = {
     "commands": 4_769,
     "data": 11_459,
     "doctor": 1_225,
-    "evaluation": 3_320,
+    "evaluation": 3_343,
     "exports": 740,
     "flows": 3_740,
     "gate": 1_475,

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,10 +11,12 @@ from ratchet.evaluation.answers import ScoreUnit
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.latency import Cost, Costs
 from ratchet.evaluation.metrics import BaselineResult, ConstantResult, NamedMetric
+from ratchet.evaluation.slices import rows_by_slice
 from ratchet.exports.program import NotExported, Parity
 from ratchet.gate import Candidate, Champion, Tries, judge, reload_rule
-from ratchet.gate.case import LeftOut
+from ratchet.gate.case import Case, LeftOut
 from ratchet.gate.rules import ChampionResult, RuleResult
+from ratchet.gate.rules.no_slice_worse import no_slice_worse
 from ratchet.gate.significance import p_larger_mean
 from ratchet.gate.verdict import Verdict
 from ratchet.gate.verdict_text import message, rule_text, verdict_table
@@ -262,6 +265,34 @@ def test_better_model_that_fails_on_a_slice_is_refused() -> None:
     assert result.difference.high < 0.0
     allowed = decide(candidate(new, slices=halves()), champion(old), slice_tolerance=0.3)
     assert rule(allowed, "slices").passed
+
+
+def test_hundreds_of_slices_draw_for_few_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draws of all would take a time that grows by the square of their number; the result is that of all draws."""
+    draws, draw = [], Case.difference
+
+    def counted(case: Case, *rows: Any, **looks: Any) -> Interval:
+        draws.append(rows)
+        return draw(case, *rows, **looks)
+
+    monkeypatch.setattr(Case, "difference", counted)
+    generator = np.random.default_rng(3)
+    names = {"site": [f"{number // 100}" for number in range(4000)], "ward": [f"{n % 40}" for n in range(4000)]}
+    slices = rows_by_slice(names, least=20)
+    old = generator.random(4000) < 0.8
+    for lost, tolerance in ((0, 0.0), (3, 0.0), (3, 0.3), (30, 0.1)):
+        new = np.where(generator.random(4000) < 0.1, ~old, old)
+        new[: 100 * lost] = False
+        judged = candidate(new, slices=names)
+        case = Case(judged, champion(old), GateSettings(slice_tolerance=tolerance), MEASURED)
+        draws.clear()
+        result = no_slice_worse(case)
+        assert result is not None
+        assert len(draws) <= 20
+        all_of_them = {f"{column}: {value}": draw(case, rows, looks=80) for column, value, rows in slices}
+        assert result.worse == tuple(name for name, each in all_of_them.items() if each.high < -tolerance)
+        worst = min(all_of_them, key=lambda name: (all_of_them[name].high, all_of_them[name].value))
+        assert (result.count, result.worst, result.difference) == (80, worst, all_of_them[worst])
 
 
 def test_slices_need_columns_and_a_champion() -> None:

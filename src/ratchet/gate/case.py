@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratchet.evaluation.answers import ScoreUnit
-from ratchet.evaluation.intervals import Interval, mean_of, paired_difference
+from ratchet.evaluation.intervals import Interval, high_bounds, mean_of, paired_difference
 from ratchet.evaluation.latency import Costs
 from ratchet.evaluation.metrics import BaselineResult, ConstantResult, NamedMetric
 from ratchet.exports.program import NotExported, Parity
@@ -205,14 +205,16 @@ class Case:
                 enough resamples that its bounds do not depend on a few of them.
         """
         outside = (1 - self.gate.confidence) / looks
-        ours, theirs = self.scores
         return paired_difference(
-            ours[rows],
-            theirs[rows],
+            *(score[rows] for score in self.scores),
             resamples=max(self.evaluation.resamples, math.ceil(_IN_A_TAIL / outside)),
             confidence=1 - outside,
             seed=self.seed,
         )
+
+    def high_bounds(self, rows: Rows, *, looks: int) -> tuple[float, float]:
+        """Return numbers between which the upper end of `difference` is: its draws take long for many looks."""
+        return high_bounds(*(score[rows] for score in self.scores), confidence=1 - (1 - self.gate.confidence) / looks)
 
     @functools.cached_property
     def not_finite(self) -> tuple[tuple[str, int], ...]:

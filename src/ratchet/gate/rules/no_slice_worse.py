@@ -55,7 +55,15 @@ def no_slice_worse(case: Case) -> SlicesResult | None:
     if not slices:
         return None
     tolerance = case.gate.slice_tolerance
-    differences = {f"{column}: {value}": case.difference(rows, looks=len(slices)) for column, value, rows in slices}
+    names = [f"{column}: {value}" for column, value, _ in slices]
+    bounds = {name: case.high_bounds(rows, looks=len(slices)) for name, (*_, rows) in zip(names, slices, strict=True)}
+    least = min(high for _, high in bounds.values())
+    differences = {
+        name: case.difference(rows, looks=len(slices))
+        for name, (*_, rows) in zip(names, slices, strict=True)
+        if bounds[name][0] <= least or bounds[name][0] < -tolerance <= bounds[name][1]
+    }
     worst = min(differences, key=lambda name: (differences[name].high, differences[name].value))
-    worse = tuple(name for name, difference in differences.items() if difference.high < -tolerance)
+    ends = {name: high for name, (_, high) in bounds.items()} | {name: d.high for name, d in differences.items()}
+    worse = tuple(name for name, end in ends.items() if end < -tolerance)
     return SlicesResult(not worse, len(slices), worse, worst, differences[worst], tolerance, case.candidate.unit)

@@ -8,7 +8,7 @@ LIMITS = {
     "baselines": 650,
     "code": 450,
     "commands": 4_769,
-    "data": 11_459,
+    "data": 11_470,
     "doctor": 1_225,
     "evaluation": 3_343,
     "exports": 740,

@@ -273,6 +273,8 @@ JSON_LINES = '{"a": 1}\n\n{"a": 2}\n'
         ('[{"a": 1, "b": 2}, {"a": 1, "b": 2, "a": 9}]', "element 2 of the JSON list has the key 'a' twice"),
         (JSON_LINES + '{"a": 1, "b": 2, "a": 9}\n', "line 4 has the key 'a' twice. Fix: remove one"),
         (JSON_LINES + '{"a" :null,"a":9}\n', "line 4 has the key 'a' twice"),
+        (JSON_LINES + '{"a":9,"\\u0061":null}\n', "line 4 has the key 'a' twice"),
+        (JSON_LINES + '{"c":"x\\":", "b":2, "b":3}\n', "line 4 has the key 'b' twice"),
         ('[{"a": 9, "u": {"b": 1, "b": 1}}]', "element 1 of the JSON list has the key 'b' twice"),
     ],
 )

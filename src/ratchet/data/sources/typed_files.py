@@ -178,14 +178,25 @@ def read_json_lines(lines: Sequence[str], numbers: NDArray[Any], where: str) -> 
         _check_lines(lines, numbers, where)
         raise DataError(f"{where}: the JSON Lines are no table ({first_line(error)}). Fix: {_PLAIN}") from None
     assert table.height == len(lines), f"polars found {table.height} rows in {len(lines)} lines"
-    for number, line in zip(numbers, lines, strict=True):
+    for place in _lines_with_other_keys(lines, table):
         try:
-            row = orjson.loads(line)
+            row = orjson.loads(lines[place])
         except orjson.JSONDecodeError:  # it refuses more than polars
-            row = json_object(line)
-        if isinstance(row := unique_keys(line, row), DoubledKey):
-            raise DataError(f"{where}: line {number} {row.fault}")
+            row = json_object(lines[place])
+        if isinstance(row := unique_keys(lines[place], row), DoubledKey):
+            raise DataError(f"{where}: line {numbers[place]} {row.fault}")
     return table
+
+
+def _lines_with_other_keys(lines: Sequence[str], table: pl.DataFrame) -> list[int]:
+    """Return the places of lines that have more keys, at most, than their row has values. All others are unique.
+
+    A line whose row has a null, a list or an object is among them, and a line with `":` inside a text.
+    """
+    values = [pl.col(name).is_not_null() for name, kind in table.schema.items() if not kind.is_nested()]
+    counts = table.select(pl.sum_horizontal(pl.lit(0, pl.UInt32), *values)).to_series()
+    places: list[int] = (pl.Series(lines).str.count_matches(_AFTER_KEY.pattern) != counts).arg_true().to_list()
+    return places
 
 
 def _depth(line: str) -> int:

@@ -29,7 +29,7 @@ LIMITS = {
     "settings": 2_525,
     "tasks": 5_430,
     "tokens": 400,
-    "traffic": 1_036,
+    "traffic": 1_042,
     "training": 9_845,
 }
 

@@ -12,9 +12,13 @@ import pytest
 from filelock import FileLock
 from waiting import until
 
-from ratchet.traffic.log_reader import DAMAGED, find, read, read_shadow
+from ratchet.problems import Classes
+from ratchet.traffic import log_reader
+from ratchet.traffic.log_reader import DAMAGED, find, read, read_file, read_shadow
+from ratchet.traffic.log_summary import summary
 from ratchet.traffic.request_log import RequestLog
-from ratchet.traffic.schema import SHADOW, Logged, is_sampled
+from ratchet.traffic.schema import SHADOW, Logged, is_sampled, target_id
+from ratchet.traffic.shadow_comparison import comparisons
 
 NOW, HOUR, DAY = time.time(), 3_600.0, 86_400.0
 
@@ -76,6 +80,25 @@ def test_inputs_are_kept_or_left_out(tmp_path: Path) -> None:
     assert kept["input.pixels"].to_list() == [[7, 7, 7, 7], None]
     assert (kept["input.prompt"].to_list(), kept["text"].to_list()) == ([None, "To be"], [None, "or not"])
     assert read(tmp_path / "none")["input_sha256"].to_list() == [None]
+
+
+def test_summaries_read_no_kept_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of images take gigabytes."""
+    live = logged(7, target=target_id(Classes(("a", "b", "c"))), columns=lambda: {"age": [3.0]})
+    log(tmp_path, [live, live._replace(envelope=SHADOW, version="4", inputs={})], inputs="keep")
+    assert "input.pixels" in read(tmp_path).columns
+    columns: set[str] = set()
+
+    def noted(*file: Any, **options: Any) -> pl.DataFrame:
+        rows = read_file(*file, **options)
+        columns.update(rows.columns)
+        return rows
+
+    monkeypatch.setattr(log_reader, "read_file", noted)
+    assert [hour.requests for hour in summary(tmp_path)] == [1]
+    assert [pair.requests for pair in comparisons(tmp_path, by="age")] == [1]
+    assert "prediction" in columns
+    assert not {"input.pixels", "input_sha256", "text"} & columns
 
 
 def test_sampled_inputs_are_spread_over_the_window(tmp_path: Path) -> None:

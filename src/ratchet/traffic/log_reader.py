@@ -39,27 +39,32 @@ def log_folder(workspace: Workspace) -> Path:
     return workspace.state / "requests"
 
 
-def read(folder: Path) -> "polars.DataFrame":
+def read(folder: Path, *, columns: Sequence[str] | None = None) -> "polars.DataFrame":
     """Return all answered rows of the log, in the order of their times; without columns if there are none.
 
     Columns: see `schema.table_of`. Inputs that were not kept, and columns of other models, are null.
+
+    Args:
+        columns: only these, as in `read_file`, and those that name a row and its time. Inputs can take much memory.
     """
-    return _read(folder, shadow=False)
+    return _read(folder, columns, shadow=False)
 
 
-def read_shadow(folder: Path) -> "polars.DataFrame":
+def read_shadow(folder: Path, *, columns: Sequence[str] | None = None) -> "polars.DataFrame":
     """Return all rows of shadow versions, as `read` returns those that were answered."""
-    return _read(folder, shadow=True)
+    return _read(folder, columns, shadow=True)
 
 
-def _read(folder: Path, *, shadow: bool) -> "polars.DataFrame":
+def _read(folder: Path, columns: Sequence[str] | None, *, shadow: bool) -> "polars.DataFrame":
     import polars
 
-    frames = [rows for path in log_files(folder) if not (rows := read_file(path, row_schema())).is_empty()]
+    chosen = None if columns is None else (*KEY, "time", *columns)
+    wanted = (polars.col("envelope") == SHADOW) == shadow
+    frames = [read_file(path, row_schema(), columns=chosen).filter(wanted) for path in log_files(folder)]
+    frames = [rows for rows in frames if not rows.is_empty()]
     if not frames:
         return polars.DataFrame()
     rows = polars.concat(frames, how="diagonal_relaxed")
-    rows = rows.filter((polars.col("envelope") == SHADOW) == shadow)
     return rows.unique(KEY, maintain_order=True).sort("time", "answer", "row")
 
 

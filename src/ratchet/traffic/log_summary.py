@@ -41,7 +41,7 @@ def summary(requests: Path) -> list[HourOfVersion]:
     """Return the hours of each version, in the order of time. `requests`: the folder of the log."""
     import polars as pl
 
-    rows = read(requests)
+    rows = read(requests, columns=("seconds", "prediction"))
     if rows.is_empty():
         return []
     rows = rows.join(LabelStore(requests).newest(), on=("answer", "row"), how="left")

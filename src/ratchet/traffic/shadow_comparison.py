@@ -66,7 +66,8 @@ def comparisons(requests: Path, *, by: str = "") -> list[ShadowComparison]:
     """
     import polars as pl
 
-    served, shadow = read(requests), read_shadow(requests)
+    needed = ("prediction", "seconds", "target")
+    served, shadow = read(requests, columns=(*needed, SLICE)), read_shadow(requests, columns=needed)
     if shadow.is_empty() or served.is_empty():
         return []
     columns = ["answer", "row", "model", "version", "prediction", "seconds", "target"]

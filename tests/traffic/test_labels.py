@@ -69,6 +69,18 @@ def test_correction_counts_after_the_clock_was_set_back(requests: Path) -> None:
     )
 
 
+def test_labels_are_deleted_in_time_after_a_clock_ahead(requests: Path) -> None:
+    days = {"now": NOON + 70 * 365 * 86_400.0}
+    store = LabelStore(requests, clock=lambda: days["now"])
+    store.add({("ahead", 0): [1.0]}, problem="regression", days=30.0)
+    for later in range(40):
+        days["now"] = NOON + later * 86_400.0
+        store.add({(f"day {later}", 0): [0.0], ("ahead", 0): [2.0 + later]}, problem="regression", days=30.0)
+    newest = dict(store.newest().select("answer", "label").iter_rows())
+    assert newest["ahead"] == [41.0], "the newest label counts"
+    assert [name for name in newest if name != "ahead"] == [f"day {later}" for later in range(8, 40)]
+
+
 def test_labels_are_not_stored_after_the_deadline(requests: Path) -> None:
     store = LabelStore(requests)
     endpoint = LabelEndpoint(cast(Any, SimpleNamespace(settings=ServingSettings())), store)

@@ -60,7 +60,9 @@ def record(project: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def lineage(new_project: Callable[[str], Any], use_small_net: Callable[[Any], None]) -> Lineage:
+def lineage(
+    new_project: Callable[[str], Any], use_small_net: Callable[[Any], None], share_server: Callable[[Any], None]
+) -> Lineage:
     project = new_project("lineage")
     folder = project.root / "data" / "raw" / "pets"
     for label, first, shade in (("cat", 0, 110), ("dog", 1000, 140)):
@@ -70,6 +72,7 @@ def lineage(new_project: Callable[[str], Any], use_small_net: Callable[[Any], No
             Image.fromarray(pixels).save(folder / label / f"{number:04d}.png")
     settings.override(project.workspace.params, PETS)
     use_small_net(project)
+    share_server(project)
     project.good("dvc", "add", "--quiet", "data/raw/pets")
     project.good("ratchet", "train")
     first = record(project)

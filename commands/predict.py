@@ -17,7 +17,7 @@ from ratchet.serving.versions.loaded import Identity
 from ratchet.terminal_lines import echo
 from ratchet.workspace import Workspace
 from tasks.progress import Terminal
-from tasks.score import Request, loaded_version, new_reader
+from tasks.score import Request, loaded_version, new_reader, require_apart
 from tasks.score import score as score_shards
 
 __all__ = ["predict", "predict_shards"]
@@ -32,6 +32,8 @@ def predict(
     """
     if out is not None and out.suffix.lower() not in FORMATS:
         raise DataError(f"--out: found {out}; allowed: a file that ends in {', '.join(FORMATS)}")
+    if out is not None:
+        require_apart("--out", str(out), paths)
     params = settings.load(workspace.params)
     version = ModelRegistry(workspace, params).find(model or configured(workspace, params))
     rows = refused = unlike = unread = 0
@@ -46,6 +48,8 @@ def predict(
         listing = list(_files(reader, paths, note_fault))
         if not listing:
             return False  # every path is named above
+        if out is not None and out.exists() and any(_is_same(out, file) for file in listing):
+            raise DataError(f"--out: {out} is one of the inputs. Fix: choose another file")
         with _answers(out, loaded.identity) as answers:
             for batch in reader.batches(list(map(RowRange, listing)), on_fault=note_fault):
                 frame = score(loaded, batch)
@@ -70,6 +74,10 @@ def _files(reader: RowReader, paths: Sequence[str], note_fault: Callable[[DataEr
             yield from reader.files([path])
         except DataError as error:
             note_fault(error)
+
+
+def _is_same(out: Path, file: InputFile) -> bool:
+    return Path(file.path).exists() and out.samefile(file.path)
 
 
 def predict_shards(workspace: Workspace, request: Request) -> bool:

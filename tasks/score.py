@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from ratchet import scale, settings
 from ratchet.data.reading.input_files import InputFile, Storages
@@ -28,7 +30,17 @@ from ratchet.settings.model import Params, ScaleSettings, ServingSettings
 from ratchet.workspace import Workspace
 from tasks.progress import StageProgress
 
-__all__ = ["SHARD_ROWS", "Request", "Scored", "absolute", "loaded_version", "new_reader", "score", "score_shard"]
+__all__ = [
+    "SHARD_ROWS",
+    "Request",
+    "Scored",
+    "absolute",
+    "loaded_version",
+    "new_reader",
+    "require_apart",
+    "score",
+    "score_shard",
+]
 
 SHARD_ROWS = 100_000
 """Rows of a shard, unless the request has another number."""
@@ -64,12 +76,10 @@ def score(params: Params, workspace: Workspace, request: Request, *, progress: S
         StorageUnavailable, TrackingUnavailable: a storage or MLflow does not answer.
         PlatformError: the engine of scale.engine cannot work.
     """
-    _require_apart(request)
+    require_apart("--output", request.output, request.inputs)
     output, registry, serving = ResultFolder(request.output), ModelRegistry(workspace, params), params.serving
     with output.locked(workspace.project.state):
-        if request.again:
-            jobs.forget(output)
-        before = jobs.read_job(output)
+        before = None if request.again else jobs.read_job(output)
         reference = request.model or configured(workspace, params)
         version = _pinned(registry, reference, before, progress)
         name = f"{version.name}/{version.number}"
@@ -83,13 +93,13 @@ def score(params: Params, workspace: Workspace, request: Request, *, progress: S
                 column=request.column,
                 threads=serving.threads,
             )
+            ranges = list(jobs.plan(reader, listing, job.shard_rows))
+            if request.again:  # nothing is lost to a wrong name of the model or of an input
+                jobs.forget(output)
             job = jobs.begin(output, job, before)
             about: dict[str, Any] = {"project": str(workspace.root), "version": name, "variant": serving.variant}
             about |= {"threads": serving.threads, "column": job.column, "output": output.where, "job": job.digest}
-            shards = [
-                {**about, "shard": number, "ranges": ranges}
-                for number, ranges in enumerate(jobs.plan(reader, listing, job.shard_rows))
-            ]
+            shards = [{**about, "shard": number, "ranges": each} for number, each in enumerate(ranges)]
             began = time.monotonic()
             results, earlier = _score_shards(params.scale, workspace.state, shards, output, progress)
             counts = jobs.write_summary(output, job, results)
@@ -192,12 +202,23 @@ def _pinned(registry: ModelRegistry, reference: str, before: Job | None, progres
     return registry.find(before.version)
 
 
-def _require_apart(request: Request) -> None:
-    """Check that the output is not among the inputs, where the answers would become inputs."""
-    for path in request.inputs:
-        top = path.rstrip("/") + "/"
-        if f"{request.output.rstrip('/')}/".startswith(top):
-            raise DataError(f"--output: {request.output} is inside the input {path}. Fix: choose a folder outside it")
+def require_apart(option: str, output: str, inputs: Sequence[str]) -> None:
+    """Check that an output is neither an input nor inside one, where the answers would become inputs.
+
+    Raises:
+        DataError: it is.
+    """
+    for path in inputs:
+        if f"{_place(output)}/".startswith(f"{_place(path)}/"):
+            raise DataError(f"{option}: {output} is inside the input {path}. Fix: choose a place outside it")
+
+
+def _place(path: str) -> str:
+    """Return a path without links, or a URL, without a / at its end."""
+    parts = urlsplit(path)
+    if is_url(path) and parts.scheme != "file":
+        return path.rstrip("/")
+    return str(Path(url2pathname(parts.path) if is_url(path) else path).resolve()).rstrip("/")
 
 
 def absolute(paths: Sequence[str], *, base: Path) -> tuple[str, ...]:

@@ -1,7 +1,6 @@
 """Stage train: data/packed -> data/model and data/checkpoints, recorded in MLflow."""
 
 import contextlib
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -305,9 +304,9 @@ def _link_checkpoints(running: Path, to: Path) -> None:
     with files.draft_directory(to) as draft:
         for path in checkpoint_paths(running):
             if path.is_dir():
-                shutil.copytree(path, draft / path.name, copy_function=os.link)
+                shutil.copytree(path, draft / path.name, copy_function=files.link_or_copy)
             else:
-                os.link(path, draft / path.name)
+                files.link_or_copy(path, draft / path.name)
 
 
 if __name__ == "__main__":

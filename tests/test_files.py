@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import polars as pl
@@ -49,6 +50,21 @@ def test_a_write_makes_folders_and_replaces_the_file(tmp_path: Path) -> None:
     assert path.stat().st_ino != first
     assert path.stat().st_mode & 0o777 == 0o644
     assert drafts(tmp_path) == []
+
+
+def test_a_file_of_another_disk_is_copied(tmp_path: Path) -> None:
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or memory.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("/dev/shm is no second file system here")
+    with tempfile.TemporaryDirectory(dir=memory) as other:
+        source = Path(other, "step")
+        source.write_bytes(b"weights")
+        files.link_or_copy(source, tmp_path / "step")
+        assert (tmp_path / "step").read_bytes() == b"weights"
+        with pytest.raises(FileExistsError):
+            files.link_or_copy(source, tmp_path / "step")
+        files.link_or_copy(source, Path(other, "linked"))
+        assert source.stat().st_nlink == 2
 
 
 def test_a_link_to_the_old_file_keeps_the_old_content(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def make_database(uri: str) -> None:
         draft = path.with_name(f"{files.DRAFT}{path.name}-{os.getpid()}")
         shutil.copyfile(empty, draft)
         with suppress(FileExistsError):  # another server was faster, and may have written to its copy
-            os.link(draft, path)
+            files.link_or_copy(draft, path)
         draft.unlink()
         return
     from prefect.server.database import provide_database_interface

@@ -21,6 +21,7 @@ __all__ = [
     "digest_tree",
     "draft_directory",
     "draft_file",
+    "link_or_copy",
     "parse_yaml",
     "read_json",
     "read_yaml",
@@ -88,6 +89,20 @@ def _full_disk_of(path: Path) -> Iterator[None]:
         if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) and not getattr(error, "filename", None):
             raise OSError(number, os.strerror(number), str(path)) from error
         raise
+
+
+def link_or_copy(source: str | Path, to: str | Path) -> None:
+    """Make a new file with the content of `source`: a hard link, or a copy where there can be none.
+
+    There is none between two disks, and on exFAT and many shared or user-space file systems.
+    """
+    try:
+        os.link(source, to)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS):
+            raise
+        with open(source, "rb") as content, open(to, "xb") as copy:
+            shutil.copyfileobj(content, copy)
 
 
 def write_text(path: Path, content: str) -> None:

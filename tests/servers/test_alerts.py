@@ -78,7 +78,13 @@ class Alerted:
         return self.read_run(run)
 
     def up(self) -> str:
+        """Start the servers, with the automation off by which an event of drift starts a training.
+
+        Each start makes a new one that is on. It fires once in six hours, and a killed server forgets that it fired.
+        """
         output: str = self.project.good("ratchet", "up", **self.secrets)
+        on_drift = self.automations()["on-drift__automation_1"]["id"]
+        call(self.api, f"/automations/{on_drift}", {"enabled": False}, method="PATCH")
         return output
 
     def automations(self) -> dict[str, dict[str, Any]]:
@@ -114,14 +120,11 @@ def alerted(new_project: Callable[[str], Any], webhook: Any, post_office: Any) -
         f"alerts.smtp={HOST}:{post_office.port}", "alerts.smtp_user=ratchet",
         "alerts.free_disk_gib=1.0e9",  # more than any machine has
     )  # fmt: skip
-    output = project.good("ratchet", "up", **secrets)
-    assert "alerts: to the webhook, ann@example.org, bob@example.org" in output
+    servers = Alerted(
+        project, secrets, webhook, post_office, f"http://{HOST}:{port}/api", f"http://{HOST}:{mlflow_port}"
+    )
     try:
-        servers = Alerted(
-            project, secrets, webhook, post_office, f"http://{HOST}:{port}/api", f"http://{HOST}:{mlflow_port}"
-        )
-        on_drift = servers.automations()["on-drift__automation_1"]["id"]  # else an event here would start a training
-        call(servers.api, f"/automations/{on_drift}", {"enabled": False}, method="PATCH")
+        assert "alerts: to the webhook, ann@example.org, bob@example.org" in servers.up()
         yield servers
     finally:
         project.good("ratchet", "down")

@@ -21,11 +21,11 @@ from waiting import let_run, until, until_or_end
 
 from ratchet import settings
 from ratchet.data.reading.input_files import Storages
-from ratchet.errors import DataError, StorageUnavailable, WorkspaceBusy
+from ratchet.errors import DataError, RegistryError, StorageUnavailable, WorkspaceBusy
 from ratchet.scale.result_folder import ResultFolder
 from ratchet.serving.batch.job import Job, begin, read_job
 from ratchet.serving.batch.row_reader import RowRange, RowReader
-from tasks.score import score_shard
+from tasks.score import require_apart, score_shard
 
 pytestmark = pytest.mark.system
 
@@ -218,6 +218,10 @@ def test_a_folder_is_refused_that_is_no_place_for_answers(place: Place, titanic:
         place.score(titanic, tmp_path)
     with pytest.raises(DataError, match="is inside the input"):
         place.score(tmp_path, tmp_path / "out")
+    (tmp_path / "link").symlink_to(tmp_path)
+    for written in (f"file://{tmp_path}/out", str(tmp_path / "link" / "out")):
+        with pytest.raises(DataError, match="is inside the input"):
+            require_apart("--output", written, [str(tmp_path)])
     with pytest.raises(DataError, match="is a file"):
         place.score(titanic, DATASETS / "tabular" / "titanic.csv")
     out = tmp_path / "out"
@@ -225,6 +229,27 @@ def test_a_folder_is_refused_that_is_no_place_for_answers(place: Place, titanic:
     (out / "manifest.json").unlink()
     with pytest.raises(DataError, match=r"has 5 shards and no manifest.json.*--again"):
         place.score(titanic, out)
+
+
+def test_again_keeps_the_answers_if_nothing_can_be_scored(place: Place, titanic: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    place.score(titanic, out)
+    before = digests(out)
+    with pytest.raises(DataError, match="there is no such file"):
+        place.score(tmp_path / "titanik.csv", out, again=True)
+    with pytest.raises(RegistryError):
+        place.score(titanic, out, again=True, model="titanic/17")
+    assert digests(out) == before
+
+
+def test_predict_never_writes_over_its_input(place: Place, titanic: Path, tmp_path: Path) -> None:
+    content = titanic.read_bytes()
+    (tmp_path / "same.csv").hardlink_to(titanic)
+    for out in (titanic, tmp_path / "same.csv"):
+        arguments = ("ratchet", "predict", str(titanic), "--model", "titanic@champion", "--out", str(out))
+        output = place.project.refused(*arguments)
+        assert f"--out: {out} is " in output
+    assert titanic.read_bytes() == content
 
 
 def test_a_second_process_is_refused(place: Place, titanic: Path, tmp_path: Path) -> None:

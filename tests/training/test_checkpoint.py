@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ratchet.errors import CheckpointError
+from ratchet.errors import CheckpointError, TrainingError
 from ratchet.training import CheckpointStore, Finished, Notice, Started, Stopped
 from ratchet.training.checkpoint import Snapshot, encode, read_checkpoint
 
@@ -100,6 +100,23 @@ def test_the_newest_undamaged_checkpoint_is_used(tmp_path) -> None:
         "step-000000000003.damaged",
         "step-000000000004.damaged",
     ]
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_kept(tmp_path) -> None:
+    """The system refuses to open it, here because of a link to itself, and not because there is none."""
+    store = written(tmp_path, snapshot(1), snapshot(2))
+    second = store.paths()[1]
+    content = second.read_bytes()
+    second.unlink()
+    second.symlink_to(second)
+    with pytest.raises(TrainingError, match=r"step-0+2.safetensors cannot be read .* is left as it is") as refused:
+        store.newest()
+    assert not isinstance(refused.value, CheckpointError)
+    assert not store.problems
+    second.unlink()
+    second.write_bytes(content)
+    _, newest = store.newest()
+    assert newest.step == 2
 
 
 def test_without_a_good_checkpoint_newest_is_none(tmp_path) -> None:

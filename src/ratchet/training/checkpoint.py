@@ -6,6 +6,7 @@ model are folders (`checkpoint_shards`). There is no pickle, so no code in a che
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import queue
@@ -14,10 +15,10 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from ratchet import files
@@ -27,6 +28,7 @@ from ratchet.training.checkpoint_shards import (
     StoredWeights,
     check_shards,
     read_index,
+    reading,
     shard_name,
     write_tensors,
 )
@@ -138,7 +140,11 @@ class CheckpointStore:
         return max(map(checkpoint_step, self.paths()), default=0)
 
     def newest(self, ranks: Ranks | None = None) -> tuple[Path, Snapshot] | None:
-        """Return the newest undamaged checkpoint. Damaged ones are reported in `problems` and renamed."""
+        """Return the newest undamaged checkpoint. Damaged ones are reported in `problems` and renamed.
+
+        Raises:
+            TrainingError: one cannot be read now, so nobody knows whether it is damaged.
+        """
         for path in reversed(self.paths()):
             try:
                 if path.is_dir():
@@ -238,16 +244,16 @@ def read_checkpoint(path: Path, ranks: Ranks | None = None) -> Snapshot:
 
     Raises:
         CheckpointError: it is truncated or changed; the message says how.
+        TrainingError: it cannot be read now.
     """
     if path.is_dir():
         index, ranks = read_index(path), ranks or Ranks()
         stored = StoredWeights(path, rank=ranks.rank, count=ranks.count)
         return Snapshot(index["step"], dict(stored), index["state"], index["score"] and tuple(index["score"]))
-    try:
-        digest, state_text = _header(path)
-        tensors = load(path.read_bytes())
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise CheckpointError(f"checkpoint {path} is damaged ({error})") from error
+    with reading(path):
+        content = path.read_bytes()
+        tensors = load(content)
+        digest, state_text = _header(io.BytesIO(content))
     if _digest(tensors, state_text) != digest:
         raise CheckpointError(f"checkpoint {path} is damaged (its content does not match its digest)")
     state = json.loads(state_text)
@@ -255,16 +261,21 @@ def read_checkpoint(path: Path, ranks: Ranks | None = None) -> Snapshot:
     return Snapshot(step=step, score=None if score is None else tuple(score), tensors=tensors, state=state)
 
 
-def _header(path: Path) -> tuple[str, str]:
-    """Return the SHA-256 (hex) that the file was written with, and the state as JSON."""
-    with safe_open(path, framework="pt") as file:
-        digest, _, state = (file.metadata() or {})["state"].partition(" ")
+def _header(file: BinaryIO) -> tuple[str, str]:
+    """Return the SHA-256 (hex) that a safetensors file was written with, and the state as JSON."""
+    size = min(int.from_bytes(file.read(8), "little"), 100_000_000)  # the format allows no longer header
+    header = json.loads(file.read(size))
+    digest, _, state = header["__metadata__"]["state"].partition(" ")
     return digest, state
 
 
 def _score(path: Path) -> tuple[float, ...] | None:
     with contextlib.suppress(ValueError, KeyError, SafetensorError, CheckpointError):  # a damaged one is never the best
-        content = read_index(path) if path.is_dir() else json.loads(_header(path)[1])
+        if path.is_dir():
+            content = read_index(path)
+        else:
+            with path.open("rb") as file:
+                content = json.loads(_header(file)[1])
         score: list[float] | None = content["score"]
         return None if score is None else tuple(score)
     return None

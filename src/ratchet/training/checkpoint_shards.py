@@ -8,6 +8,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from ratchet import files
 from ratchet.checkpoint_names import INDEX
-from ratchet.errors import CheckpointError
+from ratchet.errors import CheckpointError, TrainingError
 
 __all__ = [
     "TYPES",
@@ -25,6 +26,7 @@ __all__ = [
     "check_shards",
     "digest_content",
     "read_index",
+    "reading",
     "row_range",
     "shard_name",
     "write_tensors",
@@ -94,17 +96,34 @@ def _bytes(tensor: torch.Tensor) -> "memoryview[int]":
     return content
 
 
+@contextmanager
+def reading(checkpoint: Path) -> Iterator[None]:
+    """Turn the errors of reading a checkpoint into one that says whether it is damaged.
+
+    Raises:
+        CheckpointError: a file of it is missing, or is no checkpoint's.
+        TrainingError: it cannot be read now, such as for want of rights, of open files or of the network's disk.
+    """
+    try:
+        yield
+    except (FileNotFoundError, ValueError, KeyError, SafetensorError) as error:
+        raise CheckpointError(f"checkpoint {checkpoint} is damaged ({error})") from error
+    except OSError as error:
+        raise TrainingError(
+            f"checkpoint {checkpoint} cannot be read ({error.strerror}), and is left as it is. Fix: make it readable, "
+            "and run the same command again"
+        ) from error
+
+
 def read_index(folder: Path) -> dict[str, Any]:
     """Return the content of a checkpoint's index.
 
     Raises:
         CheckpointError: it is damaged.
     """
-    try:
+    with reading(folder):
         content = files.read_json(folder / INDEX)
         digest = content.pop("sha256")
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"checkpoint {folder} is damaged ({error})") from error
     if files.digest_json(content) != digest:
         raise CheckpointError(f"checkpoint {folder} is damaged ({INDEX} does not match its digest)")
     return dict(content)
@@ -117,10 +136,8 @@ def check_shards(folder: Path) -> None:
         CheckpointError: one is missing or changed.
     """
     for name, digest in read_index(folder)["shards"].items():
-        try:
+        with reading(folder):
             is_same = files.digest_file(folder / name) == digest
-        except OSError as error:
-            raise CheckpointError(f"checkpoint {folder} is damaged ({error})") from error
         if not is_same:
             raise CheckpointError(f"checkpoint {folder} is damaged ({name} does not match its digest)")
 
@@ -172,9 +189,7 @@ def digest_content(folder: Path) -> str:
 
 
 def _read(path: Path, name: str, rows: slice | None = None) -> torch.Tensor:
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensor: torch.Tensor = file.get_tensor(name) if rows is None else file.get_slice(name)[rows]
-            return tensor
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"checkpoint {path.parent} is damaged ({error})") from error
+    path.open("rb").close()  # `safe_open` calls every file that it cannot open missing
+    with reading(path.parent), safe_open(path, framework="pt") as file:
+        tensor: torch.Tensor = file.get_tensor(name) if rows is None else file.get_slice(name)[rows]
+        return tensor

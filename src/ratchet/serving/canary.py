@@ -178,7 +178,9 @@ class Canary:
             self.withdrawn = self._before.get("reason", "") if self._same_trial(identity.run_id) else ""
 
     def _same_trial(self, run_id: str) -> bool:
-        return bool(self._before) and self._before == self._content(run_id, self._before["reason"])
+        """Whether the recorded withdrawal is of this trial. One that cannot be read may be."""
+        before = self._before
+        return bool(before) and ("run" not in before or before == self._content(run_id, before["reason"]))
 
     def _judge(self) -> None:
         trial, loaded = self._trial, self.watcher.current
@@ -218,11 +220,13 @@ def _place(key: str, run_id: str) -> float:
 
 
 def _read(record: Path) -> dict[str, Any]:
+    """Return the latest withdrawal: nothing if there was none, and the reason alone if it cannot be read."""
     try:
         content = json.loads(record.read_text(encoding="utf-8"))
+        return {"run": content["run"], **content, "reason": content["reason"]}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
-        _LOG.error("%s cannot be read: %s. The canary begins again", record, error)
-        return {}
-    return content if isinstance(content, dict) and "reason" in content else {}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = f"the record of the latest withdrawal, {record}, cannot be read ({error})"
+        _LOG.error("%s: no canary answers. Fix: make it readable, or delete it, and start the server again", reason)
+        return {"reason": reason}

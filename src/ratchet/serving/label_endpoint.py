@@ -55,14 +55,17 @@ class LabelEndpoint(Endpoint):
         """Answer with the numbers of new, corrected and known labels."""
         assert self._store, "`version` checks it"
         add = partial(self._add, self._store, body, loaded.spec.target, lifetime.check)
-        return json_response(asdict(await self.worker.run(add, lifetime)))
+        try:
+            return json_response(asdict(await self.worker.run(add, lifetime)))
+        except FileNotFoundError:
+            raise Refused(503, "the request log is being merged", {"Retry-After": "1"}) from None
+        except OSError as error:
+            _LOG.error("labels cannot be stored: %s", error)
+            raise Refused(503, f"the labels cannot be stored now ({error.strerror})", {"Retry-After": "10"}) from None
 
     def _add(self, store: LabelStore, body: bytes, target: Target, check: Callable[[], None]) -> Stored:
         labels = _read(body, target)
-        try:
-            logged = store.logged({answer for answer, _ in labels}, check)
-        except FileNotFoundError:
-            raise Refused(503, "the request log is being merged", {"Retry-After": "1"}) from None
+        logged = store.logged({answer for answer, _ in labels}, check)
         for answer, row in labels:
             known = logged.get((answer, row))
             if known is None:

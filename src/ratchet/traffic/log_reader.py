@@ -104,7 +104,7 @@ def read_file(
 
     Raises:
         FileNotFoundError: it was merged or deleted meanwhile.
-        PermissionError: this user cannot read it.
+        OSError: the system cannot read it now. That is no damage, and the file stays.
     """
     import polars
     import pyarrow as pa
@@ -116,9 +116,9 @@ def read_file(
             begins = tuple(name for name in columns or () if name.endswith("."))
             stored = [name for name in file.schema_arrow.names if name.startswith(begins)] if begins else []
             frame = polars.from_arrow(file.read(columns and [*columns, *stored]))
-    except (FileNotFoundError, PermissionError):
-        raise
     except (pa.ArrowException, OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # pyarrow's own have none
+            raise
         set_aside(path, str(error))
     else:
         assert isinstance(frame, polars.DataFrame)

@@ -129,9 +129,10 @@ def _remove(path: Path, process: int, record: TextIO) -> None:
 
 def _machine() -> dict[str, str]:
     """Return the host's name, and the ids of the machine and its boot: empty in some containers, and outside Linux."""
+    machine = _content(Path("/etc/machine-id"))
     return {
         "machine": socket.gethostname(),
-        "machine_id": _content(Path("/etc/machine-id")),
+        "machine_id": machine if len(machine) == 32 else "",  # an image may have "uninitialized"
         "boot_id": _content(Path("/proc/sys/kernel/random/boot_id")),
     }
 
@@ -158,6 +159,6 @@ def _is_here(record: dict[str, Any]) -> bool:
     own = _machine()
     if record.get("boot_id") and record["boot_id"] == own["boot_id"]:
         return True
-    if record.get("machine_id") and own["machine_id"]:
+    if record.get("machine_id"):
         return bool(record["machine_id"] == own["machine_id"])
     return bool(record["machine"] == own["machine"])

@@ -1,6 +1,7 @@
 """score-flow: score files by a registered version, as `ratchet predict --output` does."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 from prefect import flow, task
@@ -15,14 +16,14 @@ from flows.cancelled_runs import ended_by
 from flows.progress import PrefectProgress, log_errors_without_traceback, whole
 from flows.run_names import run_name
 from flows.run_records import recording
-from ratchet import settings
+from ratchet import files, settings
 from ratchet.errors import RatchetError, StorageUnavailable, TrackingRefused, TrackingUnavailable
 from ratchet.reports.templating import escaped
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace, disk_errors
 from tasks.score import Request, Scored, absolute, score
 
-__all__ = ["score_flow"]
+__all__ = ["score_flow", "still_again"]
 
 Text = Annotated[str, Field(min_length=1)]
 
@@ -90,15 +91,29 @@ def _may_succeed_later(_task: Any, _run: Any, state: "State[Any]") -> bool:
 )
 def score_task(params: Params, workspace: Workspace, request: Request) -> "State[Scored]":
     """Score the files of a request, or continue where an earlier attempt ended."""
-    attempts = (flow_run.get_run_count(), task_run.get_run_count())
-    request = replace(request, again=request.again and max(attempts) == 1)  # a retry continues what the first began
+    attempt = max(flow_run.get_run_count(), task_run.get_run_count())
+    note = workspace.state / "again" / str(flow_run.get_id())
+    request = still_again(request, note, attempt)
     try:
         with disk_errors(workspace.root), PrefectProgress("score", unit="rows") as progress:
-            scored = score(params, workspace, request, progress=progress)
+            scored = score(
+                params, workspace, request, progress=progress, on_forget=lambda: note.unlink(missing_ok=True)
+            )
             progress.say(scored.summary)
         return Completed(message=scored.summary, data=scored)
     except RatchetError as error:
         return ended_by(error)
+
+
+def still_again(request: Request, note: Path, attempt: int) -> Request:
+    """Return the request of an attempt: a retry deletes the earlier answers only if no attempt has yet.
+
+    Args:
+        note: file that the first attempt writes, and that goes when the answers are deleted.
+    """
+    if request.again and attempt == 1:
+        files.write_text(note, request.output)
+    return replace(request, again=note.exists())
 
 
 def _publish(scored: Scored) -> None:

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,8 +66,18 @@ class Request:
     again: bool = False
 
 
-def score(params: Params, workspace: Workspace, request: Request, *, progress: StageProgress) -> Scored:
+def score(
+    params: Params,
+    workspace: Workspace,
+    request: Request,
+    *,
+    progress: StageProgress,
+    on_forget: Callable[[], None] = lambda: None,
+) -> Scored:
     """Score the files of a request, or continue where an earlier attempt was killed.
+
+    Args:
+        on_forget: is called when the answers of an earlier job are deleted.
 
     Raises:
         DataError: an input cannot be read or was changed, the folder has something else, or its job began otherwise.
@@ -96,6 +106,7 @@ def score(params: Params, workspace: Workspace, request: Request, *, progress: S
             ranges = list(jobs.plan(reader, listing, job.shard_rows))
             if request.again:  # nothing is lost to a wrong name of the model or of an input
                 jobs.forget(output)
+                on_forget()
             job = jobs.begin(output, job, before)
             about: dict[str, Any] = {"project": str(workspace.root), "version": name, "variant": serving.variant}
             about |= {"threads": serving.threads, "column": job.column, "output": output.where, "job": job.digest}

@@ -14,7 +14,7 @@ import pytest
 from prefect.client.schemas.objects import FlowRun
 from prefect.states import Completed, Running
 
-from flows import shards
+from flows import run_records, shards
 from flows.run_records import close_dead_runs
 from flows.server.client import prefect_client
 from ratchet.errors import PlatformError
@@ -148,14 +148,16 @@ def test_only_the_run_of_a_killed_process_is_closed(workspace: Workspace, api: s
     assert list((workspace.state / "runs").iterdir()) == []
 
 
-def test_only_runs_of_this_machine_are_closed(workspace: Workspace, api: str) -> None:
+def test_only_runs_of_this_machine_are_closed(workspace: Workspace, api: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever its name is now; other machines may share the folder."""
+    own = {"machine": "here", "machine_id": "1" * 32, "boot_id": "now"}
     other = {"machine_id": "4" * 32, "boot_id": "other"}
+    monkeypatch.setattr(run_records, "_machine", lambda: own)
     with begin(workspace, api) as killed, prefect_client(api) as client:
         killed.kill()
         killed.wait()
         [path] = (workspace.state / "runs").iterdir()
-        record, run = json.loads(path.read_text()), uuid.UUID(path.stem)
+        record, run = json.loads(path.read_text()) | own, uuid.UUID(path.stem)
         for changed, is_closed in [
             (other | {"machine": "other"}, False),
             (other, False),  # of the same name

@@ -461,6 +461,19 @@ def test_withdrawal_outlasts_a_restart_with_the_same_share(canary: tuple[Canary,
         again.close()
 
 
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"run": "run-2"}'])
+def test_no_canary_answers_while_its_record_is_unreadable(
+    canary: tuple[Canary, Clock], tmp_path: Path, content: str | None
+) -> None:
+    trial, _ = canary
+    record = tmp_path / "unreadable.json"
+    record.write_text(content) if content else record.mkdir()
+    again = Canary(trial.watcher, ServingSettings(), record)
+    again._follow(cast(Any, trial.watcher.current), answered().loaded)
+    assert f"{record}, cannot be read" in again.withdrawn
+    again.close()
+
+
 def test_slow_uploads_withdraw_no_canary(canary: tuple[Canary, Clock]) -> None:
     trial, _ = canary
     for client in range(2000):

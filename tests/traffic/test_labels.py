@@ -16,6 +16,7 @@ from ratchet.serving.http_request import Refused
 from ratchet.serving.label_endpoint import LabelEndpoint
 from ratchet.settings.model import ServingSettings
 from ratchet.traffic.label_store import LabelStore, Stored
+from ratchet.traffic.log_reader import read_file
 from ratchet.traffic.log_summary import summary
 from ratchet.traffic.request_log import RequestLog
 from ratchet.traffic.schema import Logged, target_id
@@ -145,6 +146,22 @@ def test_a_damaged_file_of_labels_is_set_aside(requests: Path) -> None:
     assert store.add({(ANSWERS[1], 0): [1.0]}, problem="classification", days=30.0) == Stored(1, 0, 0)
     assert store.newest()["answer"].to_list() == [ANSWERS[1]]
     assert summary(requests)[0].labels == 1
+
+
+def test_labels_that_cannot_be_read_now_are_kept(requests: Path) -> None:
+    """The system refuses to open the file, here because of a link to itself."""
+    store = LabelStore(requests, clock=lambda: NOON)
+    store.add({(ANSWERS[0], 0): [0.0]}, problem="classification", days=30.0)
+    (path,) = store.folder.glob("*.parquet")
+    content = path.read_bytes()
+    path.unlink()
+    path.symlink_to(path)
+    with pytest.raises(OSError, match="symbolic links"):
+        read_file(path, {})
+    assert not list(store.folder.glob("*.damaged"))
+    path.unlink()
+    path.write_bytes(content)
+    assert store.newest()["answer"].to_list() == [ANSWERS[0]]
 
 
 def test_old_labels_are_deleted_after_two_readings(requests: Path) -> None:

@@ -1,6 +1,7 @@
 """POST /v1/labels: true values of rows that the server has answered."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -20,6 +21,7 @@ from ratchet.traffic.schema import target_id
 
 __all__ = ["LabelEndpoint"]
 
+_LOG = logging.getLogger(__name__)
 _MOST = 100_000  # labels of a request
 _FORM = '{"labels": [{"id": ID of the answer, "row": 0, "label": true value}, ...]}'
 

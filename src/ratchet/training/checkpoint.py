@@ -143,7 +143,7 @@ class CheckpointStore:
         """Return the newest undamaged checkpoint. Damaged ones are reported in `problems` and renamed.
 
         Raises:
-            TrainingError: one cannot be read now, so nobody knows whether it is damaged.
+            TrainingError: one cannot be read now. It may be good.
         """
         for path in reversed(self.paths()):
             try:

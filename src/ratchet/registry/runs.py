@@ -212,7 +212,9 @@ def send_all(workspace: Workspace, params: Params) -> list[tuple[str, str]]:
         is_trial = folder.name == JOURNAL
         name = folder.parent.name if is_trial else folder.name
         try:
-            with FileLock(folder / _LOCK, timeout=0), closing(Journal(folder, store=params.tracking.uri)) as journal:
+            with FileLock(folder / _LOCK, timeout=0):
+                pass  # not held while MLflow takes its time: a training that begins now may, and sends what is left
+            with closing(Journal(folder, store=params.tracking.uri)) as journal:
                 if not journal.is_sent:
                     sent.append((name, _send(journal, workspace, trial_records(params) if is_trial else params)))
         except Timeout:

@@ -351,6 +351,7 @@ def _send_dataset(client: "MlflowClient", run_id: str, entries: Sequence[Journal
     import json
 
     from mlflow.entities import Dataset, DatasetInput, InputTag
+    from mlflow.exceptions import MlflowException
 
     for entry in entries:
         content = entry.content
@@ -361,7 +362,13 @@ def _send_dataset(client: "MlflowClient", run_id: str, entries: Sequence[Journal
             source=json.dumps({"uri": content["source"]}),
             profile=json.dumps(content["profile"]),
         )
-        client.log_inputs(run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
+        inputs = [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])]
+        try:
+            client.log_inputs(run_id, inputs)
+        except MlflowException as error:
+            if "IntegrityError" not in str(error):
+                raise
+            client.log_inputs(run_id, inputs)  # another run has recorded the same data between MLflow's look and write
 
 
 def _send_status(client: "MlflowClient", run_id: str, entries: Sequence[JournalEntry]) -> None:

@@ -30,10 +30,8 @@ def predict(
 
     A file that cannot be read is named, and the others are scored. Return whether all were read and a row was answered.
     """
-    if out is not None and out.suffix.lower() not in FORMATS:
-        raise DataError(f"--out: found {out}; allowed: a file that ends in {', '.join(FORMATS)}")
     if out is not None:
-        require_apart("--out", str(out), paths)
+        _check_output(out, paths)
     params = settings.load(workspace.params)
     version = ModelRegistry(workspace, params).find(model or configured(workspace, params))
     rows = refused = unlike = unread = 0
@@ -65,6 +63,12 @@ def predict(
         ends += reader.left_out
         echo("; ".join([f"{rows - refused:,} of {rows:,} rows answered by {loaded.identity}", *ends]), err=True)
     return refused < rows and not unread
+
+
+def _check_output(out: Path, paths: Sequence[str]) -> None:
+    if out.suffix.lower() not in FORMATS:
+        raise DataError(f"--out: found {out}; allowed: a file that ends in {', '.join(FORMATS)}")
+    require_apart("--out", str(out), paths)
 
 
 def _files(reader: RowReader, paths: Sequence[str], note_fault: Callable[[DataError], None]) -> Iterator[InputFile]:

@@ -95,19 +95,9 @@ def score(
         name = f"{version.name}/{version.number}"
         with loaded_version(workspace, name, serving) as loaded:
             reader, listing = _listed(loaded, request, progress)
-            job = Job.of(
-                loaded,
-                listing,
-                reference=before.reference if before else reference,
-                shard_rows=request.shard_rows or (before.shard_rows if before else SHARD_ROWS),
-                column=request.column,
-                threads=serving.threads,
-            )
+            job = _new_job(loaded, listing, request, before, reference=reference, threads=serving.threads)
             ranges = list(jobs.plan(reader, listing, job.shard_rows))
-            if request.again:  # nothing is lost to a wrong name of the model or of an input
-                jobs.forget(output)
-                on_forget()
-            job = jobs.begin(output, job, before)
+            job = _begin(output, job, before, on_forget if request.again else None)
             about: dict[str, Any] = {"project": str(workspace.root), "version": name, "variant": serving.variant}
             about |= {"threads": serving.threads, "column": job.column, "output": output.where, "job": job.digest}
             shards = [{**about, "shard": number, "ranges": each} for number, each in enumerate(ranges)]
@@ -115,6 +105,37 @@ def score(
             results, earlier = _score_shards(params.scale, workspace.state, shards, output, progress)
             counts = jobs.write_summary(output, job, results)
             return Scored(output.where, loaded.identity, **counts, earlier=earlier, seconds=time.monotonic() - began)
+
+
+def _begin(output: ResultFolder, job: Job, before: Job | None, on_forget: Callable[[], None] | None) -> Job:
+    """Begin or continue the job of a folder. With `on_forget` the answers of an earlier one are deleted first.
+
+    By now version and inputs are read, so no answers are lost to a wrong name.
+    """
+    if on_forget:
+        jobs.forget(output)
+        on_forget()
+    return jobs.begin(output, job, before)
+
+
+def _new_job(
+    loaded: LoadedVersion,
+    listing: Sequence[InputFile],
+    request: Request,
+    before: Job | None,
+    *,
+    reference: str,
+    threads: int,
+) -> Job:
+    """Return the job of a request. What it leaves open is as the job before it began."""
+    return Job.of(
+        loaded,
+        listing,
+        reference=before.reference if before else reference,
+        shard_rows=request.shard_rows or (before.shard_rows if before else SHARD_ROWS),
+        column=request.column,
+        threads=threads,
+    )
 
 
 def _listed(loaded: LoadedVersion, request: Request, progress: StageProgress) -> tuple[RowReader, Sequence[InputFile]]:

@@ -18,7 +18,7 @@ from ratchet import files, urls
 from ratchet.errors import SettingsError
 from ratchet.settings import messages as settings_errors
 from ratchet.settings import search_faults, source_names
-from ratchet.settings.model import AlertSettings, Params, Section
+from ratchet.settings.model import AlertSettings, Params, Section, TrainingSettings
 from ratchet.workspace import Workspace
 
 __all__ = [
@@ -429,20 +429,25 @@ def _contradictions(params: Params) -> Iterator[str]:
             f"data.classes: found {_spelled(data.classes)}. Allowed: only with one data.label_column, and it is "
             f"{_spelled(data.label_columns)}. Fix: set it to auto, or name one column in data.label_column"
         )
-    least, _, most = str(params.training.nodes).partition(":")
-    if int(most or least) < int(least):
-        yield f"training.nodes: found {least}:{most}. Allowed: MIN:MAX. Fix: set it to {most}:{least}"
-    elif int(most or least) > 1 and params.training.rendezvous == "none":
-        yield (
-            f"training.rendezvous: found none. Allowed with training.nodes {params.training.nodes}: HOST:PORT, an "
-            "address of the first machine that the others reach, and a free port. Fix: set it to HOST:29400"
-        )
+    yield from _nodes(params.training)
     if unknown := source_names.refusal(data.source):
         yield unknown
     yield from search_faults.faults(params)
     yield from _passwords(params)
     yield from _unusable(params)
     yield from _exposed_secrets(params.alerts)
+
+
+def _nodes(training: TrainingSettings) -> Iterator[str]:
+    """Yield a message for a wrong number of machines, or for several without a place to meet."""
+    least, _, most = str(training.nodes).partition(":")
+    if int(most or least) < int(least):
+        yield f"training.nodes: found {least}:{most}. Allowed: MIN:MAX. Fix: set it to {most}:{least}"
+    elif int(most or least) > 1 and training.rendezvous == "none":
+        yield (
+            f"training.rendezvous: found none. Allowed with training.nodes {training.nodes}: HOST:PORT, an "
+            "address of the first machine that the others reach, and a free port. Fix: set it to HOST:29400"
+        )
 
 
 def _passwords(params: Params) -> Iterator[str]:

@@ -83,8 +83,9 @@ class Alerted:
         Each start makes a new one that is on. It fires once in six hours, and a killed server forgets that it fired.
         """
         output: str = self.project.good("ratchet", "up", **self.secrets)
-        on_drift = self.automations()["on-drift__automation_1"]["id"]
-        call(self.api, f"/automations/{on_drift}", {"enabled": False}, method="PATCH")
+        on_drift = self.automations()["on-drift__automation_1"]
+        if on_drift["enabled"]:
+            call(self.api, f"/automations/{on_drift['id']}", {"enabled": False}, method="PATCH")
         return output
 
     def automations(self) -> dict[str, dict[str, Any]]:

@@ -178,7 +178,7 @@ def test_mlflow_shows_what_a_passed_gate_did_not_show(
     accuracy = read_metrics(workspace.reports).headline
     compared = BaselineResult("blend", accuracy, accuracy, Interval(-0.1, 0.02, 0.1), baseline_is_beaten, rows=40)
     rules = (
-        MetricResult(accuracy.value >= minimum, accuracy, "accuracy", minimum, 0.5, 40, "accuracy"),
+        MetricResult(accuracy.interval.value >= minimum, accuracy, "accuracy", minimum, 0.5, 40, "accuracy"),
         BaselineRule(True, compared, 0.95, False),
     )
     tags = result_tags(workspace, Verdict(rules[0].passed, rules))

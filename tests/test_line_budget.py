@@ -18,7 +18,7 @@ LIMITS = {
     "monitoring": 3_200,
     "problems": 1_010,
     "project_files": 30,
-    "provenance": 1_060,
+    "provenance": 1_085,
     "ratchet": 2_180,
     "registry": 4_660,
     "reports": 2_165,

@@ -110,11 +110,12 @@ def test_a_project_can_be_a_folder_of_its_repository(project: Workspace, git: Gi
 
 
 @pytest.mark.parametrize("left", [".git", "rubbish"])
-def test_an_incomplete_worktree_is_replaced(project: Workspace, left: str) -> None:
+def test_an_incomplete_worktree_is_completed(project: Workspace, left: str) -> None:
     top = project.production.root
     top.mkdir(parents=True)
     (top / left).write_text("gitdir: /nowhere\n")
     checkout = checkout_revision(project, "HEAD")
+    assert (top / left).exists()
     (checkout.root / "params.yaml").unlink()
     Path((top / ".git").read_text().removeprefix("gitdir: ").strip(), "index.lock").touch()
     assert checkout_revision(project, "HEAD").params.read_text() == "seed: 2\n"
@@ -132,6 +133,100 @@ def test_a_copied_project_has_its_own_worktree(project: Workspace, tmp_path: Pat
     checkout = checkout_revision(copy, "old")
     assert (checkout.project, checkout.params.read_text()) == (copy, "seed: 1\n")
     assert current_commit(project.production) == before
+
+
+def write_checkpoint(checkout: Workspace) -> Path:
+    """Write a file that git ignores, as an interrupted training does. Return its path in the project."""
+    path = checkout.running / "key" / "step.safetensors"
+    path.parent.mkdir(parents=True)
+    path.write_text("hours of work")
+    return path.relative_to(checkout.root.parents[1])
+
+
+def test_a_moved_project_keeps_its_checkouts_files(project: Workspace, git: Git, tmp_path: Path) -> None:
+    """A container that has the project at another path, in turn with its host, is such a case too."""
+    commit = git("rev-parse", "HEAD")
+    checkpoint = write_checkpoint(checkout_revision(project, "old"))
+    for name in ("moved", "project"):
+        root = project.root.rename(tmp_path / name)
+        project = Workspace(root)
+        checkout = checkout_revision(project, "HEAD")
+        assert (root / checkpoint).read_text() == "hours of work"
+        assert (current_commit(checkout), checkout.params.read_text()) == (commit, "seed: 2\n")
+        assert len(list((root / ".git" / "worktrees").iterdir())) == 1
+
+
+def test_a_copied_projects_checkout_has_its_own_files(project: Workspace, tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(checkout_revision(project, "HEAD"))
+    copy = Workspace(Path(shutil.copytree(project.root, tmp_path / "copy")))
+    checkout_revision(copy, "old")
+    (copy.root / checkpoint).write_text("of the copy")
+    assert checkout_revision(project, "HEAD").params.read_text() == "seed: 2\n"
+    assert (project.root / checkpoint).read_text() == "hours of work"
+    assert checkout_revision(copy, "old").params.read_text() == "seed: 1\n"
+    assert (copy.root / checkpoint).read_text() == "of the copy"
+
+
+def test_a_checkout_that_git_does_not_open_stays(
+    project: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of another user, in a container whose safe.directory names the project only."""
+    checkpoint = write_checkpoint(checkout_revision(project, "HEAD"))
+    (tmp_path / "gitconfig").write_text(f"[safe]\n\tdirectory = {project.root}\n")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    with pytest.raises(WorkspaceError, match=r"^revision: git .*dubious ownership.*production"):
+        checkout_revision(project, "HEAD")
+    assert (project.root / checkpoint).read_text() == "hours of work"
+    with (tmp_path / "gitconfig").open("a") as config:
+        config.write(f"\tdirectory = {project.production.root}\n")  # as the message says
+    assert checkout_revision(project, "old").params.read_text() == "seed: 1\n"
+    shutil.rmtree(project.root / ".git" / "worktrees")  # the new record, too, is made with these two folders only
+    assert checkout_revision(project, "HEAD").params.read_text() == "seed: 2\n"
+
+
+@pytest.mark.parametrize("branch", ["HEAD", "old"])
+def test_a_checkout_whose_record_is_lost_keeps_files(project: Workspace, git: Git, branch: str) -> None:
+    """`git worktree prune` in a container that does not see the folder loses it, and so does a new clone."""
+    checkout = checkout_revision(project, "HEAD")
+    checkpoint = write_checkpoint(checkout)
+    shutil.rmtree(project.root / ".git" / "worktrees")
+    assert checkout_revision(project, branch).params.read_text() == ("seed: 2\n" if branch == "HEAD" else "seed: 1\n")
+    assert (project.root / checkpoint).read_text() == "hours of work"
+    assert current_commit(checkout) == git("rev-parse", branch)
+
+
+def test_a_repository_in_the_checkouts_place_is_named(project: Workspace, git: Git) -> None:
+    git("clone", "--quiet", ".", str(project.production.root))
+    with pytest.raises(WorkspaceError, match=r"production: found a repository of its own.*move it away"):
+        checkout_revision(project, "HEAD")
+    project.production.root.rename(project.root.parent / "away")
+    assert checkout_revision(project, "HEAD").params.read_text() == "seed: 2\n"
+
+
+def test_a_users_worktree_on_an_absent_disk_stays(project: Workspace, git: Git, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    git("worktree", "add", "--quiet", "--detach", str(disk / "production"), "old")
+    git("-C", str(disk / "production"), "commit", "--quiet", "--allow-empty", "--message=on no branch")
+    commit = git("-C", str(disk / "production"), "rev-parse", "HEAD")
+    disk.rename(tmp_path / "away")
+    # The name of the user's worktree, as a project has that was moved here from another clone.
+    project.production.root.mkdir(parents=True)
+    (project.production.root / ".git").write_text("gitdir: /nowhere/.git/worktrees/production\n")
+    assert checkout_revision(project, "HEAD").params.read_text() == "seed: 2\n"
+    (tmp_path / "away").rename(disk)
+    assert git("-C", str(disk / "production"), "rev-parse", "HEAD") == commit
+    assert (disk / "production" / "params.yaml").read_text() == "seed: 1\n"
+
+
+def test_a_checkout_begun_by_a_killed_run_is_completed(project: Workspace, git: Git) -> None:
+    draft = project.state / "production.new" / "production"
+    for _ in range(2):  # the second one also has a folder from which its record was lost
+        git("worktree", "add", "--quiet", "--detach", "--no-checkout", "--lock", "--force", str(draft), "HEAD")
+        assert checkout_revision(project, "HEAD").params.read_text() == "seed: 2\n"
+        assert not draft.exists()
+        (project.production.root / ".git").unlink()
+        shutil.rmtree(project.root / ".git" / "worktrees")
 
 
 def test_submodules_are_checked_out_or_an_error_says_why(
@@ -182,11 +277,15 @@ def test_without_git_there_is_an_error(project: Workspace, monkeypatch: pytest.M
 
 
 @pytest.mark.system
-def test_a_folder_in_use_is_not_changed(project: Workspace) -> None:
+@pytest.mark.parametrize("place", ["here", "/elsewhere/.git/worktrees/production"])  # where its run sees the project
+def test_a_folder_in_use_is_not_changed(project: Workspace, place: str) -> None:
     checkout = checkout_revision(project, "main")
+    if place != "here":
+        (checkout.root / ".git").write_text(f"gitdir: {place}\n")
     with FileLock(checkout.state / "workspace.lock"), pytest.raises(WorkspaceBusy, match="another run holds"):
         checkout_revision(project, "old")
     assert checkout.params.read_text() == "seed: 2\n"
+    assert place == "here" or place in (checkout.root / ".git").read_text()
 
 
 def test_a_git_worktree_has_the_records_of_the_main_one(project: Workspace, git: Git, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 One worktree for all revisions saves disk space, and DVC knows which of the outputs in it are still up to date.
 """
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,10 +34,9 @@ def checkout_revision(project: Workspace, revision: str) -> Workspace:
         with FileLock(project.state / "production.lock"):
             commit = _resolve(project, revision)
             checkout = Workspace(top / git.text(project.root, "rev-parse", "--show-prefix"))
-            if not _is_worktree_of(project, top):
-                _add(project, top, commit)
             checkout.root.mkdir(parents=True, exist_ok=True)  # the project can be a folder of the repository
             with checkout.hold(f"the checkout of {revision}", wait=_LOCK_WAIT):
+                _connect(project, top / ".git", commit)
                 _check_out(top, checkout.root / "dvc.lock", commit)
                 if not checkout.params.is_file():
                     raise WorkspaceError(f"revision: {revision} has no params.yaml: name one of this project's commits")
@@ -81,20 +81,49 @@ def _resolve(project: Workspace, revision: str) -> str:
     return commit
 
 
-def _is_worktree_of(project: Workspace, top: Path) -> bool:
-    """Return False for an incomplete worktree of a killed `git worktree add`, and for another project's."""
-    if not (top / ".git").is_file():
-        return False
-    query = ("rev-parse", "--path-format=absolute", "--git-common-dir")
-    shared = git.line(top, *query)
-    return shared is not None and shared == git.text(project.root, *query)
+def _connect(project: Workspace, link: Path, commit: str) -> None:
+    """Let git know the folder of `link`, its file .git, as a worktree of the project. All other files there stay.
+
+    Git's record of a worktree and this file name each other by absolute paths. Both are written each time, because
+    the project may have another path now: it was moved or copied, or a container shares it.
+    """
+    if link.is_dir():
+        raise WorkspaceError(f"{link.parent}: found a repository of its own; allowed: a checkout. Fix: move it away")
+    record = _own_record(project, link) or _new_record(project, commit)
+    files.write_bytes(record / "gitdir", os.fsencode(f"{link}\n"))
+    files.write_bytes(link, os.fsencode(f"gitdir: {record}\n"))
 
 
-def _add(project: Workspace, top: Path, commit: str) -> None:
-    if top.exists():
-        shutil.rmtree(top)
-    git.run(project.root, "worktree", "prune")
-    git.run(project.root, "worktree", "add", "--quiet", "--force", "--detach", "--no-checkout", str(top), commit)
+def _own_record(project: Workspace, link: Path) -> Path | None:
+    """Return git's record of this worktree; None if there is none, or it belongs to another folder."""
+    common = Path(git.text(project.root, "rev-parse", "--path-format=absolute", "--git-common-dir"))
+    name = _named_path(link).name if link.is_file() else ""
+    for gitdir in sorted(common.glob("worktrees/*/gitdir"), key=lambda gitdir: gitdir.parent.name != name):
+        record, place = gitdir.parent, _named_path(gitdir)
+        if record.name == name and place.parts[-3:] == link.parts[-3:]:
+            is_elsewhere = place.is_file() and not place.samefile(link) and _named_path(place) == record
+        else:
+            is_elsewhere = place != link
+        if not is_elsewhere and (record / "HEAD").is_file():
+            return record
+    return None
+
+
+def _named_path(file: Path) -> Path:
+    """Return the path that a file `.git` or `gitdir` names."""
+    return Path(os.path.normpath(file.parent / os.fsdecode(file.read_bytes()).removeprefix("gitdir: ").strip()))
+
+
+def _new_record(project: Workspace, commit: str) -> Path:
+    """Let git add a worktree in an empty folder, because it refuses one with files, and return its record."""
+    draft = project.state / "production.new" / project.production.root.name
+    if draft.exists():  # of a killed run
+        shutil.rmtree(draft)
+    options = ("--quiet", "--force", "--force", "--detach", "--no-checkout")  # twice: such a run's is locked
+    git.run(project.root, "worktree", "add", *options, str(draft), commit)
+    record = _named_path(draft / ".git")
+    shutil.rmtree(draft.parent)
+    return record
 
 
 def _check_out(top: Path, lock: Path, commit: str) -> None:

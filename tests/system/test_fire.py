@@ -144,7 +144,8 @@ def later(seconds: float, condition: Condition = lambda: True) -> Condition:
 def on_fire(project: Any, log: Path) -> Iterator[Fire]:
     """A project whose training is started by a zygote, which does not outlive the block."""
     command = [sys.executable, str(Path(__file__).with_name("zygote.py"))]
-    environment = project.environment | {"OMP_NUM_THREADS": "1"}
+    # A cache without MLflow's empty database: its tables are made here, and not copied.
+    environment = project.environment | {"OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(project.home / "cache")}
     with (
         log.open("a") as errors,
         subprocess.Popen(

@@ -5,11 +5,13 @@ import json
 import logging
 import os
 import re
+import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ratchet import files
 from ratchet.errors import RegistryError, TrackingRefused, TrackingUnavailable, first_line
 from ratchet.registry.relocation import require_here
 from ratchet.settings.model import TrackingSettings
@@ -113,21 +115,46 @@ def make_database(uri: str) -> None:
     if not uri.startswith(_SQLITE) or path.exists():
         return
     from filelock import FileLock
-    from mlflow.store.db import utils
 
-    database: Any = utils
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_name(f".{path.name}.lock")):
         if path.exists():  # another process has created it
             return
         draft = path.with_name(f".draft-{path.name}")
         draft.unlink(missing_ok=True)  # of a killed process
-        engine = database.create_sqlalchemy_engine(f"{_SQLITE}{draft}")
-        try:
-            database._initialize_tables(engine)
-        finally:
-            engine.dispose()
+        _make_tables(draft)
         os.replace(draft, path)
+
+
+def _make_tables(draft: Path) -> None:
+    """Copy the empty database in the user's cache, which the first project writes: MLflow's migrations take seconds."""
+    from mlflow.exceptions import MlflowException
+    from mlflow.store.db import utils
+    from mlflow.version import VERSION
+
+    database: Any = utils
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "ratchet", "mlflow")
+    empty = cache / f"{VERSION}.db"
+    engine = database.create_sqlalchemy_engine(f"{_SQLITE}{draft}")
+    try:
+        with suppress(sqlite3.Error, MlflowException):  # there is none, or it is damaged
+            _copy_database(empty, draft)
+            database._verify_schema(engine)
+            return
+        engine.dispose()
+        draft.unlink(missing_ok=True)
+        database._initialize_tables(engine)
+    finally:
+        engine.dispose()
+    with suppress(OSError, sqlite3.Error), files.draft_file(empty) as copy:  # uncached, the next project makes its own
+        _copy_database(draft, copy)
+
+
+def _copy_database(source: Path, to: Path) -> None:
+    """Copy by SQLite, which refuses a damaged file, and has written the copy to the disk when it returns."""
+    readable = sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)
+    with closing(readable), closing(sqlite3.connect(to)) as copy:
+        readable.backup(copy)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import html
 import io
 import json
 import os
+import re
 import tempfile
 import warnings
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from commands.command_process import run_command
+from commands.command_process import CommandEnded, run_command
 from commands.compare import compare, print_comparison
 from commands.training_run import TrainingRun, last_run, run_of_version
 from ratchet import settings
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["ModelVersion", "Project", "ShownComparison", "new", "open"]
 
 _GLOB = "*?["
+_NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")  # but as escapes of a quoted text
 
 
 def open(folder: str | PathLike[str] | None = None) -> "Project":
@@ -158,10 +160,11 @@ class ModelVersion:
             options += ["--column", column] if column else []
             try:
                 run_command(self.workspace, "predict", *options, "--", *_files(paths))
-            except RatchetError as error:
+            except CommandEnded as error:
                 if not out.exists():
                     raise
-                warnings.warn(f"predict: not all files have answers: {error}", stacklevel=2)
+                if error.faults:  # else every row is refused, and `refused` says why
+                    warnings.warn("\n".join(["predict: these files have no answers:", *error.faults]), stacklevel=2)
             return polars.read_parquet(out)
 
     @property
@@ -209,7 +212,8 @@ def _whole_names(changes: Mapping[str, object]) -> dict[str, object]:
 def _yaml(key: str, value: object) -> str:
     """Return a value as YAML in one line, of which JSON is a part."""
     try:
-        return json.dumps(str(value) if isinstance(value, PathLike) else value, ensure_ascii=False)
+        text = json.dumps(str(value) if isinstance(value, PathLike) else value, ensure_ascii=False)
+        return _NOT_IN_YAML.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
     except (TypeError, ValueError):
         raise SettingsError(
             f"{key}: found {value!r} ({type(value).__name__}). Allowed: numbers, texts, lists and mappings of Python"

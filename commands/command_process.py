@@ -19,7 +19,7 @@ from ratchet.terminal_lines import echo
 from ratchet.workspace import ROOT_VARIABLE, Workspace
 from tasks.progress import LINE_SECONDS_VARIABLE
 
-__all__ = ["CommandProgress", "run_command"]
+__all__ = ["CommandEnded", "CommandProgress", "run_command"]
 
 _PROGRESS = re.compile(r"^(?P<stage>[\w-]+): (?P<done>[\d,]+) of (?P<total>[\d,]+) ")
 _LINE_SECONDS = "0.5"
@@ -37,13 +37,21 @@ main()
 """
 
 
+class CommandEnded(RatchetError):
+    """A command has ended with an error. `faults`: its messages, of which a command that goes on has several."""
+
+    def __init__(self, message: str, faults: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.faults = tuple(faults)
+
+
 def run_command(workspace: Workspace, *arguments: str) -> list[str]:
     """Run `ratchet ARGUMENTS` in the project folder, and return the last lines that it wrote to stderr.
 
     The command ends as by SIGTERM if this process ends. Ctrl-C, or the button "interrupt" of a notebook, is passed on.
 
     Raises:
-        RatchetError: the command has ended with an error, which is the message.
+        CommandEnded: the command has ended with an error, which is the message.
     """
     lines: deque[str] = deque(maxlen=_LOGGED)
     # A file, not a pipe: the command must be able to write its last lines, and a checkpoint, after this process ended.
@@ -60,7 +68,8 @@ def run_command(workspace: Workspace, *arguments: str) -> list[str]:
                 _follow(process, log, progress)
                 raise
     if process.returncode:
-        raise RatchetError(_error(lines, arguments[0], process.returncode))
+        faults = [line.removeprefix("ratchet: ") for line in lines if line.startswith("ratchet: ")]
+        raise CommandEnded(_error(lines, arguments[0], process.returncode), faults)
     return list(lines)
 
 
@@ -81,7 +90,9 @@ def _start(workspace: Workspace, arguments: Sequence[str], stderr: IO[bytes]) ->
     except OSError as error:
         if error.errno != errno.E2BIG:
             raise
-        raise DataError(f"{arguments[0]}: more paths than a command can take. Fix: name their folder") from None
+        raise DataError(
+            f"{arguments[0]}: more, or longer, arguments than the system takes. Fix: name the folder of files, and write long settings into params.yaml"
+        ) from None
 
 
 def _follow(process: "subprocess.Popen[bytes]", log: IO[bytes], progress: "CommandProgress") -> None:

@@ -1,5 +1,6 @@
 """`ratchet predict`: score files by a registered version."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -7,6 +8,7 @@ from pathlib import Path
 
 from ratchet import files, settings
 from ratchet.data.reading.input_files import InputFile
+from ratchet.data.reading.storage import is_url
 from ratchet.errors import DataError
 from ratchet.registry.models import ModelRegistry
 from ratchet.serving.batch.answer_files import FORMATS, AnswerFile, TextAnswers, open_answers
@@ -30,8 +32,8 @@ def predict(
 
     A file that cannot be read is named, and the others are scored. Return whether all were read and a row was answered.
     """
-    if out is not None:
-        _check_output(out, paths)
+    if out is not None and out.suffix.lower() not in FORMATS:
+        raise DataError(f"--out: found {out}; allowed: a file that ends in {', '.join(FORMATS)}")
     params = settings.load(workspace.params)
     version = ModelRegistry(workspace, params).find(model or configured(workspace, params))
     rows = refused = unlike = unread = 0
@@ -46,8 +48,8 @@ def predict(
         listing = list(_files(reader, paths, note_fault))
         if not listing:
             return False  # every path is named above
-        if out is not None and out.exists() and any(_is_same(out, file) for file in listing):
-            raise DataError(f"--out: {out} is one of the inputs. Fix: choose another file")
+        if out is not None:
+            _require_no_input(out, paths, reader, listing)
         with _answers(out, loaded.identity) as answers:
             for batch in reader.batches(list(map(RowRange, listing)), on_fault=note_fault):
                 frame = score(loaded, batch)
@@ -65,12 +67,6 @@ def predict(
     return refused < rows and not unread
 
 
-def _check_output(out: Path, paths: Sequence[str]) -> None:
-    if out.suffix.lower() not in FORMATS:
-        raise DataError(f"--out: found {out}; allowed: a file that ends in {', '.join(FORMATS)}")
-    require_apart("--out", str(out), paths)
-
-
 def _files(reader: RowReader, paths: Sequence[str], note_fault: Callable[[DataError], None]) -> Iterator[InputFile]:
     """Yield the files at the paths, and note the paths that have none."""
     for path in paths:
@@ -80,8 +76,16 @@ def _files(reader: RowReader, paths: Sequence[str], note_fault: Callable[[DataEr
             note_fault(error)
 
 
-def _is_same(out: Path, file: InputFile) -> bool:
-    return Path(file.path).exists() and out.samefile(file.path)
+def _require_no_input(out: Path, paths: Sequence[str], reader: RowReader, listing: Sequence[InputFile]) -> None:
+    """Refuse a file for answers that is an input, or that the same command would read the next time."""
+    if out.suffix.lower() in reader.suffixes:
+        require_apart("--out", str(out), paths)
+    if not out.exists():
+        return
+    own = out.stat()
+    for file in listing:
+        if file.size >= 0 and not is_url(file.path) and os.path.samestat(own, os.stat(file.path)):
+            raise DataError(f"--out: {out} is one of the inputs. Fix: choose another file")
 
 
 def predict_shards(workspace: Workspace, request: Request) -> bool:

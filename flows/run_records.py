@@ -11,6 +11,7 @@ import atexit
 import fcntl
 import json
 import os
+import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -132,7 +133,7 @@ def _machine() -> dict[str, str]:
     machine = _content(Path("/etc/machine-id"))
     return {
         "machine": socket.gethostname(),
-        "machine_id": machine if len(machine) == 32 else "",  # an image may have "uninitialized"
+        "machine_id": machine if re.fullmatch("[0-9a-f]{32}", machine) else "",  # an image may have "uninitialized"
         "boot_id": _content(Path("/proc/sys/kernel/random/boot_id")),
     }
 

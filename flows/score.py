@@ -1,14 +1,14 @@
 """score-flow: score files by a registered version, as `ratchet predict --output` does."""
 
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Annotated, Any
 
 from prefect import flow, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
-from prefect.runtime import flow_run, task_run
+from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 from pydantic import Field
 
@@ -23,7 +23,7 @@ from ratchet.settings.model import Params
 from ratchet.workspace import Workspace, disk_errors
 from tasks.score import Request, Scored, absolute, score
 
-__all__ = ["score_flow", "still_again"]
+__all__ = ["score_flow"]
 
 Text = Annotated[str, Field(min_length=1)]
 
@@ -91,29 +91,16 @@ def _may_succeed_later(_task: Any, _run: Any, state: "State[Any]") -> bool:
 )
 def score_task(params: Params, workspace: Workspace, request: Request) -> "State[Scored]":
     """Score the files of a request, or continue where an earlier attempt ended."""
-    attempt = max(flow_run.get_run_count(), task_run.get_run_count())
-    note = workspace.state / "again" / str(flow_run.get_id())
-    request = still_again(request, note, attempt)
+    forgotten = workspace.state / "forgotten" / str(flow_run.get_id())
+    request = replace(request, again=request.again and not forgotten.exists())  # a retry continues what was begun
     try:
         with disk_errors(workspace.root), PrefectProgress("score", unit="rows") as progress:
-            scored = score(
-                params, workspace, request, progress=progress, on_forget=lambda: note.unlink(missing_ok=True)
-            )
+            note = partial(files.write_text, forgotten, request.output)
+            scored = score(params, workspace, request, progress=progress, on_forget=note)
             progress.say(scored.summary)
         return Completed(message=scored.summary, data=scored)
     except RatchetError as error:
         return ended_by(error)
-
-
-def still_again(request: Request, note: Path, attempt: int) -> Request:
-    """Return the request of an attempt: a retry deletes the earlier answers only if no attempt has yet.
-
-    Args:
-        note: file that the first attempt writes, and that goes when the answers are deleted.
-    """
-    if request.again and attempt == 1:
-        files.write_text(note, request.output)
-    return replace(request, again=note.exists())
 
 
 def _publish(scored: Scored) -> None:

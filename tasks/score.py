@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 from ratchet import scale, settings
 from ratchet.data.reading.input_files import InputFile, Storages
@@ -89,13 +87,15 @@ def score(
     require_apart("--output", request.output, request.inputs)
     output, registry, serving = ResultFolder(request.output), ModelRegistry(workspace, params), params.serving
     with output.locked(workspace.project.state):
-        before = None if request.again else jobs.read_job(output)
+        before = jobs.read_job(output) if not request.again else jobs.require_own(output)
         reference = request.model or configured(workspace, params)
         version = _pinned(registry, reference, before, progress)
         name = f"{version.name}/{version.number}"
         with loaded_version(workspace, name, serving) as loaded:
             reader, listing = _listed(loaded, request, progress)
             job = _new_job(loaded, listing, request, before, reference=reference, threads=serving.threads)
+            if before:
+                jobs.begin(output, job, before)  # before rows are counted, which can take hours
             ranges = list(jobs.plan(reader, listing, job.shard_rows))
             job = _begin(output, job, before, on_forget if request.again else None)
             about: dict[str, Any] = {"project": str(workspace.root), "version": name, "variant": serving.variant}
@@ -247,10 +247,10 @@ def require_apart(option: str, output: str, inputs: Sequence[str]) -> None:
 
 def _place(path: str) -> str:
     """Return a path without links, or a URL, without a / at its end."""
-    parts = urlsplit(path)
-    if is_url(path) and parts.scheme != "file":
+    scheme, is_address, inside = path.partition("://")
+    if is_address and scheme not in ("file", "local"):  # fsspec's names of this machine's disks; it decodes no %20
         return path.rstrip("/")
-    return str(Path(url2pathname(parts.path) if is_url(path) else path).resolve()).rstrip("/")
+    return str(Path(inside if is_address else path).resolve()).rstrip("/")
 
 
 def absolute(paths: Sequence[str], *, base: Path) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import prefect
+from filelock import FileLock
 
 from ratchet import files
 
@@ -24,11 +25,10 @@ def make_database(uri: str) -> None:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "ratchet", "prefect")
     empty = cache / f"{prefect.__version__}.db"
     if empty.exists():
-        draft = path.with_name(f"{files.DRAFT}{path.name}-{os.getpid()}")
-        shutil.copyfile(empty, draft)
-        with suppress(FileExistsError):  # another server was faster, and may have written to its copy
-            files.link_or_copy(draft, path)
-        draft.unlink()
+        with FileLock(path.with_name(f".{path.name}.lock")):
+            if not path.exists():  # else another server was faster, and may have written to its copy
+                with files.draft_file(path) as draft:
+                    shutil.copyfile(empty, draft)
         return
     from prefect.server.database import provide_database_interface
 

@@ -32,7 +32,13 @@ DISK_FIXES = {
     errno.EEXIST: "another file is in the way. Move it away",
     errno.ENOTDIR: "another file is in the way. Move it away",
     errno.EPERM: "make it readable and writable for this user, or work in a clone",
+    errno.EMFILE: "too many files are open. End other programs, or raise the limit: `ulimit -n 4096`",
+    errno.ENFILE: "too many files are open. End other programs",
+    errno.EIO: "the disk does not answer as it should. Try again; if that fails, move the file away",
+    errno.ESTALE: "the network's disk does not answer as it should. Try again; if that fails, mount it again",
 }
+
+_READING = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE)  # also of a reader
 
 
 @contextmanager
@@ -48,7 +54,7 @@ def disk_errors(place: Path) -> Iterator[None]:
         fix = DISK_FIXES.get(error.errno or 0)
         if fix is None:
             raise
-        refused = "read or written" if error.errno in (errno.EACCES, errno.EPERM) else "written"
+        refused = "read or written" if error.errno in _READING else "written"
         raise WorkspaceError(f"{error.filename or place}: cannot be {refused} ({error.strerror}): {fix}") from error
 
 

@@ -1,17 +1,13 @@
 """Which failures of score-flow and of the stages are tried again."""
 
-from dataclasses import replace
-from pathlib import Path
-
 import pytest
 from httpx import ConnectError
 from prefect.states import Failed
 
 from flows.cancelled_runs import ended_by
-from flows.score import _may_succeed_later, still_again
+from flows.score import _may_succeed_later
 from flows.stages import _is_worth_retrying
 from ratchet.errors import DataError, RatchetError, StorageUnavailable, TrackingRefused, TrackingUnavailable
-from tasks.score import Request
 from tasks.stopping import TrainingStopped
 
 
@@ -33,12 +29,3 @@ def test_stage_is_not_retried_when_its_stop_is_not_reported() -> None:
     assert _is_worth_retrying(None, None, Failed(data=lost))
     lost.__context__ = TrainingStopped("stopped at step 4 of 9")
     assert not _is_worth_retrying(None, None, Failed(data=lost))
-
-
-def test_a_retry_deletes_answers_only_if_none_has(tmp_path: Path) -> None:
-    note = tmp_path / "again" / "run"
-    request = Request(("rows.csv",), "answers", again=True)
-    assert [still_again(request, note, attempt).again for attempt in (1, 2)] == [True, True]
-    note.unlink()  # as the second attempt deletes the answers
-    assert not still_again(request, note, 3).again
-    assert not still_again(replace(request, again=False), note, 1).again

@@ -219,7 +219,7 @@ def test_a_folder_is_refused_that_is_no_place_for_answers(place: Place, titanic:
     with pytest.raises(DataError, match="is inside the input"):
         place.score(tmp_path, tmp_path / "out")
     (tmp_path / "link").symlink_to(tmp_path)
-    for written in (f"file://{tmp_path}/out", str(tmp_path / "link" / "out")):
+    for written in (f"file://{tmp_path}/out", f"local://{tmp_path}/out", str(tmp_path / "link" / "out")):
         with pytest.raises(DataError, match="is inside the input"):
             require_apart("--output", written, [str(tmp_path)])
     with pytest.raises(DataError, match="is a file"):

@@ -80,6 +80,9 @@ def test_labels_are_deleted_in_time_after_a_clock_ahead(requests: Path) -> None:
     newest = dict(store.newest().select("answer", "label").iter_rows())
     assert newest["ahead"] == [41.0], "the newest label counts"
     assert [name for name in newest if name != "ahead"] == [f"day {later}" for later in range(8, 40)]
+    times = dict(store.newest().select("answer", "labelled").iter_rows())
+    del times["ahead"]
+    assert max(times.values()).timestamp() == pytest.approx(days["now"]), "one label ahead takes no others along"
 
 
 def test_labels_are_not_stored_after_the_deadline(requests: Path) -> None:
@@ -156,7 +159,7 @@ def test_labels_that_cannot_be_read_now_are_kept(requests: Path) -> None:
     content = path.read_bytes()
     path.unlink()
     path.symlink_to(path)
-    with pytest.raises(OSError, match="symbolic links"):
+    with pytest.raises(OSError, match=f"symbolic links: '{path}'"):
         read_file(path, {})
     assert not list(store.folder.glob("*.damaged"))
     path.unlink()

@@ -119,6 +119,15 @@ def test_a_checkpoint_that_cannot_be_read_now_is_kept(tmp_path) -> None:
     assert newest.step == 2
 
 
+def test_a_checkpoint_that_cannot_be_read_now_is_not_pruned(tmp_path) -> None:
+    best = written(tmp_path, snapshot(1, score=(9.0,))).paths()[0]
+    best.unlink()
+    best.symlink_to(best)
+    store = written(tmp_path, snapshot(2), snapshot(3), keep_last=1)
+    assert [path.name[-13] for path in store.paths()] == ["1", "3"]
+    assert not store.problems
+
+
 def test_without_a_good_checkpoint_newest_is_none(tmp_path) -> None:
     store = CheckpointStore(tmp_path)
     assert store.newest() is None

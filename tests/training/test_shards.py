@@ -12,7 +12,7 @@ from safetensors.torch import save
 from torch import nn
 
 from ratchet.checkpoint_names import checkpoint_paths
-from ratchet.errors import TrainingError
+from ratchet.errors import CheckpointError, TrainingError
 from ratchet.training.checkpoint import CheckpointStore, OthersCheckpoints, Snapshot
 from ratchet.training.checkpoint_shards import TYPES, StoredWeights, write_tensors
 from ratchet.training.device import precise_type
@@ -47,6 +47,18 @@ def test_any_number_of_ranks_reads_its_rows(count: int, tmp_path: Path) -> None:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_shard_that_is_missing_or_cannot_be_read_now(tmp_path: Path) -> None:
+    [path] = stored(tmp_path, 5).paths()
+    weights, shard = StoredWeights(path), path / "shard-0-of-1.safetensors"
+    name = next(iter(weights))
+    shard.unlink()
+    with pytest.raises(CheckpointError, match="is damaged"):
+        weights[name]
+    shard.symlink_to(shard)
+    with pytest.raises(TrainingError, match="is left as it is"):
+        weights[name]
 
 
 def test_a_damaged_shard_falls_back_to_the_checkpoint_before(tmp_path: Path) -> None:

@@ -179,8 +179,22 @@ class Journal:
         """Record that MLflow has everything up to byte `end`."""
         self._remember(run_id=run_id, sent=end, **({"store": self._store} if self._store else {}))
 
+    def refresh(self) -> None:
+        """Read how far another process has sent."""
+        with self._state_lock:
+            self._state = {"uid": self._state["uid"]} | self._read_state()
+
+    def clear_drafts(self) -> None:
+        """Delete the drafts of killed processes. A process that writes its state now holds the lock."""
+        with self._state_lock:
+            files.clear_drafts(self.folder)
+
+    @property
+    def _state_lock(self) -> FileLock:
+        return FileLock(self.folder / "state.lock")
+
     def _remember(self, **state: Any) -> None:
-        with FileLock(self.folder / "state.lock"):  # register seals a run while `ratchet sync` sends it
+        with self._state_lock:  # register seals a run while `ratchet sync` sends it
             self._state = {"uid": uuid.uuid4().hex} | self._read_state() | state
             files.write_json(self._state_path, self._state)
 

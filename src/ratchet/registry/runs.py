@@ -35,6 +35,8 @@ JOURNAL = "journal"
 """Folder of a search's trial with what is recorded of it."""
 _MODEL_WIDTH = 14  # characters of the model's name in the run's name: MLflow's table shows 21
 _LOCK = "training.lock"  # in the journal's folder
+_SENDING = "sending.lock"  # in the journal's folder
+_DOUBLE = ("IntegrityError", "UniqueViolation", "/gkpj")  # names of SQLite and MySQL, of PostgreSQL, and of SQLAlchemy
 _BATCH = 900  # metrics in a request; MLflow accepts 1,000
 _EXIT_WAIT = 30.0  # seconds that leaving the context waits for MLflow
 _EXIT_WAIT_STOPPED = 10.0  # the same for a run that ends early: a cancelled one is killed after 30 s in all
@@ -68,14 +70,14 @@ class Run:
     def __enter__(self) -> "Run":
         """Begin to send."""
         try:
-            self._training_lock.acquire(timeout=0)
+            self._training_lock.acquire(timeout=1)  # `ratchet sync` holds it for a moment, to look
         except Timeout:
             self.journal.close()
             raise TrainingBusy(
                 f"training {self.key} is already running in another folder of this project. Fix: wait for it to "
                 "finish, then run again; finished stages are reused"
             ) from None
-        files.clear_drafts(self.journal.folder)
+        self.journal.clear_drafts()
         try:
             _refuse_deleted_run(self.journal, self.workspace, self.params)
         except TrackingRefused:
@@ -254,11 +256,14 @@ def end_trials(workspace: Workspace, params: Params, parent: str, statuses: Mapp
 
 
 def _send(journal: Journal, workspace: Workspace, params: Params) -> str:
-    try:
-        return _send_entries(connect(workspace, params.tracking), journal, workspace, params)
-    except TrackingRefused:
-        _refuse_deleted_run(journal, workspace, params)  # names the run and the ways to go on
-        raise
+    """Send what no process has sent. One at a time does it: two would create two runs, or send an older status."""
+    with FileLock(journal.folder / _SENDING):
+        journal.refresh()
+        try:
+            return _send_entries(connect(workspace, params.tracking), journal, workspace, params)
+        except TrackingRefused:
+            _refuse_deleted_run(journal, workspace, params)  # names the run and the ways to go on
+            raise
 
 
 def _send_entries(client: "MlflowClient", journal: Journal, workspace: Workspace, params: Params) -> str:
@@ -366,7 +371,7 @@ def _send_dataset(client: "MlflowClient", run_id: str, entries: Sequence[Journal
         try:
             client.log_inputs(run_id, inputs)
         except MlflowException as error:
-            if "IntegrityError" not in str(error):
+            if not any(word in str(error) for word in _DOUBLE):
                 raise
             client.log_inputs(run_id, inputs)  # another run has recorded the same data between MLflow's look and write
 

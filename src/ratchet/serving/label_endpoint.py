@@ -62,6 +62,8 @@ class LabelEndpoint(Endpoint):
         except FileNotFoundError:
             raise Refused(503, "the request log is being merged", {"Retry-After": "1"}) from None
         except OSError as error:
+            if error.errno is None:  # the deadline has passed
+                raise
             _LOG.error("labels cannot be stored: %s", error)
             raise Refused(503, f"the labels cannot be stored now ({error.strerror})", {"Retry-After": "10"}) from None
 

@@ -68,19 +68,21 @@ class LabelStore:
         with FileLock(self.folder / "lock"):
             now = self._clock()
             delete_old(self.folder, stored_files(self.folder, "*.parquet*"), days=days, now=now)
-            newest = self.newest()
-            known = {(a, r): label for a, r, label in newest.select("answer", "row", "label").iter_rows()}
-            # After the clock was set back, a label is still later than those before it.
-            last = max(newest["labelled"].dt.epoch("us").to_list(), default=-1)
-            stamp = max(round(now * 1e6), last + 1)
+            newest = self.newest().with_columns(pl.col("labelled").dt.epoch("us"))
+            columns = newest.select("answer", "row", "label", "labelled").iter_rows()
+            known = {(answer, row): (label, labelled) for answer, row, label, labelled in columns}
+            # After the clock was set back, a label is still later than the one that it corrects.
+            times = {key: max(round(now * 1e6), known[key][1] + 1 if key in known else 0) for key in labels}
+            given = _frame(labels, problem, times)
             # Equal labels compare as float32, as they are stored.
-            given = _frame(labels, problem, stamp)
-            rows = [key for key, label in zip(labels, given["label"].to_list(), strict=True) if known.get(key) != label]
+            stored = zip(labels, given["label"].to_list(), strict=True)
+            is_new = [key not in known or known[key][0] != label for key, label in stored]
+            rows = [key for key, new in zip(labels, is_new, strict=True) if new]
             if rows:
                 path = self.folder / f"{time.strftime('%Y-%m-%d', time.gmtime(now))}.parquet"
                 earlier = [read_file(path, _schema())] if path.exists() else []
                 content = io.BytesIO()
-                pl.concat([*earlier, _frame({key: labels[key] for key in rows}, problem, stamp)]).write_parquet(content)
+                pl.concat([*earlier, given.filter(pl.Series(is_new))]).write_parquet(content)
                 files.write_bytes(path, content.getvalue(), private=True)
         corrected = sum(key in known for key in rows)
         return Stored(len(rows) - corrected, corrected, len(labels) - len(rows))
@@ -93,7 +95,7 @@ class LabelStore:
         import polars as pl
 
         frames = [read_file(path, _schema()) for path in stored_files(self.folder, "*.parquet")]
-        rows = pl.concat([_frame({}, "", 0), *frames])
+        rows = pl.concat([_frame({}, "", {}), *frames])
         rows = rows.with_columns(corrected=pl.len().over("answer", "row") > 1)
         return rows.sort("labelled", maintain_order=True).unique(("answer", "row"), keep="last", maintain_order=True)
 
@@ -105,9 +107,13 @@ def _schema() -> "polars.Schema":
     return pl.Schema({**keys, "problem": pl.String(), "labelled": pl.Datetime("us", "UTC")})
 
 
-def _frame(labels: Mapping[tuple[str, int], list[float]], problem: str, microseconds: int) -> "polars.DataFrame":
+def _frame(
+    labels: Mapping[tuple[str, int], list[float]], problem: str, times: Mapping[tuple[str, int], int]
+) -> "polars.DataFrame":
+    """Return the rows of labels. `times`: microseconds since 1970."""
     import polars as pl
 
-    stamp = pl.Series([microseconds]).cast(pl.Datetime("us", "UTC"))[0]
-    rows = [(answer, row, label, problem, stamp) for (answer, row), label in labels.items()]
-    return pl.DataFrame(rows, _schema(), orient="row")
+    rows = [(answer, row, label, problem, times[answer, row]) for (answer, row), label in labels.items()]
+    schema = _schema()
+    frame = pl.DataFrame(rows, pl.Schema({**schema, "labelled": pl.Int64()}), orient="row")
+    return frame.cast({"labelled": schema["labelled"]})

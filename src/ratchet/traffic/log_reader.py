@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -118,7 +119,7 @@ def read_file(
             frame = polars.from_arrow(file.read(columns and [*columns, *stored]))
     except (pa.ArrowException, OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # pyarrow's own have none
-            raise
+            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
         set_aside(path, str(error))
     else:
         assert isinstance(frame, polars.DataFrame)

@@ -179,7 +179,7 @@ class RequestLog:
                 yield _NOT_WRITTEN, partial(self._write, *self._parts.popitem())
             if self.sketches:
                 yield _NOT_COUNTED, self.sketches.write
-            yield "the request log cannot be merged, and nothing of it deleted", self._tidy
+            yield "the request log cannot be merged", self._tidy
 
     def _failure(self, name: str, step: Callable[[], None]) -> str:
         """Do one step; the others do not depend on it. Return why it failed; empty: it did not."""
@@ -241,13 +241,19 @@ class RequestLog:
             with FileLock(self.folder / "lock", timeout=0):
                 if self.sketches:
                     self.sketches.tidy(days=self._days, mib=self._mib, now=now)
-                for hour in sorted(path for path in self.folder.iterdir() if path.is_dir() and path.name < _hour(now)):
-                    self._merge(hour)
-                names = ("*.parquet*", "*/*.parquet*")  # with those that were set aside
-                delete_old(self.folder, stored_files(self.folder, *names), days=self._days, now=now)
-                delete_excess(stored_files(self.folder, *names), mib=self._mib)
+                hours = sorted(path for path in self.folder.iterdir() if path.is_dir() and path.name < _hour(now))
+                with contextlib.ExitStack() as later:  # a file that cannot be read now keeps no others, and is named
+                    later.callback(self._delete, now)
+                    for hour in reversed(hours):
+                        later.callback(self._merge, hour)
         except Timeout:  # another server of this folder does it
             pass
+
+    def _delete(self, now: float) -> None:
+        """Delete what is too old or too much."""
+        names = ("*.parquet*", "*/*.parquet*")  # with those that were set aside
+        delete_old(self.folder, stored_files(self.folder, *names), days=self._days, now=now)
+        delete_excess(stored_files(self.folder, *names), mib=self._mib)
 
     def _merge(self, hour: Path) -> None:
         """Make one file of the parts of an hour; several, if it is large beside log_mib."""

@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from ratchet import files
 from ratchet.checkpoint_names import INDEX, checkpoint_paths, checkpoint_step, unfinished_folders
-from ratchet.errors import CheckpointError
+from ratchet.errors import CheckpointError, TrainingError
 from ratchet.training.checkpoint_shards import (
     StoredWeights,
     check_shards,
@@ -192,8 +191,15 @@ class CheckpointStore:
 
     def _prune(self) -> None:
         paths = self.paths()
-        keep = set(paths[-self.keep_last :])
-        scored = [(score, path) for path in paths if (score := _score(path)) is not None]
+        keep, scored = set(paths[-self.keep_last :]), []
+        for path in paths:
+            try:
+                score = _score(path)
+            except (OSError, TrainingError):  # it cannot be read now, and may be the best
+                keep.add(path)
+                continue
+            if score is not None:
+                scored.append((score, path))
         keep |= {path for _, path in sorted(scored, reverse=True)[: self.keep_best]}
         for path in paths:
             if path not in keep:
@@ -270,7 +276,7 @@ def _header(file: BinaryIO) -> tuple[str, str]:
 
 
 def _score(path: Path) -> tuple[float, ...] | None:
-    with contextlib.suppress(ValueError, KeyError, SafetensorError, CheckpointError):  # a damaged one is never the best
+    with contextlib.suppress(ValueError, KeyError, TypeError, CheckpointError):  # a damaged one is never the best
         if path.is_dir():
             content = read_index(path)
         else:

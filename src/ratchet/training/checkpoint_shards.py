@@ -110,8 +110,8 @@ def reading(checkpoint: Path) -> Iterator[None]:
         raise CheckpointError(f"checkpoint {checkpoint} is damaged ({error})") from error
     except OSError as error:
         raise TrainingError(
-            f"checkpoint {checkpoint} cannot be read ({error.strerror}), and is left as it is. Fix: make it readable, "
-            "and run the same command again"
+            f"checkpoint {checkpoint} cannot be read ({error.strerror}), and is left as it is. Fix: make it readable, or "
+            "move it away to continue at the one before; then run the same command again"
         ) from error
 
 
@@ -189,7 +189,8 @@ def digest_content(folder: Path) -> str:
 
 
 def _read(path: Path, name: str, rows: slice | None = None) -> torch.Tensor:
-    path.open("rb").close()  # `safe_open` calls every file that it cannot open missing
-    with reading(path.parent), safe_open(path, framework="pt") as file:
-        tensor: torch.Tensor = file.get_tensor(name) if rows is None else file.get_slice(name)[rows]
-        return tensor
+    with reading(path.parent):
+        path.open("rb").close()  # `safe_open` calls every file that it cannot open missing
+        with safe_open(path, framework="pt") as file:
+            tensor: torch.Tensor = file.get_tensor(name) if rows is None else file.get_slice(name)[rows]
+            return tensor

@@ -173,6 +173,15 @@ def begin(output: ResultFolder, job: Job, before: Job | None) -> Job:
     return before or job
 
 
+def require_own(output: ResultFolder) -> None:
+    """Check that a folder has nothing that no job writes.
+
+    Raises:
+        DataError: it has.
+    """
+    _shards(output)
+
+
 def forget(output: ResultFolder) -> None:
     """Delete the shards, the last first, and then what was recorded of the job.
 

@@ -97,14 +97,18 @@ class RowReader:
         self._storages, self._input, self._column, self.notes = storages, input_spec, column, list[str]()
         self._expected = self._kind.columns_expected(input_spec, column)
 
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """Endings of the files that are read in a folder."""
+        return (*(_TABLES if self._kind.in_tables else ()), *self._kind.file_suffixes)
+
     def files(self, paths: Sequence[str]) -> list[InputFile]:
         """Return the files at the paths and in the folders, which can be URLs, in the order of their names.
 
         Raises:
             DataError: a path has no files for the model.
         """
-        suffixes = (*(_TABLES if self._kind.in_tables else ()), *self._kind.file_suffixes)
-        return [file for path in paths for file in self._storages.files(path, suffixes, self._kind.files_word)]
+        return [file for path in paths for file in self._storages.files(path, self.suffixes, self._kind.files_word)]
 
     @property
     def left_out(self) -> list[str]:

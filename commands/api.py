@@ -20,7 +20,7 @@ from commands.compare import compare, print_comparison
 from commands.training_run import TrainingRun, last_run, run_of_version
 from ratchet import settings
 from ratchet.data.reading.storage import is_url
-from ratchet.errors import DataError, RatchetError, SettingsError, WorkspaceError
+from ratchet.errors import DataError, SettingsError, WorkspaceError
 from ratchet.provenance.comparison import Comparison
 from ratchet.references import require_references
 from ratchet.settings.messages import dotted_keys

@@ -91,7 +91,8 @@ def _start(workspace: Workspace, arguments: Sequence[str], stderr: IO[bytes]) ->
         if error.errno != errno.E2BIG:
             raise
         raise DataError(
-            f"{arguments[0]}: more, or longer, arguments than the system takes. Fix: name the folder of files, and write long settings into params.yaml"
+            f"{arguments[0]}: more, or longer, arguments than the system takes. Fix: name the folder of files, and "
+            "write long settings into params.yaml"
         ) from None
 
 

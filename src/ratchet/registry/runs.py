@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from ratchet import files
 from ratchet.cost import TrainingCost, add
 from ratchet.errors import RegistryError, TrackingRefused, TrackingUnavailable, TrainingBusy
 from ratchet.registry.access import user

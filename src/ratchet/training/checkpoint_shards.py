@@ -110,8 +110,8 @@ def reading(checkpoint: Path) -> Iterator[None]:
         raise CheckpointError(f"checkpoint {checkpoint} is damaged ({error})") from error
     except OSError as error:
         raise TrainingError(
-            f"checkpoint {checkpoint} cannot be read ({error.strerror}), and is left as it is. Fix: make it readable, or "
-            "move it away to continue at the one before; then run the same command again"
+            f"checkpoint {checkpoint} cannot be read ({error.strerror}), and is left as it is. Fix: make it "
+            "readable, or move it away to continue at the one before; then run the same command again"
         ) from error
 
 

@@ -1,7 +1,5 @@
 """score-flow: score files by a registered version, as `ratchet predict --output` does."""
 
-from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any
 
 from prefect import flow, task
@@ -16,7 +14,7 @@ from flows.cancelled_runs import ended_by
 from flows.progress import PrefectProgress, log_errors_without_traceback, whole
 from flows.run_names import run_name
 from flows.run_records import recording
-from ratchet import files, settings
+from ratchet import settings
 from ratchet.errors import RatchetError, StorageUnavailable, TrackingRefused, TrackingUnavailable
 from ratchet.reports.templating import escaped
 from ratchet.settings.model import Params
@@ -92,12 +90,11 @@ def _may_succeed_later(_task: Any, _run: Any, state: "State[Any]") -> bool:
 def score_task(params: Params, workspace: Workspace, request: Request) -> "State[Scored]":
     """Score the files of a request, or continue where an earlier attempt ended."""
     forgotten = workspace.state / "forgotten" / str(flow_run.get_id())
-    request = replace(request, again=request.again and not forgotten.exists())  # a retry continues what was begun
     try:
         with disk_errors(workspace.root), PrefectProgress("score", unit="rows") as progress:
-            note = partial(files.write_text, forgotten, request.output)
-            scored = score(params, workspace, request, progress=progress, on_forget=note)
+            scored = score(params, workspace, request, progress=progress, forgotten=forgotten)
             progress.say(scored.summary)
+        forgotten.unlink(missing_ok=True)
         return Completed(message=scored.summary, data=scored)
     except RatchetError as error:
         return ended_by(error)

@@ -5,13 +5,13 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ratchet import scale, settings
+from ratchet import files, scale, settings
 from ratchet.data.reading.input_files import InputFile, Storages
 from ratchet.data.reading.storage import is_url
 from ratchet.errors import DataError
@@ -70,12 +70,13 @@ def score(
     request: Request,
     *,
     progress: StageProgress,
-    on_forget: Callable[[], None] = lambda: None,
+    forgotten: Path | None = None,
 ) -> Scored:
     """Score the files of a request, or continue where an earlier attempt was killed.
 
     Args:
-        on_forget: is called when the answers of an earlier job are deleted.
+        forgotten: file that says that the answers of an earlier job are deleted. While it exists, a request to
+            score everything again continues: it is an attempt after the first.
 
     Raises:
         DataError: an input cannot be read or was changed, the folder has something else, or its job began otherwise.
@@ -85,9 +86,11 @@ def score(
         PlatformError: the engine of scale.engine cannot work.
     """
     require_apart("--output", request.output, request.inputs)
+    if forgotten and forgotten.exists():
+        request = replace(request, again=False)
     output, registry, serving = ResultFolder(request.output), ModelRegistry(workspace, params), params.serving
     with output.locked(workspace.project.state):
-        before = jobs.read_job(output) if not request.again else jobs.require_own(output)
+        before = _job_before(output, request)
         reference = request.model or configured(workspace, params)
         version = _pinned(registry, reference, before, progress)
         name = f"{version.name}/{version.number}"
@@ -97,7 +100,9 @@ def score(
             if before:
                 jobs.begin(output, job, before)  # before rows are counted, which can take hours
             ranges = list(jobs.plan(reader, listing, job.shard_rows))
-            job = _begin(output, job, before, on_forget if request.again else None)
+            if request.again:
+                _forget(output, forgotten)  # by now version and inputs are read: no answers are lost to a wrong name
+            job = jobs.begin(output, job, before)
             about: dict[str, Any] = {"project": str(workspace.root), "version": name, "variant": serving.variant}
             about |= {"threads": serving.threads, "column": job.column, "output": output.where, "job": job.digest}
             shards = [{**about, "shard": number, "ranges": each} for number, each in enumerate(ranges)]
@@ -107,15 +112,18 @@ def score(
             return Scored(output.where, loaded.identity, **counts, earlier=earlier, seconds=time.monotonic() - began)
 
 
-def _begin(output: ResultFolder, job: Job, before: Job | None, on_forget: Callable[[], None] | None) -> Job:
-    """Begin or continue the job of a folder. With `on_forget` the answers of an earlier one are deleted first.
+def _job_before(output: ResultFolder, request: Request) -> Job | None:
+    """Return the job that a request continues."""
+    if request.again:
+        jobs.require_own(output)
+        return None
+    return jobs.read_job(output)
 
-    By now version and inputs are read, so no answers are lost to a wrong name.
-    """
-    if on_forget:
-        jobs.forget(output)
-        on_forget()
-    return jobs.begin(output, job, before)
+
+def _forget(output: ResultFolder, forgotten: Path | None) -> None:
+    jobs.forget(output)
+    if forgotten:
+        files.write_text(forgotten, output.where)
 
 
 def _new_job(

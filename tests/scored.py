@@ -77,8 +77,9 @@ class Place:
     def score(self, inputs: Path | str, output: Path | str, **more: Any) -> Scored:
         paths = (str(inputs), *map(str, filter(None, [more.pop("other", None)])))
         request = Request(paths, str(output), "titanic@champion", None, 200)
-        self.progress = Silent()
-        return score(self.params, self.workspace, replace(request, **more), progress=self.progress)
+        forgotten, self.progress = more.pop("forgotten", None), Silent()
+        request = replace(request, **more)
+        return score(self.params, self.workspace, request, progress=self.progress, forgotten=forgotten)
 
     def command(self, inputs: Path, output: Path, *more: str) -> list[str]:
         return ["ratchet", "predict", str(inputs), "--model", "titanic@champion", "--output", str(output), *more]

@@ -7,7 +7,7 @@ REPOSITORY = Path(__file__).parents[1]
 LIMITS = {
     "baselines": 650,
     "code": 450,
-    "commands": 4_785,
+    "commands": 4_803,
     "data": 11_475,
     "doctor": 1_225,
     "evaluation": 3_343,
@@ -19,18 +19,18 @@ LIMITS = {
     "problems": 1_010,
     "project_files": 30,
     "provenance": 1_085,
-    "ratchet": 2_180,
-    "registry": 4_685,
+    "ratchet": 2_187,
+    "registry": 4_702,
     "reports": 2_165,
     "scale": 730,
     "search": 1_170,
     "servers": 1_500,
-    "serving": 7_055,
+    "serving": 7_071,
     "settings": 2_530,
-    "tasks": 5_485,
+    "tasks": 5_492,
     "tokens": 400,
-    "traffic": 1_042,
-    "training": 9_870,
+    "traffic": 1_057,
+    "training": 9_880,
 }
 
 

@@ -242,6 +242,17 @@ def test_again_keeps_the_answers_if_nothing_can_be_scored(place: Place, titanic:
     assert digests(out) == before
 
 
+def test_a_retry_of_again_continues_after_the_deletion(place: Place, titanic: Path, tmp_path: Path) -> None:
+    out, forgotten = tmp_path / "out", tmp_path / "forgotten"
+    place.score(titanic, out)
+    with pytest.raises(DataError, match="there is no such file"):
+        place.score(tmp_path / "titanik.csv", out, again=True, forgotten=forgotten)
+    assert not forgotten.exists()
+    assert place.score(titanic, out, again=True, forgotten=forgotten).earlier == 0
+    (out / "shard-000002.parquet").unlink()  # as if the attempt had ended before it
+    assert place.score(titanic, out, again=True, forgotten=forgotten).earlier == 4
+
+
 def test_predict_never_writes_over_its_input(place: Place, titanic: Path, tmp_path: Path) -> None:
     content = titanic.read_bytes()
     (tmp_path / "same.csv").hardlink_to(titanic)

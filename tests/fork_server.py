@@ -2,8 +2,8 @@
 
 Importing takes seconds, forking takes milliseconds. A command behaves as in a new process: it has its own working
 folder, environment, streams and exit code, and imports the project's code afresh. Prefect and DVC are not imported
-beforehand, because they read their settings as they are imported. The `python` in `ForkServer.programs` passes the
-stages that `dvc repro` runs to the fork server.
+beforehand, because they read their settings as they are imported; what Prefect imports is. The `python` in
+`ForkServer.programs` passes the stages that `dvc repro` runs to the fork server.
 """
 
 import array
@@ -32,6 +32,10 @@ LIBRARIES = (
     "mlflow.store.tracking.sqlalchemy_store", "numpy", "pandera.polars", "PIL.Image", "polars", "psutil", "pyarrow",
     "pydantic", "rich.progress", "ruamel.yaml", "safetensors.torch", "scipy.stats", "sklearn.datasets",
     "sklearn.metrics", "sqlalchemy", "torch", "typer",
+    # What Prefect's client imports.
+    "anyio.to_thread", "asgi_lifespan", "cachetools", "certifi", "cloudpickle", "coolname", "dateutil.parser",
+    "httpcore", "httpx", "humanize", "jsonpatch", "jsonschema", "opentelemetry.trace", "orjson", "pendulum",
+    "pydantic_extra_types.pendulum_dt", "pydantic_settings", "slugify", "toml", "websockets.asyncio.client",
 )  # fmt: skip
 READ_AT_IMPORT = ("OMP_", "MKL_", "MLFLOW_", "PREFECT_", "TORCH", "CUDA", "PYTHONHASHSEED")  # by these libraries
 READ_AT_USE = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_HTTP_REQUEST_TIMEOUT")

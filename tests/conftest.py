@@ -429,8 +429,17 @@ def _files() -> frozenset[str]:
     """Paths at the top and in the outputs' folders, where a run would leave something."""
     paths = {path.name for path in REPOSITORY.iterdir() if not path.name.endswith("_cache")} - {".hypothesis"}
     for name in OUTPUTS:
-        paths |= {path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / name).rglob("*")}
+        paths.update(path.removeprefix(f"{REPOSITORY}/") for path in _below(str(REPOSITORY / name)))
     return frozenset(paths)
+
+
+def _below(folder: str) -> Iterator[str]:
+    """All paths below a folder, twice for each test: `Path.rglob` takes five times as long."""
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            yield entry.path
+            if entry.is_dir(follow_symlinks=False):
+                yield from _below(entry.path)
 
 
 def _difference(before: object, after: object) -> str:

@@ -32,7 +32,7 @@ from ratchet.serving.versions.alias_watcher import load
 from ratchet.traffic.log_reader import log_folder, read
 from tests.serving.test_model_server import HOST, SPECS, Served, expected, model_server
 
-SWAPS = int(os.environ.get("RATCHET_SWAPS", "20"))
+SWAPS = int(os.environ.get("RATCHET_SWAPS", "8"))
 CLIENTS = 6
 ANSWERS_ONCE = """
 import signal
@@ -214,62 +214,36 @@ def test_nothing_survives_a_killed_parent(registry: Served) -> None:
     assert started.wait() == -signal.SIGKILL
 
 
-@pytest.mark.system
-def test_sigterm_lets_requests_end(registry: Served, answers: dict[str, Any], request: pytest.FixtureRequest) -> None:
-    """Bodies of which a half has come, in both processes, are read to their end and answered, also after SIGHUP."""
-    body = json.dumps({"inputs": PIXELS.tolist()}).encode()
-    with model_server(registry, "image", processes=2) as served:
-        head = f"POST /invocations HTTP/1.1\r\nHost: {HOST}:{served.port}\r\nContent-Type: application/json\r\n"
-        head += f"Content-Length: {len(body)}\r\n\r\n"
-        started = parent(served)
-        clients = [HTTPConnection(HOST, served.port) for _ in range(16)]
-        for client in clients:
-            request.addfinalizer(client.close)
-            client.connect()
-            client.sock.sendall(head.encode() + body[:100])
-        until(lambda: sample(served, "ratchet_requests_in_flight") > len(clients))
-        started.terminate()
-        until(lambda: _is_refused(served))
-        started.send_signal(signal.SIGHUP)
-        for client in clients:
-            client.sock.sendall(body[100:])
-        for client in clients:
-            response = client.response_class(client.sock)
-            response.begin()
-            assert predictions(json.loads(response.read())).tobytes() == answers["1"].tobytes()
-
-
-def _is_refused(served: Served) -> bool:
-    try:
-        served.get("/health")
-    except (URLError, ConnectionError):
-        return True
-    return False
+@pytest.fixture(scope="module")
+def following(registry: Served) -> Iterator[Served]:
+    """Two processes that follow the alias. The last test that uses them ends them."""
+    with model_server(registry, "image", processes=2, poll=0.05) as served:
+        until(lambda: all(processes(served).values()))
+        yield served
 
 
 @pytest.mark.system
 @pytest.mark.slow
-def test_swaps_under_load_give_no_wrong_answer(registry: Served, answers: dict[str, Any]) -> None:
+def test_swaps_under_load_give_no_wrong_answer(registry: Served, answers: dict[str, Any], following: Served) -> None:
     """Each connection sees the versions in the order in which they were promoted. RATCHET_SWAPS: number of swaps."""
     promoted, stop, counts = ["1"], threading.Event(), Counter[str]()
 
     def ask(seed: int) -> None:
         place = 0
-        with closing(Client(served, answers, seed)) as client:
+        with closing(Client(following, answers, seed)) as client:
             while not stop.is_set():
                 version = client.ask()
                 place = promoted.index(version, place)
                 counts[version] += 1
 
-    with model_server(registry, "image", processes=2, poll=0.05) as served, ThreadPoolExecutor(CLIENTS) as pool:
-        until(lambda: all(processes(served).values()))
+    with ThreadPoolExecutor(CLIENTS) as pool:
         jobs = [pool.submit(ask, seed) for seed in range(CLIENTS)]
         try:
             for swap in range(SWAPS):
                 version = "21"[swap % 2]
                 promoted.append(version)
                 registry.promote("image", version)
-                until(lambda version=version: set(processes(served).values()) == {f"image version {version}"})  # type: ignore[misc]
+                until(lambda version=version: have(following, version))  # type: ignore[misc]
                 for job in jobs:
                     assert not job.done(), job.result()
         finally:
@@ -279,6 +253,44 @@ def test_swaps_under_load_give_no_wrong_answer(registry: Served, answers: dict[s
     registry.promote("image", "1")
     assert counts.keys() == {"1", "2"}
     print(dict(counts))
+
+
+def have(served: Served, version: str) -> bool:
+    """Return whether all processes have this version."""
+    return set(processes(served).values()) == {f"image version {version}"}
+
+
+@pytest.mark.system
+def test_sigterm_lets_requests_end(following: Served, answers: dict[str, Any], request: pytest.FixtureRequest) -> None:
+    """Bodies of which a half has come, in both processes, are read to their end and answered, also after SIGHUP."""
+    until(lambda: have(following, "1"))
+    body = json.dumps({"inputs": PIXELS.tolist()}).encode()
+    head = f"POST /invocations HTTP/1.1\r\nHost: {HOST}:{following.port}\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
+    started = parent(following)
+    clients = [HTTPConnection(HOST, following.port) for _ in range(16)]
+    for client in clients:
+        request.addfinalizer(client.close)
+        client.connect()
+        client.sock.sendall(head.encode() + body[:100])
+    until(lambda: sample(following, "ratchet_requests_in_flight") > len(clients))
+    started.terminate()
+    until(lambda: _is_refused(following))
+    started.send_signal(signal.SIGHUP)
+    for client in clients:
+        client.sock.sendall(body[100:])
+    for client in clients:
+        response = client.response_class(client.sock)
+        response.begin()
+        assert predictions(json.loads(response.read())).tobytes() == answers["1"].tobytes()
+
+
+def _is_refused(served: Served) -> bool:
+    try:
+        served.get("/health")
+    except (URLError, ConnectionError):
+        return True
+    return False
 
 
 @pytest.mark.system

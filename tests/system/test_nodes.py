@@ -228,18 +228,17 @@ def test_a_node_with_other_settings_is_refused_by_name(make_nodes, new_project, 
     assert first.wait() == 0
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_wrong_nodes_are_refused(make_nodes) -> None:
+    project = make_nodes("wrong").project
+    before = project.workspace.params.read_bytes()
+    for changes, message in (
         ({"training.nodes": 3}, "training.nodes: found 3, and no such number of nodes"),
         ({"training.rendezvous": "203.0.113.7:29400"}, "which this machine cannot open"),
         ({"training.rendezvous": "127.0.0.1:99999"}, "training.rendezvous: found 127.0.0.1:99999. Allowed: HOST:PORT"),
-    ],
-)
-def test_wrong_nodes_are_refused(changes: dict[str, Any], message: str, make_nodes) -> None:
-    project = make_nodes("wrong").project
-    settings.override(project.workspace.params, changes)
-    assert message in project.refused(*project.stage("train"))
+    ):
+        project.workspace.params.write_bytes(before)
+        settings.override(project.workspace.params, changes)
+        assert message in project.refused(*project.stage("train"))
 
 
 @pytest.mark.parametrize(
@@ -250,9 +249,11 @@ def test_wrong_nodes_are_refused(changes: dict[str, Any], message: str, make_nod
     ],
 )
 def test_contradictions_of_nodes_are_refused_when_set(
-    changes: dict[str, Any], message: str, fix: dict[str, Any], make_nodes
+    changes: dict[str, Any], message: str, fix: dict[str, Any], tmp_path: Path
 ) -> None:
-    params = make_nodes("contradiction").project.workspace.params
+    params = tmp_path / "params.yaml"
+    params.write_text(settings.template())
+    settings.override(params, SETTINGS | {"training.rendezvous": "127.0.0.1:1"})
     with pytest.raises(RatchetError, match=message):
         settings.override(params, changes)
     settings.override(params, changes | fix)

@@ -1,5 +1,6 @@
 """Rows of the request log by version and window. The log is read file by file, and answers are counted once."""
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["WindowRows", "first_hour", "pieces"]
 
 _HOUR = 3600
+_File = tuple[Path, int]
+"""A file of the log, and the time of its change in nanoseconds: a merged file can grow."""
 
 
 class WindowRows(NamedTuple):
@@ -28,7 +31,7 @@ class WindowRows(NamedTuple):
 
 def first_hour(folder: Path) -> int | None:
     """Return the start of the oldest hour in the log, in seconds since 1970; None: it is empty."""
-    return min(map(_hour_of, log_files(folder)), default=None)
+    return min(_files_by_hour(folder), default=None)
 
 
 def pieces(
@@ -44,24 +47,28 @@ def pieces(
         window: seconds.
         columns: besides those of the key and the time; None: all.
     """
-    hours = {hour for hour in map(_hour_of, log_files(folder)) if begin - _HOUR < hour < end}
     wanted = None if columns is None else [*KEY, "time", *columns]
-    for hour in sorted(hours):
-        for rows in _rows_of_hour(folder, hour, wanted):
-            yield from _by_window(rows, begin, end, window)
+    for hour, files in sorted(_files_by_hour(folder).items()):
+        if begin - _HOUR < hour < end:
+            for rows in _rows_of_hour(folder, hour, files, wanted):
+                yield from _by_window(rows, begin, end, window)
 
 
-def _rows_of_hour(folder: Path, hour: int, columns: list[str] | None) -> "Iterator[polars.DataFrame]":
-    """Yield the rows of an hour by files, each row once. Files that the server merges meanwhile are found again."""
+def _rows_of_hour(
+    folder: Path, hour: int, files: list[_File], columns: list[str] | None
+) -> "Iterator[polars.DataFrame]":
+    """Yield the rows of an hour by files, each row once. The log is listed again only if one of them is gone."""
     import polars as pl
 
-    seen, done = np.empty(0, np.uint64), set[tuple[Path, int]]()
-    while files := [file for file in _files_of(folder, hour) if file not in done]:
+    seen, done = np.empty(0, np.uint64), set[_File]()
+    while files:
         try:
             rows = read_file(files[0][0], row_schema(), columns=columns)
         except FileNotFoundError:  # merged or deleted
+            files = [file for file in _files_by_hour(folder).get(hour, ()) if file not in done]
             continue
         done.add(files[0])
+        files = files[1:]
         rows = rows.filter(pl.col("envelope") != SHADOW)
         rows = rows.unique(KEY, maintain_order=True)
         keys = rows.select(KEY).hash_rows().to_numpy()
@@ -70,16 +77,13 @@ def _rows_of_hour(folder: Path, hour: int, columns: list[str] | None) -> "Iterat
         yield rows.filter(pl.Series(is_new, dtype=pl.Boolean))
 
 
-def _files_of(folder: Path, hour: int) -> list[tuple[Path, int]]:
-    """Return the files of an hour, each with the time of its change: a merged file can grow."""
-    paths = []
+def _files_by_hour(folder: Path) -> dict[int, list[_File]]:
+    """Return the files of the log by their hours, in one look at the folder."""
+    hours: dict[int, list[_File]] = {}
     for path in log_files(folder):
-        try:
-            if _hour_of(path) == hour:
-                paths.append((path, path.stat().st_mtime_ns))
-        except FileNotFoundError:  # merged or deleted
-            continue
-    return paths
+        with contextlib.suppress(FileNotFoundError):  # merged or deleted
+            hours.setdefault(_hour_of(path), []).append((path, path.stat().st_mtime_ns))
+    return hours
 
 
 def _by_window(rows: "polars.DataFrame", begin: int, end: int, window: int) -> Iterator[WindowRows]:

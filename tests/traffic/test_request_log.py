@@ -170,6 +170,23 @@ def test_oldest_files_are_deleted_above_the_limit_of_size(tmp_path: Path, caplog
     assert stored(tmp_path) == files[2:]
 
 
+def test_files_of_a_clock_ahead_are_deleted_first(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Else each new hour is deleted until that time. The log says that there are such files."""
+    year = NOW + 365 * DAY
+    for hours in (3, 2):
+        log(tmp_path, [logged(hours, at=year - HOUR * hours)], clock=lambda: year)
+    ahead = stored(tmp_path)
+    mib = ahead[-1].stat().st_size * 2.5 / 2**20
+    first = log(tmp_path, [logged(1, at=NOW - HOUR * 2)], mib=mib)
+    assert len(stored(tmp_path)) == 2
+    assert ahead[1] in stored(tmp_path)
+    assert first.problem.startswith(f"1 files, such as {ahead[1]}, are later than the clock")
+    assert first.problem in caplog.text
+    second = log(tmp_path, [logged(4, at=NOW - HOUR)], mib=mib)
+    assert {int(answer, 16) for answer in read(tmp_path)["answer"]} == {1, 4}
+    assert second.problem == ""
+
+
 @pytest.mark.parametrize("age", [0.0, HOUR * 2])
 def test_a_limit_smaller_than_an_hour_keeps_newest_rows(tmp_path: Path, age: float) -> None:
     rng, mib = np.random.default_rng(0), 0.2

@@ -145,7 +145,7 @@ class SketchLog:
         drafts = [*self.folder.rglob(f"{files.DRAFT}*")]  # of killed servers
         paths = [*stored_files(self.folder, "[0-9]*.json*", "bins/*.json*"), *drafts]
         delete_old(self.folder, paths, days=days, now=now)
-        delete_excess(_sketch_files(self.folder), mib=mib)
+        delete_excess(_sketch_files(self.folder), mib=mib, now=now)
 
     def _start(self, at: float) -> int:
         return int(at // self._slot) * self._slot

@@ -40,6 +40,10 @@ _PAUSE, _REST = 0.05, 0.002  # seconds until the next ones, when few and when ma
 _MOST_BYTES = 64 << 20  # of requests and rows that wait to be written
 _MIB = 1 << 20
 _NOT_WRITTEN = "the request log cannot be written"
+_AHEAD = (
+    "are later than the clock, which is or was wrong. Fix: correct it, or if it is right, delete these files; above "
+    "serving.log_mib they are deleted first"
+)
 _NOT_COUNTED = "requests cannot be counted to find drift"
 _SAMPLED, _SLICES, _OPEN = 200, 12, 64  # rows of a window; parts of a window among which they are spread; windows
 _PARTS_OF_LIMIT = 8  # a file of the log takes at most one eighth of log_mib, so that deletion of a file leaves the rest
@@ -88,7 +92,7 @@ class RequestLog:
         share: of the requests that are logged.
         lost: requests that were not written, because the disk is full or slow.
         sketches: of what is asked, to find drift; None: there are none.
-        problem: why the latest could not be written, or old ones not deleted; empty: they could.
+        problem: why the latest could not be written, or old ones not deleted, or that files are ahead of the clock.
     """
 
     def __init__(
@@ -164,8 +168,8 @@ class RequestLog:
             if failures or is_due:
                 self.problem = "; ".join(dict.fromkeys(failures))
 
-    def _steps(self, requests: list[Logged], *, is_due: bool) -> Iterator[tuple[str, Callable[[], None]]]:
-        """Yield the steps of a turn, each with the problem if it fails."""
+    def _steps(self, requests: list[Logged], *, is_due: bool) -> Iterator[tuple[str, Callable[[], str | None]]]:
+        """Yield the steps of a turn, each with the problem if it fails. A step may return another problem."""
         groups: dict[_Key, list[Logged]] = {}
         for request in requests:
             key = _hour(request.time), request.model, request.version, request.envelope == SHADOW
@@ -181,15 +185,17 @@ class RequestLog:
                 yield _NOT_COUNTED, self.sketches.write
             yield "the request log cannot be merged", self._tidy
 
-    def _failure(self, name: str, step: Callable[[], None]) -> str:
-        """Do one step; the others do not depend on it. Return why it failed; empty: it did not."""
+    def _failure(self, name: str, step: Callable[[], str | None]) -> str:
+        """Do one step; the others do not depend on it. Return its problem, or why it failed; empty: it did not."""
         try:
-            step()
+            problem = step() or ""
         except Exception as error:  # of the disk or of pyarrow: answers go on, and the next part may succeed
             if name not in self.problem:
                 _LOG.error("%s: %s: %s", self.folder, name, error)
             return f"{name}: {error}"
-        return ""
+        if problem and problem not in self.problem:
+            _LOG.warning("%s: %s", self.folder, problem)
+        return problem
 
     def _take(self, key: _Key, group: list[Logged]) -> None:
         """Make a table of requests."""
@@ -233,9 +239,13 @@ class RequestLog:
         with FileLock(self.folder / "lock"), files.draft_file(path, private=True) as draft:
             pq.write_table(whole, draft, compression="zstd", use_dictionary=repeated)
 
-    def _tidy(self) -> None:
-        """Merge the parts of past hours, and delete what is too old or too much. One process at a time."""
-        now = self._clock()
+    def _tidy(self) -> str:
+        """Merge the parts of past hours, and delete what is too old or too much. One process at a time.
+
+        Returns:
+            That there are files ahead of the clock; empty: there are none.
+        """
+        now, ahead = self._clock(), list[Path]()
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             with FileLock(self.folder / "lock", timeout=0):
@@ -243,17 +253,18 @@ class RequestLog:
                     self.sketches.tidy(days=self._days, mib=self._mib, now=now)
                 hours = sorted(path for path in self.folder.iterdir() if path.is_dir() and path.name < _hour(now))
                 with contextlib.ExitStack() as later:  # a file that cannot be read now keeps no others, and is named
-                    later.callback(self._delete, now)
+                    later.callback(lambda: ahead.extend(self._delete(now)))
                     for hour in reversed(hours):
                         later.callback(self._merge, hour)
         except Timeout:  # another server of this folder does it
             pass
+        return f"{len(ahead)} files, such as {ahead[0]}, {_AHEAD}" if ahead else ""
 
-    def _delete(self, now: float) -> None:
-        """Delete what is too old or too much."""
+    def _delete(self, now: float) -> list[Path]:
+        """Delete what is too old or too much. Return the files that stay and are ahead of the clock."""
         names = ("*.parquet*", "*/*.parquet*")  # with those that were set aside
         delete_old(self.folder, stored_files(self.folder, *names), days=self._days, now=now)
-        delete_excess(stored_files(self.folder, *names), mib=self._mib)
+        return delete_excess(stored_files(self.folder, *names), mib=self._mib, now=now)
 
     def _merge(self, hour: Path) -> None:
         """Make one file of the parts of an hour; several, if it is large beside log_mib."""

@@ -25,6 +25,10 @@ def time_of(path: Path) -> float:
     Returns:
         Seconds since 1970.
     """
+    return _span_of(path)[1]
+
+
+def _span_of(path: Path) -> tuple[float, float]:
     for name in (path.name, path.parent.name):
         if match := _TIME.match(name):
             day, hour = match.groups()
@@ -32,8 +36,9 @@ def time_of(path: Path) -> float:
                 start = calendar.timegm(time.strptime(f"{day}T{hour or '00'}", "%Y-%m-%dT%H"))
             except ValueError:  # digits that are not a date
                 continue
-            return start + (_HOUR if hour else _DAY)
-    return path.stat().st_mtime
+            return start, start + (_HOUR if hour else _DAY)
+    changed = path.stat().st_mtime
+    return changed, changed
 
 
 def delete_old(folder: Path, paths: Iterable[Path], *, days: float, now: float) -> None:
@@ -68,15 +73,30 @@ def delete_old(folder: Path, paths: Iterable[Path], *, days: float, now: float) 
         files.write_json(note, expired)
 
 
-def delete_excess(paths: Iterable[Path], *, mib: float) -> None:
-    """Delete the oldest files until the others take at most `mib`. The newest file stays."""
-    newest_first = sorted(paths, key=lambda path: (time_of(path), path.stat().st_mtime, path.name), reverse=True)
-    total = 0
+def delete_excess(paths: Iterable[Path], *, mib: float, now: float) -> list[Path]:
+    """Delete the oldest files until the others take at most `mib`. The newest file stays.
+
+    Files whose time begins more than an hour after `now` count as the oldest: a clock that was ahead has named them,
+    and else each new file would be deleted until that time.
+
+    Returns:
+        Those of them that stay.
+    """
+
+    def order(path: Path) -> tuple[bool, float, float, str]:
+        start, end = _span_of(path)
+        return start <= now + _HOUR, end, path.stat().st_mtime, path.name
+
+    newest_first = sorted(paths, key=order, reverse=True)
+    total, ahead = 0, []
     for number, path in enumerate(newest_first):
         total += path.stat().st_size
         if number and total > mib * _MIB:
             path.unlink(missing_ok=True)
             _LOG.warning("%s deleted: the log is larger than %g MiB", path, mib)
+        elif not order(path)[0]:
+            ahead.append(path)
+    return ahead
 
 
 def _read_note(path: Path) -> dict[str, float]:

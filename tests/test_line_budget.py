@@ -29,7 +29,7 @@ LIMITS = {
     "settings": 2_530,
     "tasks": 5_492,
     "tokens": 400,
-    "traffic": 1_088,
+    "traffic": 1_181,
     "training": 9_880,
 }
 

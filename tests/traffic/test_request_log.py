@@ -1,6 +1,8 @@
 """The request log: complete files whatever happens, limited in memory and on the disk."""
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow.parquet as pq
 import pytest
 from filelock import FileLock
 from waiting import until
@@ -239,6 +242,80 @@ def test_a_damaged_file_is_found_by_the_merge(tmp_path: Path) -> None:
     assert written.problem == ""
     assert read(tmp_path)["answer"].to_list() == [f"{2:032x}"]
     assert find(tmp_path, f"{2:032x}")["row"].to_list() == [0]
+
+
+def test_damage_after_some_rows_leaves_the_others(tmp_path: Path) -> None:
+    """A merge reads a few rows at a time, and finds damage late."""
+    for number in (1, 2):
+        log(tmp_path, [logged(number, rows=600)])
+    broken, good = sorted(tmp_path.glob("*/*.parquet"))
+    pq.write_table(pq.read_table(broken), broken, row_group_size=300)
+    begin = pq.ParquetFile(broken).metadata.row_group(1).column(0).data_page_offset
+    content = broken.read_bytes()
+    broken.write_bytes(
+        content[:begin] + bytes(byte ^ 255 for byte in content[begin : begin + 40]) + content[begin + 40 :]
+    )
+    written = log(tmp_path, [], clock=lambda: NOW + 2 * HOUR)
+    assert written.problem == ""
+    assert not good.exists()
+    assert read(tmp_path)["answer"].to_list() == [f"{2:032x}"] * 600
+    assert [path.name for path in tmp_path.rglob(f"*{DAMAGED}")] == [broken.name + DAMAGED]
+
+
+def test_merge_unites_columns_and_their_types(tmp_path: Path) -> None:
+    """Also with a file that Polars has written, as older releases did."""
+    values: list[list[Any]] = [[1, 2], [0.5, None], ["x", "y"]]
+    for number, column in enumerate(values):
+        columns = {"age": column} if number else {}
+        log(
+            tmp_path,
+            [logged(number, rows=2, columns=lambda columns=columns: columns)],
+            inputs="keep" if number else "none",
+        )
+    older = min(tmp_path.glob("*/*.parquet"))
+    pl.read_parquet(older).write_parquet(tmp_path / f"{older.parent.name}.00000.parquet")  # not yet deleted here
+    before = read(tmp_path)
+    log(tmp_path, [], clock=lambda: NOW + 2 * HOUR)
+    (whole,) = tmp_path.rglob("*.parquet")
+    rows = read(tmp_path).sort("answer", "row")
+    assert len(pl.read_parquet(whole)) == 6
+    assert rows.equals(before.sort("answer", "row").select(rows.columns))
+    assert rows["slice.age"].to_list() == [None, None, "0.5", None, "x", "y"]
+    assert rows["input.pixels"].to_list() == [None, None, *([[n] * 4 for n in (1, 1, 2, 2)])]
+
+
+MERGE = """
+import sys
+from pathlib import Path
+from ratchet.traffic.request_log import RequestLog
+
+
+def peak() -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
+
+
+log = RequestLog(Path(sys.argv[1]), share=1.0, inputs="keep", days=30.0, mib=64.0, clock=lambda: float(sys.argv[2]))
+before = peak()
+log.close()
+print(peak() - before, log.problem)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux reports the peak of a process's memory")
+def test_merge_of_equal_images_takes_bounded_memory(tmp_path: Path) -> None:
+    """They are 115 MiB in memory and some KiB on the disk, so the size of the files bounds nothing."""
+    black = np.zeros((100, 224, 224, 3), np.uint8)
+    for number in range(8):
+        log(tmp_path, [logged(number, rows=100, inputs={"pixels": black})], inputs="keep")
+    assert sum(path.stat().st_size for path in stored(tmp_path)) < 1 << 20
+    command = [sys.executable, "-c", MERGE, str(tmp_path), str(NOW + 2 * HOUR)]
+    peak, _, problem = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.partition(" ")
+    assert problem.strip() == ""
+    (whole,) = stored(tmp_path)
+    file = pq.ParquetFile(whole)
+    assert (file.metadata.num_rows, file.metadata.num_row_groups > 5) == (800, True)
+    assert float(peak) < 300, "MiB; 200 of it whatever the number of images"
 
 
 def test_a_disk_that_cannot_be_written_is_named_and_counted(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 __all__ = [
     "DAMAGED",
     "KEY",
+    "Damaged",
     "find",
     "log_files",
     "log_folder",
     "read",
+    "read_batches",
     "read_file",
     "read_shadow",
     "set_aside",
@@ -30,9 +32,15 @@ __all__ = [
 DAMAGED = ".damaged"
 """Ends the names of files that could not be read."""
 _LOG = logging.getLogger(__name__)
+_BUFFER = 1 << 20  # bytes that are read at once, of each column
+_VALUES, _MOST_ROWS = 1 << 19, 256  # of a batch; a row may have a long text
 
 KEY = ("answer", "row", "envelope", "model", "version")
 """Columns that name a row of the log: several versions may have answered it in shadow."""
+
+
+class Damaged(Exception):
+    """A file is damaged, and was set aside."""
 
 
 def log_folder(workspace: Workspace) -> Path:
@@ -108,27 +116,74 @@ def read_file(
         OSError: the system cannot read it now. That is no damage, and the file stays.
     """
     import polars
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         # pyarrow raises errors for damage where Polars can panic.
-        with pq.ParquetFile(path) as file:
+        with _damage_of(path), pq.ParquetFile(path) as file:
             begins = tuple(name for name in columns or () if name.endswith("."))
             stored = [name for name in file.schema_arrow.names if name.startswith(begins)] if begins else []
             frame = polars.from_arrow(file.read(columns and [*columns, *stored]))
+            assert isinstance(frame, polars.DataFrame)
+            _check(frame, {name: kind for name, kind in schema.items() if columns is None or name in columns})
+            return frame
+    except Damaged:
+        return polars.DataFrame(schema={name: schema[name] for name in columns or schema if name in schema})
+
+
+def read_batches(path: Path, schema: "Mapping[str, polars.DataType]") -> "Iterator[polars.DataFrame]":
+    """Yield the rows of a Parquet file, a few at a time, after a frame without rows that has all columns.
+
+    Args:
+        path, schema: as for `read_file`.
+
+    Raises:
+        Damaged: the file is damaged, perhaps after some rows. It is set aside.
+        FileNotFoundError, OSError: as `read_file`.
+    """
+    import polars
+    import pyarrow.parquet as pq
+
+    with _damage_of(path), pq.ParquetFile(path, buffer_size=_BUFFER) as file:
+        empty = polars.from_arrow(file.schema_arrow.empty_table())
+        assert isinstance(empty, polars.DataFrame)
+        _check(empty, schema)
+        yield empty
+        # The stored size says little about the memory: equal images compress a thousandfold.
+        groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+        values = sum(group.column(n).num_values for group in groups for n in range(group.num_columns))
+        size = _VALUES * file.metadata.num_rows // max(1, values)
+        for batch in file.iter_batches(batch_size=min(max(1, size), _MOST_ROWS)):
+            rows = polars.from_arrow(batch)
+            assert isinstance(rows, polars.DataFrame)
+            yield rows
+
+
+@contextlib.contextmanager
+def _damage_of(path: Path) -> Iterator[None]:
+    """Set a file aside if what was read of it is wrong.
+
+    Raises:
+        Damaged: it is.
+    """
+    import pyarrow as pa
+
+    try:
+        yield
     except (pa.ArrowException, OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # pyarrow's own have none
             raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+        if isinstance(error, MemoryError):  # of this process; no damage
+            raise
         set_aside(path, str(error))
-    else:
-        assert isinstance(frame, polars.DataFrame)
-        expected = {name: kind for name, kind in schema.items() if columns is None or name in columns}
-        wrong = [name for name, kind in expected.items() if frame.schema.get(name) != kind]
-        if not wrong:
-            return frame
-        set_aside(path, f"column {wrong[0]!r} is missing or has another type")
-    return polars.DataFrame(schema={name: schema[name] for name in columns or schema if name in schema})
+        raise Damaged from error
+
+
+def _check(frame: "polars.DataFrame", schema: "Mapping[str, polars.DataType]") -> None:
+    """Raise ValueError if a column is missing or has another type."""
+    for name, kind in schema.items():
+        if frame.schema.get(name) != kind:
+            raise ValueError(f"column {name!r} is missing or has another type")
 
 
 def set_aside(path: Path, reason: str) -> None:

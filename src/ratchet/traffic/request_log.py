@@ -16,16 +16,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from filelock import FileLock, Timeout
 
 from ratchet import files
-from ratchet.traffic.log_reader import KEY, read_file, stored_files
+from ratchet.traffic.log_reader import KEY, Damaged, read_batches, stored_files
 from ratchet.traffic.retention import delete_excess, delete_old
 from ratchet.traffic.schema import REPEATED, SHADOW, SLICE, Logged, is_sampled, row_schema, size_of, table_of
 
 if TYPE_CHECKING:
+    import polars
     import pyarrow
 
     from ratchet.monitoring.sketch_log import SketchLog
@@ -39,6 +41,7 @@ _CLOSE = 60.0  # seconds for which the end waits for the last file, unless its c
 _PAUSE, _REST = 0.05, 0.002  # seconds until the next ones, when few and when many wait
 _MOST_BYTES = 64 << 20  # of requests and rows that wait to be written
 _MIB = 1 << 20
+_ROW_GROUP = 4 << 20  # bytes of rows that are merged at once; compressed they can be a thousandth
 _NOT_WRITTEN = "the request log cannot be written"
 _AHEAD = (
     "are later than the clock, which is or was wrong. Fix: correct it, or if it is right, delete these files; above "
@@ -232,12 +235,10 @@ class RequestLog:
         import pyarrow.parquet as pq
 
         whole = pa.concat_tables(part.tables, promote_options="permissive").combine_chunks()
-        # A dictionary of the other columns would double the time and the file: their values differ in each row.
-        repeated = [name for name in whole.column_names if name in (*REPEATED, "source") or name.startswith(SLICE)]
         self.folder.mkdir(parents=True, exist_ok=True)
         # Another process that merges this hour deletes drafts. Inputs may be personal.
         with FileLock(self.folder / "lock"), files.draft_file(path, private=True) as draft:
-            pq.write_table(whole, draft, compression="zstd", use_dictionary=repeated)
+            pq.write_table(whole, draft, compression="zstd", use_dictionary=_repeated(whole.column_names))
 
     def _tidy(self) -> str:
         """Merge the parts of past hours, and delete what is too old or too much. One process at a time.
@@ -286,18 +287,56 @@ class RequestLog:
             hour.rmdir()
 
     def _merge_files(self, paths: list[Path], whole: Path) -> None:
-        import polars
+        while paths and paths != [whole]:
+            try:
+                _write_merged(paths, whole)
+            except Damaged:  # without this one
+                paths = [path for path in paths if path.exists()]
+                continue
+            for path in paths:
+                if path != whole:
+                    path.unlink(missing_ok=True)
+            break
 
-        if paths == [whole]:
-            return
-        frames = [rows for path in paths if not (rows := read_file(path, row_schema())).is_empty()]
-        if frames:
-            merged = polars.concat(frames, how="diagonal_relaxed").unique(KEY, maintain_order=True)
-            with files.draft_file(whole, private=True) as draft:
-                merged.write_parquet(draft)
-        for path in paths:
-            if path != whole:
-                path.unlink(missing_ok=True)
+
+def _write_merged(paths: list[Path], whole: Path) -> None:
+    """Write the rows of several files to one, each row once, with memory for a few rows at a time."""
+    import polars
+    import pyarrow.parquet as pq
+
+    schemas = [next(read_batches(path, row_schema())) for path in paths]
+    empty = polars.concat(schemas, how="diagonal_relaxed")
+    columns, seen = empty.to_arrow().schema, np.empty(0, np.uint64)
+    options: dict[str, Any] = {"compression": "zstd", "use_dictionary": _repeated(columns.names)}
+    with files.draft_file(whole, private=True) as draft, pq.ParquetWriter(draft, columns, **options) as writer:
+        for group in _row_groups(paths):
+            rows = polars.concat([empty, group], how="diagonal_relaxed").unique(KEY, maintain_order=True)
+            keys = rows.select(KEY).hash_rows().to_numpy()
+            is_new = ~np.isin(keys, seen)
+            seen = np.concatenate([seen, keys[is_new]])
+            writer.write_table(rows.filter(polars.Series(is_new, dtype=polars.Boolean)).to_arrow())
+
+
+def _row_groups(paths: list[Path]) -> "Iterator[polars.DataFrame]":
+    """Yield the rows of files in groups of about `_ROW_GROUP` bytes."""
+    import polars
+
+    waiting: list[polars.DataFrame] = []
+    size = 0
+    for path in paths:
+        for rows in read_batches(path, row_schema()):
+            waiting.append(rows)
+            size += int(rows.estimated_size())
+            if size >= _ROW_GROUP:
+                yield polars.concat(waiting, how="diagonal_relaxed")
+                waiting, size = [], 0
+    if waiting:
+        yield polars.concat(waiting, how="diagonal_relaxed")
+
+
+def _repeated(names: list[str]) -> list[str]:
+    """Return the columns to store by a dictionary. Of others it doubles time and size: each row differs."""
+    return [name for name in names if name in (*REPEATED, "source") or name.startswith(SLICE)]
 
 
 def _hour(seconds: float) -> str:

@@ -167,6 +167,15 @@ def test_labels_that_cannot_be_read_now_are_kept(requests: Path) -> None:
     assert store.newest()["answer"].to_list() == [ANSWERS[0]]
 
 
+def test_drafts_of_a_killed_write_of_labels_are_removed(requests: Path) -> None:
+    store = LabelStore(requests, clock=lambda: NOON)
+    store.folder.mkdir()
+    (store.folder / ".draft-2027-01-15.parquet.abc.parquet").write_bytes(b"PAR1")
+    store.add({(ANSWERS[0], 0): [0.0]}, problem="classification", days=30.0)
+    assert not list(store.folder.glob(".draft-*"))
+    assert len(store.newest()) == 1
+
+
 def test_old_labels_are_deleted_after_two_readings(requests: Path) -> None:
     days = {"now": NOON}
     store = LabelStore(requests, clock=lambda: days["now"])

@@ -318,6 +318,17 @@ def test_merge_of_equal_images_takes_bounded_memory(tmp_path: Path) -> None:
     assert float(peak) < 300, "MiB; 200 of it whatever the number of images"
 
 
+def test_drafts_of_a_killed_merge_are_removed(tmp_path: Path) -> None:
+    """They have rows and inputs, and neither log_days nor log_mib counts them."""
+    log(tmp_path, [logged(1, at=NOW - HOUR * 2), logged(2)])
+    today = next(tmp_path.glob("*/*.parquet")).parent
+    for folder in (tmp_path, today):
+        (folder / ".draft-2026-01-01T00.00000.parquet.abc.parquet").write_bytes(b"PAR1")
+    log(tmp_path, [])
+    assert not list(tmp_path.rglob(".draft-*"))
+    assert len(read(tmp_path)) == 2
+
+
 def test_a_disk_that_cannot_be_written_is_named_and_counted(tmp_path: Path) -> None:
     (tmp_path / "requests").write_text("a file in place of the folder")
     written = log(tmp_path / "requests", [logged(1), logged(2)])

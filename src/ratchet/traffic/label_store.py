@@ -66,6 +66,7 @@ class LabelStore:
 
         self.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(self.folder / "lock"):
+            files.clear_drafts(self.folder)  # of killed servers
             now = self._clock()
             delete_old(self.folder, stored_files(self.folder, "*.parquet*"), days=days, now=now)
             newest = self.newest().with_columns(pl.col("labelled").dt.epoch("us"))

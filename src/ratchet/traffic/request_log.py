@@ -236,7 +236,7 @@ class RequestLog:
 
         whole = pa.concat_tables(part.tables, promote_options="permissive").combine_chunks()
         self.folder.mkdir(parents=True, exist_ok=True)
-        # Another process that merges this hour deletes drafts. Inputs may be personal.
+        # Another process that merges deletes drafts. Inputs may be personal.
         with FileLock(self.folder / "lock"), files.draft_file(path, private=True) as draft:
             pq.write_table(whole, draft, compression="zstd", use_dictionary=_repeated(whole.column_names))
 
@@ -250,6 +250,7 @@ class RequestLog:
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             with FileLock(self.folder / "lock", timeout=0):
+                files.clear_drafts(self.folder)  # of killed servers
                 if self.sketches:
                     self.sketches.tidy(days=self._days, mib=self._mib, now=now)
                 hours = sorted(path for path in self.folder.iterdir() if path.is_dir() and path.name < _hour(now))
@@ -281,8 +282,6 @@ class RequestLog:
             group, size = [*group, path], size + length
         if group != last:
             self._merge_files(group, self.folder / f"{hour.name}.{number:05}.parquet")
-        for path in hour.glob(f"{files.DRAFT}*"):
-            path.unlink()
         with contextlib.suppress(OSError):  # a damaged part is kept here, or another server has just written one
             hour.rmdir()
 

@@ -28,7 +28,7 @@ from tasks.training_job import TrainingJob
 if TYPE_CHECKING:
     from ratchet import training
 
-__all__ = ["TrialTraining", "constant_answer", "key_of"]
+__all__ = ["TrialTraining", "constant_answer", "key_of", "require_device"]
 
 T = TypeVar("T")
 Reason = Decision | Literal["lost"]
@@ -43,8 +43,34 @@ def key_of(params: Params, workspace: Workspace, values: Mapping[str, Any], seed
     chosen = _chosen(params, values, seed)
     try:
         return TrainingJob.of(chosen, workspace, Manifest.read(workspace.packed)).key
-    except TrainingError:
+    except TrainingError as error:
+        if _cannot_read(error):
+            raise
         return files.digest_json({"values": dict(values), "seed": seed})[:16]
+
+
+def require_device(params: Params) -> None:
+    """Check that this machine has the device and the GPUs of a study, unless the space decides them.
+
+    Raises:
+        TrainingError: it does not. That is no fault of any trial.
+    """
+    from ratchet.training.processes import count_processes
+
+    wanted = params.training
+    if not {f"training.{name}" for name in ("device", "processes", "pieces")} & params.search.space.keys():
+        count_processes(wanted.processes, pieces=wanted.pieces, device=wanted.device)
+
+
+def _cannot_read(error: TrainingError) -> bool:
+    """Return whether this machine cannot read or write a file now.
+
+    A missing file may be one that the settings name. Only the direct cause counts: a process that is lost, perhaps
+    since the trial needs too much memory, ends by an OSError, too.
+    """
+    cause = error.__cause__ or error.__context__
+    is_missing = isinstance(cause, FileNotFoundError | NotADirectoryError | IsADirectoryError)
+    return isinstance(cause, OSError) and cause.errno is not None and not is_missing
 
 
 def _chosen(params: Params, values: Mapping[str, Any], seed: int | None) -> Params:
@@ -89,7 +115,7 @@ class TrialTraining:
         Raises:
             LeaseLost: another worker has the trial.
             StudyUnavailable: the database does not answer, and this worker was asked to stop.
-            RatchetError: no fault of the trial, such as a disk that cannot be written; another worker continues it.
+            RatchetError: no fault of the trial, such as a missing GPU or a full disk; another worker continues it.
         """
         objectives: tuple[float, ...] | None = None
         with heartbeat(self.scheduler, self.trial.number, self._lose):
@@ -99,6 +125,9 @@ class TrialTraining:
                 self.reason = "leave"
                 time.sleep(min(_BUSY_SECONDS, self.scheduler.lease / 4))
             except TrainingError as error:
+                if self._is_of_machine(error):
+                    self._leave()
+                    raise StudyError(f"trial {self.trial.number} is left to other workers: {error}") from error
                 self._fail(f"the loss is not finite: {error}" if isinstance(error, NotFinite) else str(error))
                 return
             except Exception as error:
@@ -107,8 +136,7 @@ class TrialTraining:
                 if ran_out_of_memory(error):
                     self._fail(f"not enough memory ({first_line(error)}). Fix: a smaller model or batch in the space")
                     return
-                with contextlib.suppress(StudyUnavailable, LeaseLost):  # then the lease ends
-                    self.scheduler.leave(self.trial.number, self._spent())
+                self._leave()
                 raise
             self._record(objectives)
 
@@ -130,6 +158,18 @@ class TrialTraining:
                 raise TrainingBusy(f"the files of trial {self.trial.number} are being written") from None
             self.folder, self._counter = copy, StepCounter(copy)
             return self._train()
+
+    def _is_of_machine(self, error: TrainingError) -> bool:
+        """Return whether an error is no fault of the trial: this machine cannot read a file, or has lost its GPU."""
+        try:
+            require_device(self.params)
+        except TrainingError:
+            return True
+        return _cannot_read(error)
+
+    def _leave(self) -> None:
+        with contextlib.suppress(StudyUnavailable, LeaseLost):  # then the lease ends
+            self.scheduler.leave(self.trial.number, self._spent())
 
     def _fail(self, reason: str) -> None:
         progress = self._spent()

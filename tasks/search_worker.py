@@ -17,7 +17,7 @@ from ratchet.search.scheduler import Scheduler, release
 from ratchet.search.store import LeaseLost, StudyStore, patiently
 from ratchet.workspace import Workspace, disk_errors
 from tasks.search_study import require_same, settings_of, study_of
-from tasks.search_trial import TrialTraining, key_of
+from tasks.search_trial import TrialTraining, key_of, require_device
 from tasks.stopping import on_request
 
 __all__ = ["new_owner", "search_trials", "work"]
@@ -50,6 +50,7 @@ def search_trials(
 
     Raises:
         StudyError: there is no such study, or data or code here are not those of the study.
+        TrainingError: this machine does not have the device of the study.
     """
     local = settings.load(workspace.params)
     store = StudyStore(workspace, local.search.storage, name)
@@ -58,6 +59,7 @@ def search_trials(
     study = patiently(store.require, stop=stop, say=say)
     params = settings_of(study, local)
     require_same(study, study_of(params, workspace, name))
+    require_device(params)
     rows = Manifest.read(workspace.packed).splits["train"].rows
     say(f"{owner}: {name}, {rows:,} training samples")
     scheduler = Scheduler(store, params, partial(key_of, params, workspace), owner=owner)

@@ -27,7 +27,7 @@ LIMITS = {
     "servers": 1_500,
     "serving": 7_071,
     "settings": 2_530,
-    "tasks": 5_492,
+    "tasks": 5_532,
     "tokens": 400,
     "traffic": 1_181,
     "training": 9_880,

@@ -1,22 +1,29 @@
 """Workers that report curves instead of training: what every search keeps, however it is disturbed."""
 
+import itertools
 import random
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from simulated_search import RATE, SPACE, Worker, finish, finish_with, new_study, quality
 
+from ratchet.errors import StudyError
 from ratchet.search.early_ends import rungs
 from ratchet.search.finalists import finalists, winner
 from ratchet.search.records import Study, Trial
 from ratchet.search.scheduler import Progress, release
-from ratchet.search.store import LeaseLost
+from ratchet.search.store import LeaseLost, StudyStore
+from ratchet.settings.model import Params
+from ratchet.training.checkpoint import read_checkpoint
 from ratchet.workspace import Workspace
 from tasks.search_trial import TrialTraining
+from tasks.search_worker import _search
 
 CHOICES = {
     RATE: {"choice": [0.01, 0.02, 0.03]},
@@ -290,6 +297,57 @@ def test_a_failed_trial_does_not_stop_the_others(in_memory) -> None:
     assert_sound(ended)
     assert (ended.trials[0].state, ended.trials[0].value) == ("failed", None)
     assert ended.winner not in (None, 0)
+
+
+class Unable(TrialTraining):
+    """An attempt that cannot be trained: `causes` has the cause of each, in turn."""
+
+    causes: ClassVar[Iterator[Callable[[Path], None]]]
+
+    def _train(self) -> tuple[float, ...] | None:
+        next(self.causes)(self.folder)
+        return (0.5,)
+
+
+def unreadable(folder: Path) -> None:
+    """Read a checkpoint that is a link to itself."""
+    folder.mkdir(parents=True)
+    path = folder / "1.safetensors"
+    path.symlink_to(path)
+    read_checkpoint(path)
+
+
+def damaged(folder: Path) -> None:
+    """Read a checkpoint that is none."""
+    folder.mkdir(parents=True)
+    path = folder / "1.safetensors"
+    path.write_bytes(b"")
+    read_checkpoint(path)
+
+
+def search_unable(store: StudyStore, params: Params, folder: Path, causes: list[Callable[[Path], None]]) -> int:
+    """Search by one worker, and return how many trials it took."""
+    Unable.causes = itertools.chain(causes, itertools.repeat(lambda folder: None))
+    worker = Worker(store, params, "unable")
+    training = partial(Unable, params=params, workspace=Workspace(folder))
+    return _search(worker.scheduler, store.require(), training, lambda: False, print)
+
+
+def test_what_a_machine_cannot_read_fails_no_trial(in_memory, tmp_path: Path) -> None:
+    params, study = new_study(trials=3, pruner="none")
+    store = in_memory(study)
+    with pytest.raises(StudyError, match=r"trial 0 is left to other workers: .*cannot be read .* symbolic links"):
+        search_unable(store, params, tmp_path, [unreadable])
+    assert [(trial.state, trial.losses) for trial in store.require().trials] == [("waiting", 0)]
+    assert {trial.state for trial in finish(store, params).trials} == {"complete"}
+
+
+def test_a_damaged_checkpoint_fails_only_its_trial(in_memory, tmp_path: Path) -> None:
+    """It is damaged on every machine: each worker would end at it, and the search never."""
+    params, study = new_study(trials=3, pruner="none")
+    store = in_memory(study)
+    assert search_unable(store, params, tmp_path, [damaged]) == 3
+    assert Counter(trial.state for trial in store.require().trials) == {"failed": 1, "complete": 2}
 
 
 @pytest.mark.parametrize(

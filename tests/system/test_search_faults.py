@@ -11,9 +11,10 @@ import pytest
 from waiting import until
 
 from ratchet import settings
-from ratchet.errors import SettingsError, StudyError, StudyUnavailable
+from ratchet.errors import SettingsError, StudyError, StudyUnavailable, TrainingError
 from ratchet.search.records import Study
 from ratchet.search.scheduler import Scheduler, release
+from ratchet.search.store import StudyStore
 from tasks.search import keep_winner, publish, require_success
 from tasks.search_study import begin
 from tasks.search_trial import TrialTraining
@@ -242,6 +243,15 @@ def test_settings_that_do_not_fit_fail_their_trial(search) -> None:
     assert [trial.values["model.name"] for trial in good] == ["auto"]
     assert all(trial.reason for trial in study.trials if trial.state == "failed")
     assert any("no[red]such<b>net" in trial.reason for trial in study.trials)
+
+
+def test_a_device_that_is_not_there_fails_no_trial(search, packed) -> None:
+    with pytest.raises(TrainingError, match=r"training.device: cuda:77 is not on this machine"):
+        search({"training.device": "cuda:77"})
+    params = settings.load(packed.workspace.params)
+    assert not StudyStore(packed.workspace, params.search.storage, params.search.study).require().trials
+    study = search({"training.device": "cpu", "search.study": "corrected"})
+    assert {trial.state for trial in study.trials} == {"complete"}
 
 
 def test_edited_settings_are_not_overwritten(search, packed) -> None:

@@ -512,8 +512,9 @@ OPENINGS = {
 IN_WORKER = "import multiprocessing\nHANGS = multiprocessing.parent_process() is not None\n"
 
 
-@pytest.mark.parametrize("case", OPENINGS)
-@pytest.mark.parametrize(("hangs", "workers"), [("HANGS = True\n", 1), (IN_WORKER, 2)], ids=["here", "worker"])
+@pytest.mark.parametrize(
+    ("case", "hangs", "workers"), [("module", IN_WORKER, 2), ("class", "HANGS = True\n", 1)], ids=["worker", "here"]
+)
 def test_a_class_that_does_not_open_ends_ingest(home: Home, monkeypatch, case: str, hangs: str, workers: int) -> None:
     monkeypatch.setattr(custom_samples, "LEAST_OPENING", 5.0)  # the parent's opening, which is good, has this limit too
     with pytest.raises(
@@ -579,15 +580,15 @@ def test_a_request_to_stop_is_answered_while_a_sample_hangs(
     """Also in another process of the training, in a step or in validation."""
     home.ingest().change(HANG, place)
     (home.root / "go").touch()
-    train = functools.partial(fitted, home, workers=workers, processes=processes)
     expected = list(fitted(home, "whole", pieces=processes))[-1]
     (home.root / "go").unlink()
     (home.root / "hangs").unlink()
-    stopped = list(train("run", stop=(home.root / "hangs").exists))[-1]
+    train = functools.partial(fitted, home, "run", workers=workers, pieces=processes)
+    stopped = list(train(processes=processes, stop=(home.root / "hangs").exists))[-1]
     assert isinstance(stopped, Stopped)
     assert stopped.saved_step is None
     (home.root / "go").touch()
-    resumed = list(train("run"))
+    resumed = list(train())  # in one process, with the same pieces
     assert [event.step for event in resumed if isinstance(event, Started)] == [stopped.step]
     assert_same(resumed[-1], expected)
 

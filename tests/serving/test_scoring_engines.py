@@ -179,6 +179,7 @@ def test_two_prefect_workers_write_equal_bytes_though_a_run_dies(
     kill_in_work(pool, out, process)
     assert process.wait() == 0, (place.project.home / "predict.log").read_text()
     assert digests(out) == expected
+    assert finished(out) == SHARDS
     assert not list((out / ".results").glob("job-*"))  # which let workers begin a shard
 
 

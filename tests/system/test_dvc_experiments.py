@@ -13,7 +13,7 @@ pytestmark = pytest.mark.system
 
 
 def test_an_experiment_elsewhere_is_judged_and_kept_in_the_project(project: Any, tmp_path: Path) -> None:
-    """The project is a subfolder of the repository of git and DVC."""
+    """The project is a subfolder of the repository of git and DVC. An alias that was moved is put back before."""
     repository = tmp_path / "repository"
     (repository / "models").mkdir(parents=True)
     project.root.rename(repository / "models" / "digits")
@@ -25,9 +25,12 @@ def test_an_experiment_elsewhere_is_judged_and_kept_in_the_project(project: Any,
     project.good("dvc", "repro")
     project.good("git", "add", "--all")
     project.good("git", "commit", "--quiet", "--message=trained")
-    project.good("dvc", "exp", "run", "--temp", "--set-param", "training.epochs=3")
     params = settings.load(project.workspace.params)
     client = connect(project.workspace, params.tracking)
+    client.delete_registered_model_alias("digits", "champion")
+    assert_dvc_repro_refuses_before_the_training(project)
+    project.good("ratchet", "audit", "--repair")
+    project.good("dvc", "exp", "run", "--temp", "--set-param", "training.epochs=3")
     runs = client.search_runs([client.get_experiment_by_name(params.tracking.experiment).experiment_id])
     epochs = {run.info.run_id: run.data.params["training.epochs"] for run in runs}
     assert sorted(epochs.values()) == ["2", "3"]
@@ -39,14 +42,11 @@ def test_an_experiment_elsewhere_is_judged_and_kept_in_the_project(project: Any,
     assert [(epochs[content["run"]], content["over"]) for content in judged] == [("2", None), ("3", "1")]
 
 
-def test_dvc_repro_refuses_a_moved_alias_before_the_training(project: Any) -> None:
-    project.good("dvc", "repro")
-    params = settings.load(project.workspace.params)
-    connect(project.workspace, params.tracking).delete_registered_model_alias("digits", "champion")
+def assert_dvc_repro_refuses_before_the_training(project: Any) -> None:
+    """Ask for another training; afterwards the project is as committed."""
     project.good("ratchet", "set", "training.epochs=1")
     output = " ".join(project.refused("dvc", "repro").split())
     assert "the alias champion is on no version in MLflow, and on version 1 by the ledger" in output
     assert "`ratchet audit --repair` moves the aliases back" in output
     assert not list(project.workspace.running.glob("[!.]*"))  # no training has begun
-    project.good("ratchet", "audit", "--repair")
-    project.good("dvc", "repro", "train")
+    project.good("git", "checkout", "--quiet", "--", ".")

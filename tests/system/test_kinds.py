@@ -1,4 +1,4 @@
-"""Each kind of data through the whole pipeline: `dvc repro`, a kill in the training, the registered model.
+"""Two kinds of data through the whole pipeline: `dvc repro`, a kill in the training of one, the registered model.
 
 The data are real: parts of tinyshakespeare and of bike-sharing, from the folder RATCHET_DATASETS. The class and the
 settings of the own kind are those of docs/your-own-kind.md. test_goldens.py has the stages of all kinds.
@@ -77,10 +77,11 @@ def test_each_kind_becomes_a_registered_model(kind: str, project: Any) -> None:
         "ratchet", "set", *{each.partition("=")[0]: each for each in assignments}.values()
     )  # the last one wins
     project.good("dvc", "repro")
-    undisturbed = project.digests("data/model", "data/baseline")
-    kill_in_training(project)
-    assert "continues at step" in project.good(*project.stage("train"))
-    assert project.digests("data/model", "data/baseline") == undisturbed
+    if kind == "own":  # tests/training/test_streams.py resumes trainings of tokens
+        undisturbed = project.digests("data/model", "data/baseline")
+        kill_in_training(project)
+        assert "continues at step" in project.good(*project.stage("train"))
+        assert project.digests("data/model", "data/baseline") == undisturbed
 
     assert "up to date" in project.good("dvc", "repro")
     metrics = read_metrics(project.workspace.reports)

@@ -6,7 +6,6 @@ Worker processes read sounds that are generated here.
 import base64
 import json
 import re
-import subprocess
 import sys
 import urllib.request
 import wave
@@ -91,26 +90,18 @@ print(json.dumps(model.predict([Path(name).read_bytes() for name in {[str(file) 
     rows = json.loads(clips.good(sys.executable, "-c", script, PYTHONPATH=source).splitlines()[-1])
     assert [["high", "low"][int(np.argmax(row))] for row in rows] == expected
     port, log = reserved_port("127.0.0.1"), tmp_path / "server.log"
-    with (
-        log.open("wb") as output,
-        subprocess.Popen(
-            ("ratchet", "serve", "--port", str(port)),
-            cwd=clips.root,
-            env=clips.environment,
-            stdout=output,
-            stderr=output,
-        ) as server,
-    ):
-        try:
-            until(lambda: answers(f"http://127.0.0.1:{port}/v2/health/ready"), process=server, log=log)
-            body = json.dumps({"input": [base64.b64encode(file.read_bytes()).decode() for file in files]}).encode()
-            request = urllib.request.Request(
-                f"http://127.0.0.1:{port}/v1/predict", body, {"Content-Type": "application/json"}
-            )
-            with urllib.request.urlopen(request) as answer:
-                served = json.load(answer)["predictions"]
-        finally:
-            server.terminate()
+    server = clips.start("ratchet", "serve", "--port", str(port), log=log)
+    try:
+        until(lambda: answers(f"http://127.0.0.1:{port}/v2/health/ready"), process=server, log=log)
+        body = json.dumps({"input": [base64.b64encode(file.read_bytes()).decode() for file in files]}).encode()
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/v1/predict", body, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request) as answer:
+            served = json.load(answer)["predictions"]
+    finally:
+        server.terminate()
+        server.wait()
     assert [row["class"] for row in served] == expected
     assert [row["probability"] for row in served] == pytest.approx([max(row) for row in rows], rel=1e-4)
 

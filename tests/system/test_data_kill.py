@@ -2,7 +2,6 @@
 
 import random
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -41,11 +40,8 @@ def _written(project) -> tuple[dict[str, str], bytes]:
     return project.digests("data/packed"), project.workspace.quarantine.read_bytes()
 
 
-def _ingest(project) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        project.stage("ingest"), cwd=project.root, env=project.environment, start_new_session=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+def _ingest(project):
+    return project.start(*project.stage("ingest"), log=project.home / "ingest.log")
 
 
 def test_a_killed_ingest_leaves_the_last_version_complete(photos) -> None:

@@ -1,7 +1,6 @@
 """`ratchet preflight` on the command line: its findings, its output, and that it leaves no files."""
 
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -110,17 +109,11 @@ def test_nothing_is_downloaded(project: Any, tmp_path: Path) -> None:
 
 
 def test_interrupted_it_leaves_nothing(project: Any, temporary: Path) -> None:
-    process = subprocess.Popen(
-        ("ratchet", "preflight"),
-        cwd=project.root,
-        env=project.environment | {"TMPDIR": str(temporary)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    until(lambda: list(temporary.glob("ratchet-preflight-*/running")), process=process, pause=0.01)
+    log = project.home / "preflight.log"
+    process = project.start("ratchet", "preflight", log=log, TMPDIR=str(temporary))
+    until(lambda: list(temporary.glob("ratchet-preflight-*/running")), process=process, log=log, pause=0.01)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate()
-    assert process.returncode == 130, output
+    code, output = process.wait(), log.read_text()
+    assert code == 130, output
     assert "interrupted; nothing was left behind" in output
     assert "Traceback" not in output

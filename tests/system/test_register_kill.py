@@ -177,15 +177,9 @@ def test_two_registrations_at_once_are_each_judged_against_their_champion(
         use_small_net(project)
         settings.override(project.workspace.params, {**shared, **OPEN, "seed": seed})
         shutil.copytree(struck.trained[seed], project.workspace.data, dirs_exist_ok=True)
-    at_work = [
-        subprocess.Popen(
-            project.stage("register"), cwd=project.root, env=project.environment,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for project in projects
-    ]  # fmt: skip
-    outputs = [process.communicate()[0] for process in at_work]
-    assert [process.returncode for process in at_work] == [0, 0], outputs
+    logs = [tmp_path / f"log-{number}" for number in range(2)]
+    at_work = [project.start(*project.stage("register"), log=log) for project, log in zip(projects, logs, strict=True)]
+    assert [process.wait() for process in at_work] == [0, 0], [log.read_text() for log in logs]
     succession = Promotions(projects[0].workspace, settings.load(projects[0].workspace.params), "digits")
     promoted = [entry for entry in succession.entries() if entry.what == "promote"]
     assert [entry.content["over"] for entry in promoted] == [None, promoted[0].version]

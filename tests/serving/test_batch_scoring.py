@@ -120,17 +120,17 @@ def test_a_killed_job_ends_with_the_same_bytes(place: Place, rows: pl.DataFrame,
 
 def test_several_processes_and_a_lost_one_change_no_byte(place: Place, titanic: Path, tmp_path: Path) -> None:
     place.score(titanic, tmp_path / "one", shard_rows=50)
-    settings.override(place.workspace.params, {"scale.workers": 4})
+    settings.override(place.workspace.params, {"scale.workers": 2})
     try:
-        process = place.start(titanic, tmp_path / "four", "--shard-rows", "50")
-        until_or_end(lambda: list((tmp_path / "four").glob("shard-*")), process, pause=0.005)
+        process = place.start(titanic, tmp_path / "two", "--shard-rows", "50")
+        until_or_end(lambda: list((tmp_path / "two").glob("shard-*")), process, pause=0.005)
         children = [each for each in psutil.Process(process.pid).children() if "ratchet.scale.child" in each.cmdline()]
         children[0].kill()
         assert process.wait() == 0
     finally:
         settings.override(place.workspace.params, {"scale.workers": 1})
-    assert digests(tmp_path / "four") == digests(tmp_path / "one")
-    assert not [path for path in (tmp_path / "four").rglob(".draft-*") if path.is_file()]
+    assert digests(tmp_path / "two") == digests(tmp_path / "one")
+    assert not [path for path in (tmp_path / "two").rglob(".draft-*") if path.is_file()]
     assert not any(each.is_running() for each in children)
 
 

@@ -124,10 +124,10 @@ def test_cancelled_scoring_here_leaves_no_process(
     place: Place, rows: Path, expected: dict[str, str], tmp_path: Path
 ) -> None:
     out, children = tmp_path / "out", list[psutil.Process]()
-    use(place, engine="here", workers=4)
+    use(place, engine="here", workers=2)
     process = begin(place, rows, out)
     children += psutil.Process(process.pid).children(recursive=True)
-    assert len(children) == 4
+    assert len(children) == 2
     cancel(process, lambda: [each for each in children if is_at_work(each)], out)
     place.project.good(*place.command(rows, out, "--shard-rows", "200"))
     assert digests(out) == expected

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ratchet.servers import client_environment, prefect_server
+from ratchet import settings
+from ratchet.servers import client_environment
 
 pytestmark = pytest.mark.system
 
@@ -37,11 +38,11 @@ def fresh(shared_project: Any) -> Iterator[Any]:
 
 def written(project: Any) -> dict[str, str]:
     """Everything that a run could have half-written."""
-    settings = sha256(project.workspace.params.read_bytes()).hexdigest()
+    params = sha256(project.workspace.params.read_bytes()).hexdigest()
     digests = project.digests("data", "mlruns")
     for name in ("code", "settings"):  # as they are, whatever becomes of the run
         digests.pop(f"data/{name}.json", None)
-    return {"params.yaml": settings, **digests}
+    return {"params.yaml": params, **digests}
 
 
 @contextmanager
@@ -82,8 +83,9 @@ def test_a_missing_folder_is_named_by_the_flow_too(fresh: Any) -> None:
     assert task_states(fresh) == ("FAILED", {"ingest": "Failed"})
 
 
-def test_an_unreachable_source_is_one_sentence_in_the_flow(fresh: Any) -> None:
+def test_an_unreachable_source_is_one_sentence_in_the_flow(fresh: Any, share_server: Callable[[Any], None]) -> None:
     """DVC looks at the source before the stage does, and lets a storage's errors through as they are."""
+    share_server(fresh)
     address = "ssh://127.0.0.1:9/set"
     fresh.good("ratchet", "set", "data.source=image-folder", f"data.path={address}")
     assert f"{address} does not answer" in fresh.refused(*fresh.stage("ingest"))
@@ -139,24 +141,26 @@ def test_a_run_continues_after_a_full_disk_has_room(small_disk: Path, shared_pro
     assert (project.root / "data" / "model" / "model.safetensors").is_file()
 
 
-def test_whoever_may_not_run_is_told_before_the_work(fresh: Any) -> None:
+def test_whoever_may_not_run_is_told_before_the_work(fresh: Any, share_server: Callable[[Any], None]) -> None:
+    share_server(fresh)
     fresh.good("ratchet", "set", "access.runners=[ann]")
     with nothing_written(fresh):
         message = fresh.refused("ratchet", "train")
     assert "may not run train-flow: params.yaml: access.runners allows ann" in message
 
 
-def test_a_labelled_run_checks_first_and_names_failed_loads(fresh: Any) -> None:
+def test_a_labelled_run_checks_first_and_names_failed_loads(fresh: Any, share_server: Callable[[Any], None]) -> None:
     script = "from flows.train import train_flow; state = train_flow(revision='HEAD', labelled=True, return_state=True)"
     command = ("python", "-c", f"{script}; print(state.name, state.message)")
     commit = fresh.good("git", "rev-parse", "HEAD").strip()
-    with prefect_server(fresh.workspace) as api:
-        variables = client_environment(fresh.workspace, api) | {"RATCHET_COMMIT": commit}
-        fresh.good("ratchet", "set", "access.runners=[ann]")
-        assert "may not run train-flow: params.yaml: access.runners allows ann" in fresh.good(*command, **variables)
-        fresh.good("git", "checkout", "--quiet", "params.yaml")
-        fresh.good("ratchet", "set", "data.source=image-folder", "data.path=data/nowhere")
-        assert "DataLoadFailed data.path" in fresh.good(*command, **variables)
+    share_server(fresh)
+    api = settings.load(fresh.workspace.params).platform.prefect_api
+    variables = client_environment(fresh.workspace, api) | {"RATCHET_COMMIT": commit}
+    fresh.good("ratchet", "set", "access.runners=[ann]")
+    assert "may not run train-flow: params.yaml: access.runners allows ann" in fresh.good(*command, **variables)
+    fresh.good("git", "checkout", "--quiet", "params.yaml")
+    fresh.good("ratchet", "set", "data.source=image-folder", "data.path=data/nowhere")
+    assert "DataLoadFailed data.path" in fresh.good(*command, **variables)
 
 
 def test_with_mlflow_away_everything_but_registering_is_done_and_kept(

@@ -1,5 +1,6 @@
 """Commands for registered models: approval, promotion, rollback, the ledger, audit and lineage."""
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,8 +30,20 @@ Why = Annotated[str, typer.Option(metavar="TEXT", help="The reason; the ledger k
 PageFile = Annotated[
     Path | None, typer.Option("--html", metavar="FILE", resolve_path=True, help="Where to write the page.")
 ]
+
+
+def _finite(price: float) -> float:
+    """Refuse inf and nan, which are floats."""
+    if not math.isfinite(price):
+        raise typer.BadParameter(f"found {price}; allowed: a number from 0 on")
+    return price
+
+
 Price = Annotated[
-    float, typer.Option(metavar="SHARE", min=0, help="Price of a training, as a share of the loss of a period.")
+    float,
+    typer.Option(
+        metavar="SHARE", min=0, callback=_finite, help="Price of a training, as a share of the loss of a period."
+    ),
 ]
 
 

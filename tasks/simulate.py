@@ -121,11 +121,11 @@ class _Simulated(History):
     def champion_after(self, trigger: str, champion: int, period: int) -> int:
         chain = self._chains.setdefault(trigger, [0])
         chain.append(period)
-        path = self.folder / "verdicts" / f"{'-'.join(map(str, chain))}.json"
+        path = self.folder / "verdicts" / f"{files.digest_json(chain)[:16]}.json"  # a name has at most 255 bytes
         if not path.exists():  # the same trainings one after another have the same verdicts under any name
             for model in chain:
                 passed = self._registered(trigger, model)
-            files.write_json(path, {"passed": passed})
+            files.write_json(path, {"trainings": chain, "passed": passed})
         return period if files.read_json(path)["passed"] else champion
 
     def _registered(self, trigger: str, number: int) -> bool:

@@ -7,7 +7,7 @@ REPOSITORY = Path(__file__).parents[1]
 LIMITS = {
     "baselines": 650,
     "code": 450,
-    "commands": 4_803,
+    "commands": 4_813,
     "data": 11_475,
     "doctor": 1_225,
     "evaluation": 3_343,

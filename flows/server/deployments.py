@@ -2,8 +2,10 @@
 
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate
@@ -81,5 +83,15 @@ def finish_deploy(process: "subprocess.Popen[str]", client: SyncPrefectClient) -
 
 def deployed(client: SyncPrefectClient) -> list[str]:
     """Return the deployments that exist, as FLOW/DEPLOYMENT."""
-    flows = {flow.id: flow.name for flow in client.read_flows()}
-    return sorted(f"{flows[deployment.flow_id]}/{deployment.name}" for deployment in client.read_deployments())
+    deployments = list(_pages(client.read_deployments))
+    flows = {flow.id: flow.name for flow in _pages(client.read_flows)}
+    # A shared server's flow may be deleted between the two questions.
+    return sorted(f"{flows[each.flow_id]}/{each.name}" for each in deployments if each.flow_id in flows)
+
+
+def _pages(read: Callable[..., list[Any]]) -> Iterator[Any]:
+    """Yield what all answers of a server have, each of which has a limit of its own (200 by default)."""
+    offset = 0
+    while page := read(offset=offset):
+        yield from page
+        offset += len(page)

@@ -12,7 +12,7 @@ LIMITS = {
     "doctor": 1_225,
     "evaluation": 3_343,
     "exports": 740,
-    "flows": 3_770,
+    "flows": 3_775,
     "gate": 1_475,
     "kinds": 2_518,
     "monitoring": 3_200,

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
+import psutil
+
 from ratchet.servers.addresses import prefect_credentials
 from ratchet.servers.http import answers, read_json
 from ratchet.servers.server_record import TITLES, ServerRecord
@@ -80,7 +82,11 @@ def service_state(workspace: Workspace, record: ServerRecord, service: Service) 
 
 def _is_online(workspace: Workspace, worker: Service) -> bool:
     """Return whether Prefect's server has received a recent heartbeat of this folder's worker, since its start."""
-    url, since = f"{worker.address}/work_pools/{POOL}/workers/filter", datetime.fromtimestamp(worker.began, UTC)
+    try:  # by the clock as it is now: it may have been set since the worker began
+        since = datetime.fromtimestamp(psutil.Process(worker.pid).create_time(), UTC)
+    except psutil.NoSuchProcess:  # it has just ended
+        return False
+    url = f"{worker.address}/work_pools/{POOL}/workers/filter"
     for answer in read_json(url, {}, timeout=30.0, credentials=prefect_credentials()) or []:
         if answer["name"] == worker_name(workspace):
             last = datetime.fromisoformat(answer["last_heartbeat_time"])

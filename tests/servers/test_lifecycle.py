@@ -12,7 +12,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from waiting import until
 
 from flows.server.client import prefect_client
 from flows.server.lifecycle import Addresses, down, up
-from flows.server.status import ServerStatus, status
+from flows.server.status import ServerStatus, service_state, status
 from ratchet.errors import PlatformError
 from ratchet.servers import PrefectServer
 from ratchet.servers.ports import port_holder
@@ -292,6 +292,14 @@ def test_worker_without_heartbeats_is_silent(running: Running) -> None:
         assert re.search(r"worker: up for .* at http://.*$", done.stdout, re.MULTILINE)
     finally:
         worker.resume()
+
+
+def test_worker_is_up_after_the_clock_was_set_back(running: Running) -> None:
+    """The record then has a start that is still to come, by the clock of now."""
+    until(lambda: states(running) == ["up", "up", "up"])
+    record = ServerRecord.read(running.workspace)
+    worker = replace(record.services["worker"], began=record.services["worker"].began + 3600)
+    assert service_state(running.workspace, record, worker) == "up"
 
 
 def test_up_restarts_only_the_silent_server(running: Running) -> None:

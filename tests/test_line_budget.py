@@ -25,7 +25,7 @@ LIMITS = {
     "scale": 730,
     "search": 1_170,
     "servers": 1_500,
-    "serving": 7_071,
+    "serving": 7_101,
     "settings": 2_530,
     "tasks": 5_532,
     "tokens": 400,

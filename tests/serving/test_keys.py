@@ -33,6 +33,10 @@ class Gate:
         self.now = 0.0
         self._filter = KeyFilter(PlainTextResponse("ok"), store, required=required, clock=lambda: self.now)
 
+    @property
+    def problem(self) -> str:
+        return self._filter.problem
+
     def status(self, key: str = "") -> int:
         """Return the status of a request two seconds later, when changed files are read."""
         self.now += 2.0
@@ -125,8 +129,25 @@ def test_a_removed_key_is_refused_after_a_failed_read(
     with monkeypatch.context() as patched:
         patched.setattr(Path, "open", fails)
         assert [gate.status(other) for _ in range(3)] == [200, 200, 200]
-    assert caplog.text.count("cannot be read (Too many open files)") == 1
+    assert caplog.text.count("cannot be read (Too many open files). Fix: raise the server's limit of open files") == 1
     assert (gate.status(key), gate.status(other)) == (200, 401)
+
+
+def test_a_folder_that_cannot_be_read_refuses_no_known_key(store: KeyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The network's disk does not answer for some time."""
+    key = store.add("anna")
+    gate, status = Gate(store), Path.stat
+
+    def fails(path: Path, **options: Any) -> Any:
+        if path == store.path:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return status(path, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "stat", fails)
+        assert [gate.status(), gate.status(key)] == [401, 200]
+        assert "cannot be read (Stale file handle). Fix: make it readable" in gate.problem
+    assert (gate.status(key), gate.problem) == (200, "")
 
 
 def test_a_key_removed_while_the_server_starts_is_refused(store: KeyStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from waiting import until_in_loop
 
 from ratchet.kinds import ImageInput, ModelSpec
 from ratchet.problems import Classes
+from ratchet.serving import keys as key_files
 from ratchet.serving.app import ModelServer
 from ratchet.serving.keys import KeyStore
 from ratchet.serving.log_lines import LimitedHandler
@@ -106,6 +107,27 @@ def server(folder: Path) -> ModelServer:
 @pytest.fixture
 def keys(tmp_path: Path) -> KeyStore:
     return KeyStore(tmp_path / "keys.json")
+
+
+def test_health_names_keys_that_cannot_be_read(
+    server: ModelServer, keys: KeyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_files, "_LOOK", -1.0)  # at each request
+    keys.add("anna")
+    content = keys.path.read_bytes()
+
+    async def ask(client: Client) -> None:
+        async def problem() -> str:
+            return str(json.loads((await client.send(client.request("/health")))[1]).get("problem", ""))
+
+        assert await problem() == ""
+        keys.path.write_bytes(content[:40])
+        assert "keys.json: damaged" in await problem()
+        assert "The keys of before stay valid" in await problem()
+        keys.path.write_bytes(content)
+        assert await problem() == ""
+
+    serve(server, keys, ask)
 
 
 def test_every_refusal_is_counted(server: ModelServer, keys: KeyStore) -> None:

@@ -55,7 +55,11 @@ _NAMES = {path: name for path, (name, _) in _ENVELOPES.items()} | {"/v1/explain"
 
 
 class ModelServer:
-    """The server of one registered model, an ASGI application."""
+    """The server of one registered model, an ASGI application.
+
+    Attributes:
+        problems: of what stands before it, such as the keys; empty: there is none.
+    """
 
     def __init__(
         self,
@@ -68,7 +72,7 @@ class ModelServer:
         canary: Canary | None = None,
         group: SharedStates | None = None,
     ) -> None:
-        self.watcher, self.settings, self.group = watcher, settings, group
+        self.watcher, self.settings, self.group, self.problems = watcher, settings, group, list[Callable[[], str]]()
         self.batcher = Batcher(queue_rows=settings.queue)
         self.metrics = ServerMetrics(watcher, self.batcher, deadline=settings.deadline)
         self.metrics.watchers += filter(None, (fallback, shadow, canary.watcher if canary else None))
@@ -202,7 +206,7 @@ class ModelServer:
         return own | ({"problem": "; ".join(problems)} if problems else {})
 
     def _own_state(self) -> dict[str, Any]:
-        problems = [self.watcher.problem, self.log.problem if self.log else ""]
+        problems = [self.watcher.problem, self.log.problem if self.log else "", *(each() for each in self.problems)]
         if self.fallback:
             problems.append(self.fallback.problem(self.watcher.current))
         if self.canary:

@@ -1,6 +1,7 @@
 """API keys of the model server: who may ask."""
 
 import contextlib
+import errno
 import hashlib
 import hmac
 import json
@@ -31,6 +32,12 @@ _PREFIX = "rk_"  # so that scanners for secrets can find a key that was publishe
 _LOG = logging.getLogger(__name__)
 _LOOK = 1.0  # seconds between two looks at the file
 _MISSING = (0, 0, 0)  # stamp of a missing file
+_FIXES = {  # of a file that cannot be read
+    errno.EACCES: "correct its owner",
+    errno.EPERM: "correct its owner",
+    errno.EMFILE: "raise the server's limit of open files (`ulimit -n`; LimitNOFILE of a service)",
+    errno.ENFILE: "end the programs that have most files open on this machine",
+}
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,7 @@ class KeyStore:
         except FileNotFoundError:
             return (), None
         except OSError as error:
-            raise PlatformError(f"{self.path}: cannot be read ({error.strerror}). Fix: correct its owner") from error
+            raise _unreadable(self.path, error) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise PlatformError(
                 f"{self.path}: damaged ({error}). Fix: restore it; or delete it, and add the keys again "
@@ -145,6 +152,9 @@ class KeyFilter:
     """ASGI middleware: once there was a key, requests without one are refused with 401.
 
     The name of the key is scope["ratchet.key"].
+
+    Attributes:
+        problem: why the file cannot be read; empty: it can.
     """
 
     def __init__(
@@ -152,7 +162,7 @@ class KeyFilter:
     ) -> None:
         """Wrap `app`. `required`: refuse also if there never was a key, as beyond loopback. `clock`: seconds."""
         self.app, self._store, self._always, self._clock = app, store, required, clock
-        self._looked, self._stamp, self._problem = clock(), _stamp(store.path), ""
+        self._looked, self._stamp, self.problem = clock(), _stamp(store.path), ""
         self._keys: tuple[Key, ...] = store.read()
         if self._keys:
             store.mark()
@@ -191,16 +201,17 @@ class KeyFilter:
         if self._clock() - self._looked <= _LOOK:
             return
         self._looked = self._clock()
-        if (stamp := _stamp(self._store.path)) == self._stamp:
-            return
         try:
+            if (stamp := _stamp(self._store.path)) == self._stamp:
+                self.problem = ""
+                return
             self._keys, is_off = self._store.content()
         except PlatformError as error:  # the stamp stays as it is, so that the next look reads again
-            if str(error) != self._problem:
-                _LOG.error("%s. The keys of before stay valid", error)
-            self._problem = str(error)
+            before, self.problem = self.problem, f"{error}. The keys of before stay valid"
+            if self.problem != before:
+                _LOG.error("%s", self.problem)
             return
-        self._stamp, self._problem = stamp, ""
+        self._stamp, self.problem = stamp, ""
         if is_off is not None:  # keys that are lost open nothing
             self._required = self._always or not is_off
         if self._required and not self._keys:
@@ -246,9 +257,20 @@ def _digest(text: str) -> str:
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
-    """Return what changes with the content, and with the owner and the rights, of a file."""
+    """Return what changes with the content, and with the owner and the rights, of a file.
+
+    Raises:
+        PlatformError: the folder cannot be read.
+    """
     try:
         status = path.stat()
     except FileNotFoundError:
         return _MISSING
+    except OSError as error:
+        raise _unreadable(path, error) from error
     return status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+
+
+def _unreadable(path: Path, error: OSError) -> PlatformError:
+    fix = _FIXES.get(error.errno or 0, "make it readable for this user; it is tried again each second")
+    return PlatformError(f"{path}: cannot be read ({error.strerror}). Fix: {fix}")

@@ -189,9 +189,9 @@ def configuration(
 
     origins = own_origins(host, port, public=address(host, port), allowed=allowed)
     keyed = KeyFilter(server, store, required=server.settings.keys == "required" or not is_loopback(host))
+    server.problems.append(lambda: keyed.problem)
     filtered = RequestFilter(keyed, origins=origins, types=UPLOADS, uploads=("/v2/models/",), fix=fix)
-    meter = Meter(filtered, server.metrics, envelope_of)
-    deadline = server.settings.deadline
+    meter, deadline = Meter(filtered, server.metrics, envelope_of), server.settings.deadline
     entrance = Entrance(deadline, server.handler.has_room)
     server.metrics.waiting.set_function(lambda: len(entrance))
     attributes = {

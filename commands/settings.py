@@ -132,4 +132,4 @@ def _restore_settings(workspace: Workspace) -> None:
 def _note_running(workspace: Workspace) -> None:
     """Say that a run works on the settings that it has read, if one is running."""
     if held := workspace.holder():
-        echo(f"{held[0]} goes on with the settings that it has read. The new ones are for the next run", err=True)
+        echo(f"{held} goes on with the settings that it has read. The new ones are for the next run", err=True)

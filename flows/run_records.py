@@ -3,21 +3,18 @@
 Each flow writes a file to .ratchet/runs, and holds a lock on it. The process removes it as it ends. A process that was
 killed, or ended by the kernel for want of memory, cannot: its file stays, and the next check closes the run.
 
-Several machines may share the folder. The file names the machine by what stays when its host name changes: its id, and
-the id of its boot, which also all its containers have.
+Several machines may share the folder: the file names the machine (`this_machine`).
 """
 
 import atexit
 import fcntl
 import json
 import os
-import re
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 from uuid import UUID
 
 from filelock import FileLock
@@ -31,6 +28,7 @@ from prefect.states import Cancelled, Crashed, Failed
 from flows.lost_server import ending_promptly
 from ratchet import files
 from ratchet.servers.supervisor import is_same, started_at
+from ratchet.this_machine import is_here, this_machine
 from ratchet.workspace import Workspace, disk_errors
 
 __all__ = ["CLOSED", "close_dead_runs", "close_run", "lost_state", "record_run", "recorded_run", "recording"]
@@ -47,7 +45,7 @@ def record_run(workspace: Workspace) -> None:
     with files.draft_file(path) as draft:
         record = draft.open("w", encoding="utf-8")
         fcntl.flock(record, fcntl.LOCK_EX)  # until this process ends
-        json.dump({"pid": own, "began": started_at(own), **_machine()}, record)
+        json.dump({"pid": own, "began": started_at(own), **this_machine()}, record)
         record.flush()
     os.register_at_fork(after_in_child=record.close)  # a child that outlives this process would hold the lock
     atexit.register(_remove, path, own, record)
@@ -128,38 +126,14 @@ def _remove(path: Path, process: int, record: TextIO) -> None:
         record.close()
 
 
-def _machine() -> dict[str, str]:
-    """Return the host's name, and the ids of the machine and its boot: empty in some containers, and outside Linux."""
-    machine = _content(Path("/etc/machine-id"))
-    return {
-        "machine": socket.gethostname(),
-        "machine_id": machine if re.fullmatch("[0-9a-f]{32}", machine) else "",  # an image may have "uninitialized"
-        "boot_id": _content(Path("/proc/sys/kernel/random/boot_id")),
-    }
-
-
-def _content(path: Path) -> str:
-    return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
-
-
 def _is_dead(path: Path) -> bool:
     """Return whether the recorded process ran on this machine, and has ended. Another process may have its number."""
     try:
         with path.open(encoding="utf-8") as file:
             record = json.load(file)
-            if not _is_here(record) or is_same(int(record["pid"]), float(record["began"])):
+            if not is_here(record) or is_same(int(record["pid"]), float(record["began"])):
                 return False
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # it may live in a container, which hides its number
             return True
     except (OSError, ValueError, KeyError, TypeError):  # held, just removed, or damaged: that run cannot be closed
         return False
-
-
-def _is_here(record: dict[str, Any]) -> bool:
-    """Return whether this machine wrote the record, perhaps under another host name or before its last boot."""
-    own = _machine()
-    if record.get("boot_id") and record["boot_id"] == own["boot_id"]:
-        return True
-    if record.get("machine_id"):
-        return bool(record["machine_id"] == own["machine_id"])
-    return bool(record["machine"] == own["machine"])

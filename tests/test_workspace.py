@@ -98,6 +98,21 @@ def test_a_second_process_is_told_who_holds_it(workspace: Workspace) -> None:
     assert attempt(workspace).stdout == "entered\n"
 
 
+@pytest.mark.parametrize("elsewhere", ["machine", "container"])
+def test_no_process_of_another_machine_is_to_be_killed(workspace: Workspace, elsewhere: str) -> None:
+    """Its number is that of another process here."""
+    other = {"machine": "node-7", "machine_id": "1" * 32, "boot_id": "of node-7"}
+    changed = other if elsewhere == "machine" else {"machine": "node-7", "pid_namespace": "pid:[1]"}
+    with holder(workspace) as process:
+        path = workspace.state / "holder.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+        with pytest.raises(WorkspaceBusy) as caught, workspace.hold("a test"):
+            pass
+        assert f"held by a long training (process {process.pid} of node-7) since " in str(caught.value)
+        assert "wait for it to end, stop it there, or work in a second clone" in str(caught.value)
+        assert f"(process {process.pid} of node-7)" in str(workspace.holder())
+
+
 def test_waiting_gets_it_when_the_holder_leaves(workspace: Workspace) -> None:
     with holder(workspace) as other:
         os.kill(other.pid, signal.SIGKILL)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from ratchet.errors import WorkspaceBusy, WorkspaceError
+from ratchet.this_machine import shares_processes, this_machine
 
 __all__ = ["DISK_FIXES", "HOLDER_VARIABLE", "SAFE_PATH", "Workspace", "disk_errors"]
 
@@ -242,7 +243,8 @@ class Workspace:
         try:
             with disk_errors(self.root):
                 self.settings_as_read.unlink(missing_ok=True)  # of a killed run
-                holder.write_text(json.dumps({"pid": os.getpid(), "purpose": purpose, "since": time.time()}))
+                own = {"pid": os.getpid(), "purpose": purpose, "since": time.time(), **this_machine()}
+                holder.write_text(json.dumps(own))
             os.environ[HOLDER_VARIABLE] = str(self.root)
             yield self._restored()
         finally:
@@ -274,8 +276,8 @@ class Workspace:
         except WorkspaceBusy:
             return None
 
-    def holder(self) -> tuple[str, int] | None:
-        """Describe the run that holds the workspace, and return its process id; None if no run holds it."""
+    def holder(self) -> str | None:
+        """Describe the run that holds the workspace; None if no run holds it."""
         from filelock import FileLock, Timeout
 
         if not (self.state / "workspace.lock").exists():
@@ -284,20 +286,20 @@ class Workspace:
             with FileLock(self.state / "workspace.lock", timeout=0):
                 return None
         except Timeout:
-            return self._describe_holder()
+            return (self._describe_holder() or (None,))[0]
 
-    def _describe_holder(self) -> tuple[str, int] | None:
+    def _describe_holder(self) -> tuple[str, str] | None:
+        """Return the run that holds the workspace, and how to stop it."""
         try:
             who = json.loads((self.state / "holder.json").read_text())
         except (OSError, ValueError):  # the holder is about to write or remove it
             return None
         since = time.strftime("%H:%M:%S", time.localtime(who["since"]))
-        return f"{who['purpose']} (process {who['pid']}) since {since}", int(who["pid"])
+        if "machine" not in who or shares_processes(who):
+            return f"{who['purpose']} (process {who['pid']}) since {since}", f"stop it with `kill {who['pid']}`"
+        return f"{who['purpose']} (process {who['pid']} of {who['machine']}) since {since}", "stop it there"
 
     def _busy(self) -> str:
         if (held := self._describe_holder()) is None:
             return f"{self.root}: another run holds this workspace: wait for it to end"
-        who, process = held
-        return (
-            f"{self.root}: held by {who}: wait for it to end, stop it with `kill {process}`, or work in a second clone"
-        )
+        return f"{self.root}: held by {held[0]}: wait for it to end, {held[1]}, or work in a second clone"

@@ -14,9 +14,10 @@ import pytest
 from prefect.client.schemas.objects import FlowRun
 from prefect.states import Completed, Running
 
-from flows import run_records, shards
+from flows import shards
 from flows.run_records import close_dead_runs
 from flows.server.client import prefect_client
+from ratchet import this_machine as machines
 from ratchet.errors import PlatformError
 from ratchet.scale.calls import ShardCall
 from ratchet.scale.result_folder import ResultFolder
@@ -152,7 +153,7 @@ def test_only_runs_of_this_machine_are_closed(workspace: Workspace, api: str, mo
     """Whatever its name is now; other machines may share the folder."""
     own = {"machine": "here", "machine_id": "1" * 32, "boot_id": "now"}
     other = {"machine_id": "4" * 32, "boot_id": "other"}
-    monkeypatch.setattr(run_records, "_machine", lambda: own)
+    monkeypatch.setattr(machines, "this_machine", lambda: own)
     with begin(workspace, api) as killed, prefect_client(api) as client:
         killed.kill()
         killed.wait()

@@ -41,7 +41,7 @@ def open(folder: str | PathLike[str] | None = None) -> "Project":
     """Open a project folder; without a name that of the working folder, or the one above it that is a project.
 
     Raises:
-        WorkspaceError: it has no params.yaml.
+        WorkspaceError: it has no params.yaml, or its path has a question mark.
     """
     if folder is None:
         return Project(Workspace.find())
@@ -51,7 +51,7 @@ def open(folder: str | PathLike[str] | None = None) -> "Project":
             f"{folder}: no project, it has no params.yaml (looked in {root}). Fix: name the folder of a project, or "
             f"make one with `ratchet.new({str(folder)!r})`"
         )
-    return Project(Workspace(root))
+    return Project(Workspace(root).with_usable_path())
 
 
 def new(folder: str | PathLike[str], *, like: str = "digits") -> "Project":

@@ -59,6 +59,7 @@ def new(
     from tasks.code import lock
 
     root = folder.expanduser().resolve()
+    Workspace(root).with_usable_path()
     if root.exists() and not (root.is_dir() and all(_is_no_file(path) for path in root.iterdir())):
         raise WorkspaceError(f"{folder}: exists. Allowed: a folder that does not exist, or is empty. Fix: another name")
     example = example_files.find(project_files.FOLDER, like)

@@ -19,7 +19,7 @@ LIMITS = {
     "problems": 1_010,
     "project_files": 30,
     "provenance": 1_085,
-    "ratchet": 2_242,
+    "ratchet": 2_252,
     "registry": 4_702,
     "reports": 2_165,
     "scale": 730,

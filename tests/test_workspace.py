@@ -85,6 +85,19 @@ def test_where_there_is_none_the_way_out_is_told(tmp_path: Path, monkeypatch: py
         Workspace.find(tmp_path)
 
 
+def test_a_path_that_ends_a_database_address_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite would take all before the question mark for the file, as for a ledger beside the project."""
+    monkeypatch.delenv("RATCHET_ROOT", raising=False)
+    root = tmp_path / "w?x" / "pets"
+    root.mkdir(parents=True)
+    (root / "params.yaml").touch()
+    with pytest.raises(WorkspaceError, match=r"w\?x/pets: its ledger would be outside.* Fix: rename the folder$"):
+        Workspace.find(root)
+    (tmp_path / "w?x").rename(tmp_path / "w-x")
+    renamed = (tmp_path / "w-x" / "pets").resolve()
+    assert Workspace.find(renamed).root == renamed
+
+
 def test_a_second_process_is_told_who_holds_it(workspace: Workspace) -> None:
     with holder(workspace) as other:
         with pytest.raises(WorkspaceBusy) as caught, workspace.hold("a test"):

@@ -146,16 +146,30 @@ class Workspace:
         """Find the folder with params.yaml, at or above `start` (the working folder) or RATCHET_ROOT.
 
         Raises:
-            WorkspaceError: there is none.
+            WorkspaceError: there is none, or its path has a question mark.
         """
         named = os.environ.get(ROOT_VARIABLE)
         here = (Path(named) if named else start or Path.cwd()).resolve()
         for folder in (here, *here.parents):
             if (folder / "params.yaml").is_file():
-                return cls(folder)
+                return cls(folder).with_usable_path()
         raise WorkspaceError(
             f"no params.yaml in {here} or above it: run this inside the project folder, or set {ROOT_VARIABLE} to it"
         )
+
+    def with_usable_path(self) -> "Workspace":
+        """Return this folder.
+
+        Raises:
+            WorkspaceError: the project's path has a question mark, at which the address of a database ends: the ledger
+                would be a file outside.
+        """
+        if "?" in str(root := self.project.root):
+            raise WorkspaceError(
+                f"{root}: its ledger would be outside, because the address of a database ends at a question mark. "
+                "Allowed: a path without `?`. Fix: rename the folder"
+            )
+        return self
 
     @property
     def project(self) -> "Workspace":

@@ -59,6 +59,17 @@ def test_mypy_sees_the_types_of_open() -> None:
     assert "from commands.api import new as new\nfrom commands.api import open as open" in stub
 
 
+def test_no_project_is_made_or_opened_with_a_question_mark(tmp_path: Path) -> None:
+    folder = tmp_path / "pets?"
+    with pytest.raises(WorkspaceError, match=r"pets\?: its ledger would be outside"):
+        ratchet.new(folder)
+    assert not folder.exists()
+    folder.mkdir()
+    (folder / "params.yaml").touch()
+    with pytest.raises(WorkspaceError, match=r"pets\?: its ledger would be outside"):
+        ratchet.open(folder)
+
+
 def test_open_finds_a_project_and_names_a_folder_without_one(pets, tmp_path: Path, monkeypatch) -> None:
     assert ratchet.open("pets").folder == pets.folder == tmp_path / "pets"
     with pytest.raises(WorkspaceError, match=r"dogs: no project, it has no params.yaml .*`ratchet.new\('dogs'\)`"):

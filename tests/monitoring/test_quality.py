@@ -2,17 +2,20 @@
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from sklearn.linear_model import LogisticRegression
 
 from ratchet.evaluation.intervals import Interval
 from ratchet.kinds import ModelSpec
 from ratchet.kinds.inputs import Array, ArraysInput
+from ratchet.monitoring import to_label
 from ratchet.monitoring.quality import (
     ConfidenceSums,
     accuracy_sequence,
@@ -21,7 +24,7 @@ from ratchet.monitoring.quality import (
     qualities,
     quality_lines,
 )
-from ratchet.monitoring.to_label import write_rows_to_label
+from ratchet.monitoring.to_label import rows_to_label, write_rows_to_label
 from ratchet.problems.classes import Classes
 from ratchet.traffic.label_store import LabelStore
 from ratchet.traffic.request_log import RequestLog
@@ -132,6 +135,52 @@ def test_rows_chosen_by_entropy_do_not_bias_the_accuracy(tmp_path: Path) -> None
     (tmp_path / "chosen-by-entropy.parquet").unlink()
     assert (with_them := qualities(tmp_path / "requests")["m/1"].powered) is not None
     assert with_them.high < 0.675
+
+
+def uncertain(requests: Path, versions: int, rows: int) -> ModelSpec:
+    """Log so many rows of each version of a model; return its specification."""
+    log = RequestLog(requests, share=1.0, inputs="keep", days=1e6, mib=64.0, clock=lambda: BEGIN)
+    target = Classes(("yes", "no"))
+    confidence = np.linspace(0.5, 0.99, rows, dtype=np.float32)
+    for version in range(versions):
+        values = {"numbers": np.arange(rows * version, rows * (version + 1), dtype=np.float32)[:, None]}
+        predictions = np.stack([confidence, 1 - confidence], 1)
+        answer, about = f"{version:032x}", ("own", "m", str(version), "p", "k")
+        logged = Logged(answer, BEGIN, 0.0, *about, values, predictions, target_id(target))
+        log.add(answer, partial(lambda each: each, logged))
+    log.close()
+    return ModelSpec("tabm", ArraysInput((Array("numbers", "float32", (1,)),), "own:Numbers", "own.py", "0"), target)
+
+
+def test_rows_that_are_chosen_at_once_are_all_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of eight commands chooses rows of one version."""
+    versions, requests = 8, tmp_path / "requests"
+    spec = uncertain(requests, versions, 130)
+
+    def spec_of(version: int, name: str) -> ModelSpec | None:
+        return spec if name == f"m/{version}" else None
+
+    specs = [partial(spec_of, version) for version in range(versions)]
+    chosen = {of: rows_to_label(requests, of, seed=1) for of in specs}
+    monkeypatch.setattr(to_label, "rows_to_label", lambda _, of, **__: chosen[of])
+    with ThreadPoolExecutor(versions) as pool:
+        written = pool.map(lambda of: write_rows_to_label(tmp_path / str(id(of)), requests, of, seed=1), specs)
+        files = pl.concat(written, how="diagonal_relaxed")
+    expected = files.filter(pl.col("chosen") == "entropy").select("answer", "row").sort("answer", "row")
+    assert len(expected) == 30 * versions
+    assert to_label.chosen_by_entropy(requests).sort("answer", "row").equals(expected)
+
+
+def test_no_rows_are_to_be_labelled_that_are_not_recorded(tmp_path: Path) -> None:
+    spec, path = uncertain(tmp_path / "requests", 1, 130), tmp_path / "label-these.parquet"
+    record = tmp_path / "chosen-by-entropy.parquet"
+    record.write_bytes(b"PAR1")
+    with pytest.raises((pl.exceptions.PolarsError, OSError)):
+        write_rows_to_label(path, tmp_path / "requests", lambda name: spec, seed=1)
+    assert not path.exists()
+    record.unlink()
+    rows = write_rows_to_label(path, tmp_path / "requests", lambda name: spec, seed=1)
+    assert len(to_label.chosen_by_entropy(tmp_path / "requests")) == (rows["chosen"] == "entropy").sum() == 30
 
 
 def test_worse_slices_and_labels_that_contradict_are_named(tmp_path: Path) -> None:

@@ -33,18 +33,25 @@ _END, _HOUR = 1 << 40, 3600
 def write_rows_to_label(
     path: Path, requests: Path, spec_of: SpecOf, *, seed: int, may_train: Callable[[int], bool] = lambda hour: True
 ) -> "polars.DataFrame":
-    """Write the rows that `rows_to_label` returns to a Parquet file, and record which were chosen by entropy."""
+    """Write the rows that `rows_to_label` returns to a Parquet file, and record which were chosen by entropy.
+
+    The record is never short of a row of the file, also after a kill: such a row would count as chosen at random.
+    """
     import polars as pl
+    from filelock import FileLock
 
     rows = rows_to_label(requests, spec_of, seed=seed, may_train=may_train)
-    with files.draft_file(path, private=True) as draft:
-        rows.write_parquet(draft)
-    if len(rows):
-        keys = rows.select("answer", "row", "chosen")
+    if rows.is_empty():
+        _write(rows, path, private=True)
+        return rows
+    keys, record = rows.select("answer", "row", "chosen"), _record(requests)
+    with FileLock(record.with_suffix(".lock")):  # a training may choose rows at the same time
         chosen = pl.concat([chosen_by_entropy(requests), keys.filter(pl.col("chosen") == "entropy").drop("chosen")])
-        chosen = chosen.unique().join(keys.filter(pl.col("chosen") == "random"), on=("answer", "row"), how="anti")
-        with files.draft_file(_record(requests)) as draft:
-            chosen.sort("answer", "row").write_parquet(draft)
+        chosen = chosen.unique().sort("answer", "row")
+        _write(chosen, record)
+        _write(rows, path, private=True)
+        random = keys.filter(pl.col("chosen") == "random")
+        _write(chosen.join(random, on=("answer", "row"), how="anti", maintain_order="left"), record)
     return rows
 
 
@@ -96,6 +103,11 @@ def rows_to_label(
 
 def _record(requests: Path) -> Path:
     return requests.parent / "chosen-by-entropy.parquet"
+
+
+def _write(rows: "polars.DataFrame", path: Path, *, private: bool = False) -> None:
+    with files.draft_file(path, private=private) as draft:
+        rows.write_parquet(draft)
 
 
 def _with_input(rows: "polars.DataFrame", spec: ModelSpec) -> "polars.DataFrame":

@@ -216,6 +216,48 @@ def test_a_draft_of_another_name_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoints" / "step").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "other"), [("out", "out-int8"), ("out", "out.v2"), ("out", "out"), ("out[a-z]*", "outx")]
+)
+def test_a_draft_that_is_being_written_stays(tmp_path: Path, name: str, other: str) -> None:
+    """Another command writes a folder whose name begins alike, matches as a pattern, or is the same."""
+    program = """
+import sys
+from pathlib import Path
+from ratchet import files
+with files.draft_directory(Path(sys.argv[1])) as draft:
+    (draft / "theirs").touch()
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / other)],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout
+    assert process.stdout.readline() == "ready\n"
+    fill(tmp_path / name, "mine")
+    assert [file.name for file in (tmp_path / name).iterdir()] == ["mine"]
+    process.communicate("\n")
+    assert process.returncode == 0
+    assert [file.name for file in (tmp_path / other).iterdir()] == ["theirs"]
+    assert drafts(tmp_path) == []
+
+
+def test_a_killed_replacement_comes_back_with_the_next_draft(tmp_path: Path) -> None:
+    """Also one of an earlier Ratchet, which named drafts otherwise."""
+    for name, draft in (("out", ".draft-out.abcd1234"), ("out-int8", ".draft-out-int8-abcd1234")):
+        (tmp_path / draft / ".replaced").mkdir(parents=True)
+        (tmp_path / draft / ".replaced" / "old").touch()
+        with pytest.raises(KeyboardInterrupt):
+            fill(tmp_path / name, "new", then=KeyboardInterrupt())
+        assert [file.name for file in (tmp_path / name).iterdir()] == ["old"]
+    assert drafts(tmp_path) == []
+
+
 def test_digests_are_those_of_sha256_and_of_content_alone(tmp_path: Path) -> None:
     # The digest of "abc" is the example of the standard itself (FIPS 180-2, appendix B.1).
     path = tmp_path / "abc"

@@ -19,7 +19,7 @@ LIMITS = {
     "problems": 1_010,
     "project_files": 30,
     "provenance": 1_085,
-    "ratchet": 2_252,
+    "ratchet": 2_302,
     "registry": 4_702,
     "reports": 2_165,
     "scale": 730,

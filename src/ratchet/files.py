@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import glob
 import hashlib
 import json
@@ -36,6 +37,7 @@ NO_RESULT = "it writes bytes to files; the caller chooses the bytes"
 
 DRAFT = ".draft-"
 """Beginning of the names of files and folders that are not complete."""
+_DRAFT_FOLDER = re.compile(rf"{re.escape(DRAFT)}(.+)[.-][a-z0-9_]{{8}}", re.DOTALL)  # - of an earlier Ratchet
 _REPLACED = ".replaced"  # in a draft folder: the previous folder, until the new one is complete
 
 
@@ -144,15 +146,61 @@ def read_yaml(path: Path) -> Any:
 def draft_directory(path: Path) -> Iterator[Path]:
     """Yield an empty folder. On leaving it replaces `path`. After an error nothing is changed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_drafts(path.parent.glob(f"{DRAFT}{path.name}-*"))
-    draft = Path(tempfile.mkdtemp(prefix=f"{DRAFT}{path.name}-", dir=path.parent))
+    for left in path.parent.glob(f"{DRAFT}{glob.escape(path.name)}*"):
+        if _finished(left) == path.name:
+            _remove_abandoned(left)
+    with _new_draft(path) as draft:
+        try:
+            with _full_disk_of(path):
+                yield draft
+                replace_directory(path, draft)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+
+
+@contextlib.contextmanager
+def _new_draft(path: Path) -> Iterator[Path]:
+    """Make a draft folder for `path`, and hold a lock on it: so others know that its writer lives."""
+    while True:
+        draft = Path(tempfile.mkdtemp(prefix=f"{DRAFT}{path.name}.", dir=path.parent))
+        with _locked(draft) as is_mine:
+            if is_mine and draft.exists():  # no other writer took it for abandoned before it was locked
+                yield draft
+                return
+
+
+def _remove_abandoned(draft: Path) -> None:
+    """Remove the draft folder of a dead writer, whose lock ended with it. Locks are of this machine."""
+    with _locked(draft, wait=False) as is_mine:
+        if is_mine:
+            _remove_drafts([draft])
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Lock a folder. Yield False if it is gone, or, without waiting, if another holds it."""
     try:
-        with _full_disk_of(path):
-            yield draft
-            replace_directory(path, draft)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except (FileNotFoundError, NotADirectoryError):
+        yield False
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        os.close(descriptor)
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        os.close(descriptor)
+
+
+def _finished(draft: Path) -> str | None:
+    """Return the name that a draft folder is to get; None: it is the draft of a file, or of other code."""
+    match = _DRAFT_FOLDER.fullmatch(draft.name)
+    return match[1] if match else None
 
 
 def replace_directory(path: Path, draft: Path) -> None:
@@ -161,15 +209,16 @@ def replace_directory(path: Path, draft: Path) -> None:
     for place in (draft, *draft.rglob("*")):
         _sync(place)
     if path.exists():
-        old = Path(tempfile.mkdtemp(prefix=f"{DRAFT}{path.name}-", dir=path.parent)) / _REPLACED
-        os.replace(path, old)
-        try:
-            os.replace(draft, path)
-        except BaseException:
-            os.replace(old, path)
-            raise
-        finally:
-            shutil.rmtree(old.parent)
+        with _new_draft(path) as aside:
+            old = aside / _REPLACED
+            os.replace(path, old)
+            try:
+                os.replace(draft, path)
+            except BaseException:
+                os.replace(old, path)
+                raise
+            finally:
+                shutil.rmtree(aside)
     else:
         os.replace(draft, path)
     _sync(path.parent)
@@ -183,8 +232,8 @@ def clear_drafts(folder: Path) -> None:
 def _remove_drafts(drafts: Iterable[Path]) -> None:
     """Remove drafts, and restore the folders that their writers were replacing."""
     for draft in sorted(drafts):  # a draft folder before the drafts in it
-        name = draft.name.removeprefix(DRAFT).rpartition("-")[0]
-        if (draft / _REPLACED).exists() and not (draft.parent / name).exists():
+        name = _finished(draft)
+        if name and (draft / _REPLACED).exists() and not (draft.parent / name).exists():
             os.replace(draft / _REPLACED, draft.parent / name)
         if draft.is_dir():
             shutil.rmtree(draft, ignore_errors=True)

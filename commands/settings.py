@@ -39,14 +39,14 @@ def use(
 @settings_commands.command("set", rich_help_panel=Panel.SETTINGS)
 def set_(assignments: Annotated[list[str], typer.Argument(metavar="KEY=VALUE")]) -> None:
     """Change settings in params.yaml, and print what changed. Comments are kept."""
-    from ratchet import settings
+    from ratchet.settings.file import changing, parse_assignments
 
     workspace = Workspace.find()
     _restore_settings(workspace)
-    edit = settings.plan(workspace.params, settings.parse_assignments(assignments))
-    edit.write()
-    _print_changes(edit.changes)
-    _warn(edit.params, workspace)
+    with changing(workspace.params, parse_assignments(assignments)) as edit:
+        changes, params = edit.changes, edit.params
+    _print_changes(changes)
+    _warn(params, workspace)
     _note_running(workspace)
 
 

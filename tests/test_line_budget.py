@@ -26,7 +26,7 @@ LIMITS = {
     "search": 1_170,
     "servers": 1_500,
     "serving": 7_101,
-    "settings": 2_530,
+    "settings": 2_540,
     "tasks": 5_532,
     "tokens": 400,
     "traffic": 1_181,

@@ -23,6 +23,7 @@ __all__ = [
     "draft_directory",
     "draft_file",
     "link_or_copy",
+    "locked",
     "parse_yaml",
     "read_json",
     "read_yaml",
@@ -164,37 +165,45 @@ def _new_draft(path: Path) -> Iterator[Path]:
     """Make a draft folder for `path`, and hold a lock on it: so others know that its writer lives."""
     while True:
         draft = Path(tempfile.mkdtemp(prefix=f"{DRAFT}{path.name}.", dir=path.parent))
-        with _locked(draft) as is_mine:
+        with locked(draft) as is_mine:
             if is_mine and draft.exists():  # no other writer took it for abandoned before it was locked
                 yield draft
                 return
 
 
 def _remove_abandoned(draft: Path) -> None:
-    """Remove the draft folder of a dead writer, whose lock ended with it. Locks are of this machine."""
-    with _locked(draft, wait=False) as is_mine:
+    """Remove the draft folder of a dead writer, whose lock ended with it."""
+    with locked(draft, wait=False) as is_mine:
         if is_mine:
             _remove_drafts([draft])
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Lock a folder. Yield False if it is gone, or, without waiting, if another holds it."""
+def locked(folder: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Lock a folder, among the processes of this machine. Yield False if it is gone, or locked and not waited for.
+
+    The lock ends with the process. It leaves no file. Yield False also for another user's folder that cannot be read.
+    """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         yield False
         return
+    try:
+        yield _flock(descriptor, wait=wait)
+    finally:
+        os.close(descriptor)
+
+
+def _flock(descriptor: int, *, wait: bool) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
-        os.close(descriptor)
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        os.close(descriptor)
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):  # a file system without locks
+            raise
+    return True
 
 
 def _finished(draft: Path) -> str | None:

@@ -1,5 +1,8 @@
 """Samples released by hand: for a content and a rule, with a person and a reason."""
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
 import polars as pl
 import pytest
 
@@ -47,6 +50,15 @@ def test_a_release_survives_a_rename_and_ends_with_the_content(tiny) -> None:
     manifest = tiny.ingest()
     assert set(tiny.bad()) == {"cat/empty.png", "cat/small.png"}
     assert manifest.released == ()
+
+
+def test_releases_at_once_are_all_recorded(tmp_path) -> None:
+    sources = [f"cat/{number}.png" for number in range(24)]
+    rows = {"source": sources, "rule": ["too-small"] * 24, "content": sources, "hint": [""] * 24}
+    with ThreadPoolExecutor(8) as pool:
+        add = partial(overrides.add, tmp_path / "releases.csv", pl.DataFrame(rows), reason="all we have", by="me")
+        list(pool.map(add, sources))
+    assert sorted(overrides.read(tmp_path / "releases.csv")["source"]) == sorted(sources)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -66,6 +68,39 @@ def test_a_completed_run_keeps_its_settings(workspace: Workspace) -> None:
     with workspace.hold("the next") as restored:
         assert restored is None
     assert workspace.params.read_bytes() == kept
+
+
+def test_settings_that_are_set_at_once_are_all_kept(workspace: Workspace) -> None:
+    changes: dict[str, object] = {
+        "seed": 5, "training.epochs": 7, "training.patience": 2, "training.batch_size": 33, "serving.port": 8123,
+        "search.trials": 9, "data.image_size": 16, "budget.wall_hours": 3.5,
+    }  # fmt: skip
+    with ThreadPoolExecutor(len(changes)) as pool:
+        list(pool.map(lambda key: settings.override(workspace.params, {key: changes[key]}), changes))
+    now = settings.flatten(settings.load(workspace.params))
+    assert {key: now[key] for key in changes} == changes
+
+
+def test_settings_of_a_run_that_ends_undo_no_others(workspace: Workspace) -> None:
+    """The user changes the file while runs restore it."""
+    seeds = list[int]()
+
+    def set_seeds() -> None:
+        while not is_over.is_set():
+            expected = len(seeds) + 1
+            settings.override(workspace.params, {"seed": expected})
+            seeds.append(settings.load(workspace.params).seed - expected)
+
+    is_over = Event()
+    with ThreadPoolExecutor(1) as pool:
+        user = pool.submit(set_seeds)
+        for _ in range(30):
+            with workspace.hold("a run"), override(workspace):
+                pass
+        is_over.set()
+        user.result()
+    assert len(seeds) == seeds.count(0) > 0
+    assert settings.load(workspace.params).training.epochs == 30
 
 
 def test_a_flow_has_the_settings_that_its_command_read(workspace: Workspace) -> None:

@@ -71,6 +71,7 @@ def add(path: Path, quarantined: pl.DataFrame, source: str, *, reason: str, by: 
     at = datetime.now(UTC).isoformat(timespec="seconds")
     new = rows.select(*_COLUMNS[:3]).with_columns(reason=pl.lit(reason.strip()), by=pl.lit(by), at=pl.lit(at))
     content = io.BytesIO()
-    pl.concat([read(path), new.select(_COLUMNS)]).write_csv(content)
-    files.write_bytes(path, content.getvalue())
+    with files.locked(path.parent):  # another release must not be lost
+        pl.concat([read(path), new.select(_COLUMNS)]).write_csv(content)
+        files.write_bytes(path, content.getvalue())
     return rules

@@ -115,16 +115,17 @@ def use(root: Path, name: str, *, force: bool = False) -> dict[str, tuple[object
     """
     params, has_code = root / "params.yaml", Workspace(root).has_code
     example = find(root, name)
-    before = _current(params, force=force)
-    defaults, codes = settings.flatten(Params()), () if has_code else usual_code(Workspace(root))
-    kept = [key for key in before if key.partition(".")[0] in _KEPT or key in codes]
-    own = {key: before[key] for key in kept if before[key] != defaults[key]}
-    if not (force or _is_reproducible(params, own)):
-        raise SettingsError(
-            "params.yaml: it has uncommitted changes (see `git diff params.yaml`). Fix: commit them first, or replace "
-            f"them with `ratchet use {name} --force`"
-        )
-    files.write_text(params, compose(example, own=own, has_code=has_code))
+    with files.locked(root):
+        before = _current(params, force=force)
+        defaults, codes = settings.flatten(Params()), () if has_code else usual_code(Workspace(root))
+        kept = [key for key in before if key.partition(".")[0] in _KEPT or key in codes]
+        own = {key: before[key] for key in kept if before[key] != defaults[key]}
+        if not (force or _is_reproducible(params, own)):
+            raise SettingsError(
+                "params.yaml: it has uncommitted changes (see `git diff params.yaml`). Fix: commit them first, or "
+                f"replace them with `ratchet use {name} --force`"
+            )
+        files.write_text(params, compose(example, own=own, has_code=has_code))
     loaded = settings.load(params)
     source = root / Path(loaded.data.path).expanduser()
     folder = source.parent if source.suffix else source

@@ -6,6 +6,7 @@ code writes to data/settings.json (`tasks/code.py`).
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -22,8 +23,8 @@ from ratchet.settings.model import AlertSettings, Params, Section, TrainingSetti
 from ratchet.workspace import Workspace
 
 __all__ = [
-    "Edit", "changed", "dotted", "flatten", "load", "override", "parse_assignments", "plan", "read_text", "restored",
-    "template", "usual_code",
+    "Edit", "changed", "changing", "dotted", "flatten", "load", "override", "parse_assignments", "plan", "read_text",
+    "restored", "template", "usual_code",
 ]  # fmt: skip
 
 # A webhook address of these hosts is a secret: it gives the right to write (Slack, Discord, Microsoft, Google).
@@ -83,7 +84,7 @@ def load(path: Path) -> Params:
 
 @dataclass(frozen=True)
 class Edit:
-    """A checked change of params.yaml, not yet written.
+    """A checked change of params.yaml.
 
     Attributes:
         before, after: text of the file.
@@ -96,20 +97,28 @@ class Edit:
     params: Params
     changes: Mapping[str, tuple[object, object]]
 
-    def write(self) -> None:
-        """Write the file, if the change changes anything."""
-        if self.after != self.before:
-            files.write_text(self.path, self.after)
-
 
 def override(path: Path, changes: Mapping[str, object]) -> Params:
     """Set dotted keys in the file and return all settings. Comments stay; a wrong change leaves the file unchanged.
 
     `dvc exp run -S` does the same, so the file, dvc.lock and MLflow agree on the settings of a run.
     """
-    edit = plan(path, changes)
-    edit.write()
-    return edit.params
+    with changing(path, changes) as edit:
+        return edit.params
+
+
+@contextmanager
+def changing(path: Path, changes: Mapping[str, object]) -> Iterator[Edit]:
+    """Check a change of dotted keys, and write it on leaving. No other process changes the file meanwhile.
+
+    Raises:
+        SettingsError: the change is not allowed; the file stays unchanged.
+    """
+    with files.locked(path.parent):
+        edit = plan(path, changes)
+        yield edit
+        if edit.after != edit.before:
+            files.write_text(path, edit.after)
 
 
 def plan(path: Path, changes: Mapping[str, object]) -> Edit:

@@ -8,7 +8,7 @@ settings of a killed run are restored too: by the next process that locks the wo
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,30 +54,17 @@ def overridden(
     if as_read.exists() and not changes:
         yield RunSettings(settings_file.load(as_read), note)
         return
-    edit = settings_file.plan(path, changes)
-    note.parent.mkdir(exist_ok=True)
-    files.write_text(as_read, edit.after)
+    with settings_file.changing(path, changes) as edit:
+        note.parent.mkdir(exist_ok=True)
+        files.write_text(as_read, edit.after)
+        if edit.after != edit.before:
+            files.write_json(note, {"keys": sorted(changes), "before": edit.before, "after": edit.after})
     try:
-        with _replaced(edit, changes, note, say):
-            yield RunSettings(edit.params, note)
+        yield RunSettings(edit.params, note)
     finally:
+        if edit.after != edit.before:
+            _restore_after_run(path, note, say)
         as_read.unlink(missing_ok=True)
-
-
-@contextmanager
-def _replaced(
-    edit: settings_file.Edit, changes: Mapping[str, object], note: Path, say: Callable[[str], None]
-) -> Iterator[None]:
-    """Write a change to params.yaml, and restore it at the end unless `keep` has removed the note."""
-    if edit.after == edit.before:
-        yield
-        return
-    files.write_json(note, {"keys": sorted(changes), "before": edit.before, "after": edit.after})
-    edit.write()
-    try:
-        yield
-    finally:
-        _restore_after_run(edit.path, note, say)
 
 
 def restore(path: Path, note: Path) -> str | None:
@@ -98,23 +85,31 @@ def restore(path: Path, note: Path) -> str | None:
             f"{note}: damaged ({error}), so the settings of an incomplete run cannot be restored. Fix: look at "
             "`git diff params.yaml`, then delete that file"
         ) from error
-    restored: dict[str, object] = {}
-    if path.exists():
-        try:
-            now = settings_file.read_text(path)
-        except UnicodeDecodeError:
-            return None  # the same as for invalid YAML below
-        result = settings_file.restored(now, before, after, keys)
-        if result is None:
-            return None  # invalid YAML: its reader reports it, and the note stays until it is valid
-        text, restored = result
-        if text != now:
-            files.write_text(path, text)
+    restored = _put_back(path, before, after, keys)
+    if restored is None:
+        return None
     note.unlink(missing_ok=True)
     if not restored:
         return None
     values = ", ".join(f"{key} is {settings_errors.spell(value)} again" for key, value in restored.items())
     return f"params.yaml: {values}. The run that had changed it did not complete"
+
+
+def _put_back(path: Path, before: str, after: str, keys: Iterable[str]) -> dict[str, object] | None:
+    """Restore values in the file, and return them. None if it is not YAML: its reader reports that, the note stays."""
+    if not path.exists():
+        return {}
+    with files.locked(path.parent):  # the user may set others at this moment
+        try:
+            now = settings_file.read_text(path)
+        except UnicodeDecodeError:
+            return None  # the same as for invalid YAML below
+        if (result := settings_file.restored(now, before, after, keys)) is None:
+            return None
+        text, restored = result
+        if text != now:
+            files.write_text(path, text)
+    return restored
 
 
 def _restore_after_run(path: Path, note: Path, say: Callable[[str], None]) -> None:

@@ -20,7 +20,7 @@ LIMITS = {
     "project_files": 30,
     "provenance": 1_085,
     "ratchet": 2_302,
-    "registry": 4_702,
+    "registry": 4_712,
     "reports": 2_165,
     "scale": 730,
     "search": 1_170,

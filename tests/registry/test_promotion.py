@@ -443,6 +443,38 @@ def test_an_alias_moved_by_hand_is_found_and_repaired(line: Line) -> None:
     assert line.promotions.entries()[-1].content["found"] == {"champion": "1"}
 
 
+def test_an_audit_needs_no_right_to_write(line: Line) -> None:
+    """The lock beside the ledger cannot be taken, as by an auditor who may only read."""
+    line.champion()
+    line.challenger()
+    lock = line.folder / "ledger.db.lock"
+    lock.unlink(missing_ok=True)
+    lock.mkdir()
+    assert line.faults() == []
+    registry = line.params.registry.model_copy(update={"model": line.name})
+    require_agreement(line.place.workspace, line.params.model_copy(update={"registry": registry}))
+    line.place.client.set_registered_model_alias(line.name, "champion", "2")
+    message = f"{line.name}: the alias champion is on version 2 in MLflow, and on version 1 by the ledger"
+    assert [fault.partition(". Fix:")[0] for fault in line.faults()] == [message]
+    with pytest.raises(OSError, match=r"ledger\.db\.lock"):  # an act needs it
+        line.repair()
+
+
+def test_an_act_during_an_audit_is_no_fault(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    line.champion()
+    second, aliases = line.challenger(), ModelRegistry.aliases
+
+    def promote_first(registry: ModelRegistry, name: str) -> dict[str, str]:
+        monkeypatch.setattr(ModelRegistry, "aliases", aliases)
+        line.promotions.promote_automatically(second, over="1")
+        return aliases(registry, name)
+
+    monkeypatch.setattr(ModelRegistry, "aliases", promote_first)
+    assert line.promotions.fault() is None
+    assert line.aliases() == {"champion": "2"}
+    assert line.faults() == []
+
+
 def test_replaced_added_and_missing_files_are_named(line: Line) -> None:
     version = line.champion()
     for name in ("model.safetensors", "report.html"):

@@ -6,9 +6,9 @@ anchor together with other aliases means that somebody moved them by hand.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ratchet import files
 from ratchet.errors import LedgerBroken, RegistryError, TrackingRefused, TrackingUnavailable, first_line
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AliasSync", "require_agreement"]
 
+T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _JUDGED = ("register", "renew", "withdraw")
 
@@ -98,34 +99,44 @@ class AliasSync:
 
     def disagreement(self) -> RegistryError | None:
         """Return the error if ledger and MLflow disagree, and no unfinished act explains it. Changes nothing."""
-        with self.ledger.exclusive():
-            if fault := self.fault():
-                return RegistryError(f"{fault}. Fix: {self.fix}")
-            if not self.entries() and self._held() and (lost := self.ledger.lost()):
-                return LedgerBroken(f"{self.name}: {lost}. Nothing was changed. Fix: restore it; or, {RECOVER}")
-            return None
+        return self._at_rest(self._disagreement)
 
     def fault(self) -> str | None:
         """Describe the first difference between MLflow and the ledger that no unfinished act explains."""
-        with self.ledger.exclusive():
-            anchor, state = self.registry.anchor(self.name), self.state()
-            if self.is_other_ledger:
-                return f"{self.name}: the ledger lacks the entry {str(anchor)[:12]}, which this model's aliases follow"
-            aliases, versions = self.registry.aliases(self.name), self._numbers()
-            if state.champion and not self.registry.exists(self.name):
-                return (
-                    f"{self.name}: was deleted in MLflow, and its champion was version {state.champion} by the ledger"
-                )
-            if anchor is None or anchor != state.seal:
-                return None
-            for alias, number in state.aliases.items():
-                current = aliases.get(alias)
-                if current == number or (current is None and alias == "challenger" and number not in versions):
-                    continue
-                is_on, was_on = (f"on version {value}" if value else "on no version" for value in (current, number))
-                gone = ", which was deleted there," if number and number not in versions else ""
-                return f"{self.name}: the alias {alias} is {is_on} in MLflow, and {was_on}{gone} by the ledger"
+        return self._at_rest(self._fault)
+
+    def _at_rest(self, look: Callable[[], T | None]) -> T | None:
+        """Return what `look` finds while no other process acts. It takes no lock: an auditor may only read."""
+        while True:
+            head, difference = self.ledger.head, look()
+            if difference is None or self.ledger.head == head:
+                return difference
+
+    def _disagreement(self) -> RegistryError | None:
+        if fault := self._fault():
+            return RegistryError(f"{fault}. Fix: {self.fix}")
+        if not self.entries() and self._held() and (lost := self.ledger.lost()):
+            return LedgerBroken(f"{self.name}: {lost}. Nothing was changed. Fix: restore it; or, {RECOVER}")
+        return None
+
+    def _fault(self) -> str | None:
+        # The anchor first: an act writes its entry before, and its anchor after the aliases.
+        anchor, state = self.registry.anchor(self.name), self.state()
+        if self.is_other_ledger:
+            return f"{self.name}: the ledger lacks the entry {str(anchor)[:12]}, which this model's aliases follow"
+        aliases, versions = self.registry.aliases(self.name), self._numbers()
+        if state.champion and not self.registry.exists(self.name):
+            return f"{self.name}: was deleted in MLflow, and its champion was version {state.champion} by the ledger"
+        if anchor is None or anchor != state.seal:
             return None
+        for alias, number in state.aliases.items():
+            current = aliases.get(alias)
+            if current == number or (current is None and alias == "challenger" and number not in versions):
+                continue
+            is_on, was_on = (f"on version {value}" if value else "on no version" for value in (current, number))
+            gone = ", which was deleted there," if number and number not in versions else ""
+            return f"{self.name}: the alias {alias} is {is_on} in MLflow, and {was_on}{gone} by the ledger"
+        return None
 
     @property
     def fix(self) -> str:

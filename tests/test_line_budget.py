@@ -15,7 +15,7 @@ LIMITS = {
     "flows": 3_750,
     "gate": 1_475,
     "kinds": 2_518,
-    "monitoring": 3_210,
+    "monitoring": 3_212,
     "problems": 1_010,
     "project_files": 30,
     "provenance": 1_085,

@@ -159,7 +159,7 @@ def _code(root: Path, before: Side, after: Side, missing: list[str]) -> CodeChan
     unknown = [
         f"{side.name}: its commit {commit or ''} is unknown to the git repository here. Fix: `git fetch`."
         for side, commit in zip((before, after), commits, strict=True)
-        if side.record and not (commit and git.line(root, "cat-file", "-t", f"{commit}^{{commit}}"))
+        if side.record and not (commit and git.line(root, "rev-parse", "--quiet", "--verify", f"{commit}^{{commit}}"))
     ]
     missing += unknown
     stat: list[str] = []

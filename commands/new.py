@@ -79,20 +79,27 @@ def new(
 
 def _commit(root: Path) -> None:
     """Make it a git repository with one commit. A folder of another repository is left to its owner."""
-    top = git.line(root, "rev-parse", "--show-toplevel")
-    if top is not None and Path(top).resolve() != root:
-        echo(f"it is a folder of the git repository {top}: commit it there")
-        return
     try:
+        top = git.line(root, "rev-parse", "--show-toplevel")
+        if top is not None and Path(top).resolve() != root:
+            echo(f"it is a folder of the git repository {top}: commit it there")
+            return
         git.run(root, "init", "--quiet")
         git.run(root, "add", "--all")
-        if None in (git.line(root, "var", "GIT_AUTHOR_IDENT"), git.line(root, "var", "GIT_COMMITTER_IDENT")):
-            known = "`git config --global user.email ADDRESS` and user.name"
-            raise git.GitError(f"git does not know you. Fix: {known}")
+        _require_identity(root)
         git.run(root, "commit", "--quiet", "--message", "New project")
     except git.GitError as error:
         reason = str(error) if ". Fix: " in str(error) else f"{error}. Fix: correct that"
         echo(f"not committed: {reason}, then `git init`, `git add --all` and `git commit --message New` there")
+
+
+def _require_identity(root: Path) -> None:
+    try:
+        for role in ("AUTHOR", "COMMITTER"):
+            git.run(root, "var", f"GIT_{role}_IDENT")
+    except git.GitError as error:
+        fix = "`git config --global user.email ADDRESS` and user.name"
+        raise git.GitError(f"git does not know you. Fix: {fix}") from error
 
 
 def _is_no_file(path: Path) -> bool:

@@ -34,6 +34,11 @@ if TYPE_CHECKING:
 
 __all__ = ["train"]
 
+_NO_COMMIT = (
+    "the provenance record has no commit, because git is not installed, this folder is in no repository, or nothing is "
+    "committed: `ratchet reproduce` cannot train this model again. Fix: commit the project to git, then train"
+)
+
 
 def train(
     params: Params, workspace: Workspace, *, progress: StageProgress, flow_run: str | None = None
@@ -123,9 +128,11 @@ class _Recorder:
             self.progress.say("a version was registered from this training: its record in MLflow stays as it is")
         else:
             code_changes = job.code_changes
-            record_training(
+            record = record_training(
                 self.run, self.params, self.workspace, flow_run=flow_run, inputs=job.identity, code_changes=code_changes
             )
+            if record.git_commit is None:
+                self.progress.say(_NO_COMMIT)
 
     def train(
         self,

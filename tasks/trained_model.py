@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ratchet import files
 from ratchet.data.manifest import Manifest
-from ratchet.registry.provenance_record import ContinuedCode
+from ratchet.registry.provenance_record import ContinuedCode, Provenance
 from ratchet.registry.runs import NAME
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
@@ -58,11 +58,10 @@ def record_training(
     flow_run: str | None,
     inputs: Mapping[str, str] | None = None,
     code_changes: tuple[ContinuedCode, ...],
-) -> None:
-    """Record settings, data and provenance of a training in MLflow, before its first step.
+) -> Provenance:
+    """Record settings, data and provenance of a training in MLflow, before its first step. Return the provenance.
 
-    `flow_run` is the id of the Prefect flow run, `inputs` are the digests that identify the training, `code_changes`
-    those since it began.
+    `flow_run`: the id of the Prefect flow run; `inputs`: digests that identify the training; `code_changes` since then.
     """
     from ratchet.data.versions import read_version
     from ratchet.provenance.record import begin_record
@@ -90,6 +89,7 @@ def record_training(
     if flow_run:
         run.tags({"ratchet.prefect_flow_run": flow_run})
     run.status("RUNNING")
+    return record
 
 
 def run_name(data: str, model: str, end: str) -> str:

@@ -4,6 +4,7 @@ Variables that name another repository, index or object store are removed, hooks
 password, and replacement objects (`git replace`) do not hide the real history.
 """
 
+import itertools
 import os
 import subprocess
 from collections.abc import Mapping
@@ -11,12 +12,17 @@ from pathlib import Path
 
 from ratchet.errors import WorkspaceError
 
-__all__ = ["GitError", "GitMissing", "line", "run", "text"]
+__all__ = ["HEAD", "GitError", "GitMissing", "NoRepository", "line", "run", "text"]
 
 NO_RESULT = "it calls git; DVC does not track what the commit is"
 
+HEAD = ("rev-parse", "--verify", "--quiet", "HEAD")
+"""Arguments of `line` for the commit that is checked out."""
+
 _OPTIONS = ("-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false")
-_FIXED = {"GIT_TERMINAL_PROMPT": "0", "GIT_NO_REPLACE_OBJECTS": "1"}
+_FIXED = {"GIT_TERMINAL_PROMPT": "0", "GIT_NO_REPLACE_OBJECTS": "1", "LC_ALL": "C"}
+_NO_REPOSITORY = "not a git repository (or any"  # of the parent folders; a broken worktree's message has a path here
+_NONE = (1, 2)  # exit codes of `rev-parse --quiet` and of `remote get-url` for what does not exist
 _REMOVED = frozenset(
     {
         "GIT_ALTERNATE_OBJECT_DIRECTORIES",
@@ -38,19 +44,28 @@ _REMOVED = frozenset(
 
 
 class GitError(WorkspaceError):
-    """git refused a command."""
+    """git refused a command, with an exit code, or could not be started."""
+
+    def __init__(self, message: str, code: int = 0) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class GitMissing(GitError):
-    """git cannot be started."""
+    """git is not installed."""
+
+
+class NoRepository(GitError):
+    """The folder is in no git repository."""
 
 
 def run(root: Path, *arguments: str, environment: Mapping[str, str] | None = None, stdin: bytes = b"") -> bytes:
     """Run `git -C root ARGUMENTS` and return its standard output.
 
     Raises:
-        GitMissing: git cannot be started.
-        GitError: it failed; the message has its standard error output.
+        GitMissing: git is not installed.
+        NoRepository: the folder is in no repository.
+        GitError: it failed for another reason; the message has its standard error output.
     """
     environ = {name: value for name, value in os.environ.items() if name not in _REMOVED}
     try:
@@ -61,13 +76,19 @@ def run(root: Path, *arguments: str, environment: Mapping[str, str] | None = Non
             capture_output=True,
             check=False,
         )
-    except OSError as error:
+    except (FileNotFoundError, PermissionError) as error:
         raise GitMissing(f"git cannot be run ({error}). Fix: install git") from error
+    except OSError as error:
+        raise GitError(f"git cannot be run now ({error}). Fix: end other programs, then run this again") from error
     if done.returncode:
         command = next((argument for argument in arguments if not argument.startswith("-")), "")
         reason = " ".join(done.stderr.decode(errors="replace").split()) or f"exit code {done.returncode}"
-        fix = ". Fix: `git init`" if "not a git repository" in reason else ""
-        raise GitError(f"git {command} failed in {root} ({reason}){fix}")
+        message = f"git {command} failed in {root} ({reason})"
+        if _NO_REPOSITORY not in reason:
+            raise GitError(message, done.returncode)
+        if damaged := _damaged_repository(root):
+            raise GitError(f"{message}. Fix: restore {damaged}, which git cannot read, or delete it", done.returncode)
+        raise NoRepository(f"{message}. Fix: `git init`", done.returncode)
     return done.stdout
 
 
@@ -77,8 +98,26 @@ def text(root: Path, *arguments: str) -> str:
 
 
 def line(root: Path, *arguments: str) -> str | None:
-    """Return the output of git without surrounding space; None if it is empty or git fails for any reason."""
+    """Return the output of git without surrounding space; None if there is none, or no such thing.
+
+    There is no such thing without git and outside of a repository.
+
+    Raises:
+        GitError: git fails for another reason, which is no answer.
+    """
     try:
         return text(root, *arguments) or None
-    except GitError:
+    except (GitMissing, NoRepository):
         return None
+    except GitError as error:
+        if error.code not in _NONE:
+            raise
+        return None
+
+
+def _damaged_repository(root: Path) -> Path | None:
+    """Return the `.git` that git takes for no repository. It looks in the folders above, but on no other disk."""
+    folder = root.resolve()
+    device, ceilings = folder.stat().st_dev, os.environ.get("GIT_CEILING_DIRECTORIES", "").split(os.pathsep)
+    above = itertools.takewhile(lambda each: each.stat().st_dev == device and str(each) not in ceilings, folder.parents)
+    return next((each / ".git" for each in (folder, *above) if os.path.lexists(each / ".git")), None)

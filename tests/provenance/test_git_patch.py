@@ -1,12 +1,17 @@
 """The patch of uncommitted changes: applied to a clone it gives the same files, and the repository is unchanged."""
 
+import os
+import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from ratchet.provenance.git_patch import MAX_UNTRACKED, uncommitted_changes
-from ratchet.provenance.record import new_record
+from ratchet.errors import WorkspaceError
+from ratchet.provenance.git_patch import MAX_UNTRACKED, UncommittedChanges, uncommitted_changes
+from ratchet.provenance.record import begin_record, new_record
+from ratchet.registry.provenance_record import Provenance
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 
@@ -52,7 +57,6 @@ def test_the_patch_restores_the_files_on_a_clone(root: Path, tmp_path: Path) -> 
     before = {path: path.read_bytes() for path in (root / ".git").rglob("*") if path.is_file()}
 
     changes = uncommitted_changes(root)
-    assert changes is not None
     assert {path: path.read_bytes() for path in (root / ".git").rglob("*") if path.is_file()} == before
     patch = tmp_path / "patch"
     patch.write_bytes(changes.patch)
@@ -67,7 +71,6 @@ def test_without_changes_the_patch_is_empty(root: Path) -> None:
     (root / "ignored.txt").write_text("x")
     (root / "dvc.lock").write_text("written by a run")
     changes = uncommitted_changes(root)
-    assert changes is not None
     assert (changes.patch, changes.digest, changes.left_out) == (b"", None, ())
 
 
@@ -78,7 +81,6 @@ def test_data_and_large_files_are_left_out_and_named(root: Path) -> None:
     (root / "nets" / "large.bin").write_bytes(bytes(MAX_UNTRACKED + 1))
     (root / "nets" / "exact.bin").write_bytes(bytes(MAX_UNTRACKED))
     changes = uncommitted_changes(root, data=("data", "photos"), code=("photos/net.py",))
-    assert changes is not None
     assert changes.left_out == ("data", "nets/large.bin", "photos")
     for name in ("data/pets.dvc", "photos/net.py", "nets/net.py", "nets/exact.bin"):
         assert f"b/{name}".encode() in changes.patch
@@ -90,7 +92,6 @@ def test_a_nested_repository_is_left_out(root: Path) -> None:
     (root / "other" / "x.py").write_text("x = 1\n")
     commit(root / "other")
     changes = uncommitted_changes(root)
-    assert changes is not None
     assert (changes.patch, changes.left_out) == (b"", ("other/",))
 
 
@@ -100,16 +101,117 @@ def test_a_project_in_a_repositorys_folder_has_its_patch(root: Path, tmp_path: P
     (root / "project" / "dvc.lock").write_text("made")
     (root / "a.py").write_text("a = 3\n")
     changes = uncommitted_changes(root / "project")
-    assert changes is not None
     assert b"b/project/new.py" in changes.patch
     assert b"b/a.py" in changes.patch
     assert b"dvc.lock" not in changes.patch
 
 
 def test_without_git_there_is_no_patch_and_no_commit(tmp_path: Path) -> None:
-    assert uncommitted_changes(tmp_path) is None
-    record = new_record(Workspace(tmp_path), Params(), flow_run=None)
-    assert (record.git_commit, record.git_origin, record.git_uncommitted) == (None, None, None)
+    for _ in ("no repository", "no commit"):
+        assert uncommitted_changes(tmp_path) == UncommittedChanges(None, b"", ())
+        record = new_record(Workspace(tmp_path), Params(), flow_run=None)
+        assert (record.git_commit, record.git_origin, record.git_uncommitted) == (None, None, None)
+        git(tmp_path, "init", "--quiet")
+
+
+def test_a_repository_above_a_ceiling_is_none_of_the_projects(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "project").mkdir()
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(root))
+    assert uncommitted_changes(root / "project") == UncommittedChanges(None, b"", ())
+
+
+def test_without_git_installed_there_is_no_patch(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert uncommitted_changes(root) == UncommittedChanges(None, b"", ())
+
+
+def put_before_git(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a program `git` do this first, and then run the real one."""
+    folder.mkdir()
+    program, real = folder / "git", shutil.which("git")
+    program.write_text(f'#!/bin/sh\n{script}\nexec {shlex.quote(str(real))} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+def begin(root: Path, folder: Path) -> Provenance:
+    return begin_record(folder, Workspace(root), Params(), flow_run=None, inputs=None, code_changes=())
+
+
+def test_a_git_that_cannot_start_now_begins_no_record(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As without memory for another process: git is installed."""
+    (tmp_path / "programs").mkdir()
+    (tmp_path / "programs" / "git").touch(0o755)
+    with monkeypatch.context() as only:
+        only.setenv("PATH", str(tmp_path / "programs"))
+        with pytest.raises(WorkspaceError, match=r"git cannot be run now .*Exec format error.*Fix: "):
+            begin(root, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert begin(root, tmp_path / "run").git_commit
+
+
+def test_a_git_that_fails_in_between_begins_no_record(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record without the patch would call the changed files clean, and one without commit cannot be repeated."""
+    (root / "a.py").write_text("a = 2\n")
+    folder = tmp_path / "run"
+    fail_at_first = 'mkdir "$0.failed" 2>/dev/null && { echo "fatal: out of memory" >&2; exit 128; }'
+    put_before_git(tmp_path / "programs", fail_at_first, monkeypatch)
+    with pytest.raises(WorkspaceError, match="out of memory"):
+        begin(root, folder)
+    assert not folder.exists()
+    record = begin(root, folder)
+    assert record.git_commit == git(root, "rev-parse", "HEAD").decode().strip()
+    assert (folder / "uncommitted.patch").read_bytes() == uncommitted_changes(root).patch != b""
+    assert record.git_uncommitted == uncommitted_changes(root).digest
+
+
+@pytest.mark.parametrize("fault", ["another owner", "no HEAD", "a worktree that was moved away"])
+def test_a_repository_that_git_refuses_begins_no_record(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    if fault == "another owner":
+        monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+        monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+        monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+        reason = r"dubious ownership.*safe\.directory"
+    elif fault == "no HEAD":
+        (root / ".git" / "HEAD").unlink()
+        reason = (
+            r"git rev-parse failed in .*not a git repository .*Fix: restore .*/\.git, which git cannot read, or delete"
+        )
+    else:
+        git(root, "worktree", "add", "--quiet", str(tmp_path / "second"))
+        root.rename(tmp_path / "moved")
+        root, reason = tmp_path / "second", "git rev-parse failed in .*not a git repository: "
+    with pytest.raises(WorkspaceError, match=reason):
+        begin(root, tmp_path / "run")
+    with pytest.raises(WorkspaceError, match=reason):
+        new_record(Workspace(root), Params(), flow_run=None)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_commit_meanwhile_does_not_separate_patch_and_commit(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user commits the changes after the patch was made, while the record is written."""
+    (root / "a.py").write_text("a = 2\n")
+    first = git(root, "rev-parse", "HEAD").decode().strip()
+    own = "-c user.name=tests -c user.email=tests@localhost"
+    act = f"{shutil.which('git')} -C {shlex.quote(str(root))} {own} commit --quiet --all --message=two"
+    put_before_git(tmp_path / "programs", f'case " $* " in *" remote "*) {act};; esac', monkeypatch)
+    record = begin(root, tmp_path / "run")
+    assert git(root, "rev-parse", "HEAD").decode().strip() != first
+    patch = (tmp_path / "run" / "uncommitted.patch").read_bytes()
+    assert (record.git_commit, b"+a = 2" in patch) == (first, True)
+    clone = tmp_path / "clone"
+    git(root, "clone", "--quiet", str(root), str(clone))
+    git(clone, "checkout", "--quiet", "--detach", first)
+    git(clone, "apply", "--binary", str(tmp_path / "run" / "uncommitted.patch"))
+    assert content(clone) == content(root)
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,21 @@ def test_a_sealed_training_is_not_rewritten_by_changed_code(undisturbed: Any, ne
     project.good("ratchet", "audit")
 
 
+def test_a_training_without_a_commit_says_so(undisturbed: Any, new_project: Callable[..., Any]) -> None:
+    """And none begins while git fails: its record would have no commit though there is one."""
+    project = without_records(new_project("no-commit", of=undisturbed))
+    for folder in ("model", "checkpoints", "baseline", "running"):
+        shutil.rmtree(project.root / "data" / folder, ignore_errors=True)
+    repository = project.root / ".git"
+    (repository / "HEAD").rename(repository / "away")
+    assert "train: git rev-parse failed in" in project.refused(*project.stage("train"))
+    assert not project.workspace.model.exists()
+    repository.rename(project.home / "repository")
+    output = " ".join(project.good(*project.stage("train")).split())
+    assert "the provenance record has no commit" in output
+    assert "Fix: commit the project to git, then train" in output
+
+
 def test_a_run_without_a_step_records_no_changed_code(
     killed: Any, undisturbed: Any, new_project: Callable[..., Any]
 ) -> None:

@@ -19,10 +19,14 @@ _OUTPUTS = ("dvc.lock", "data/ledger.heads")  # written by runs and kept elsewhe
 
 @dataclass(frozen=True)
 class UncommittedChanges:
-    """A patch against HEAD in the format of `git apply --binary`, and the untracked files that are not in it."""
+    """A patch against `commit` in the format of `git apply --binary`, and the untracked files that are not in it.
 
-    patch: bytes
-    left_out: tuple[str, ...]
+    Without git, outside of a repository and before the first commit there is no commit, and the patch is empty.
+    """
+
+    commit: str | None = None
+    patch: bytes = b""
+    left_out: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str | None:
@@ -30,8 +34,8 @@ class UncommittedChanges:
         return hashlib.sha256(self.patch).hexdigest() if self.patch else None
 
 
-def uncommitted_changes(root: Path, *, data: Sequence[str] = (), code: Sequence[str] = ()) -> UncommittedChanges | None:
-    """Collect changed files and the untracked ones that git does not ignore; None without git or without a commit.
+def uncommitted_changes(root: Path, *, data: Sequence[str] = (), code: Sequence[str] = ()) -> UncommittedChanges:
+    """Collect changed files and the untracked ones that git does not ignore.
 
     Args:
         data: files and folders below it whose untracked content is left out, because DVC keeps it.
@@ -40,8 +44,9 @@ def uncommitted_changes(root: Path, *, data: Sequence[str] = (), code: Sequence[
     Raises:
         WorkspaceError: git cannot read the tree.
     """
-    if git.line(root, "rev-parse", "--verify", "HEAD") is None:
-        return None
+    commit = git.line(root, *git.HEAD)
+    if commit is None:
+        return UncommittedChanges()
     untracked = _untracked(root)
     included = {name for name in untracked if _is_included(root, name, data, code)}
     others = (name for name in untracked if name not in included and name not in _OUTPUTS)
@@ -50,7 +55,7 @@ def uncommitted_changes(root: Path, *, data: Sequence[str] = (), code: Sequence[
         left_out = [*left_out[:_MAX_LISTED], f"and {len(left_out) - _MAX_LISTED:,} more"]
     # A name need not be text, but the record is.
     readable = (os.fsencode(name).decode(errors="replace") for name in left_out)
-    return UncommittedChanges(_patch(root, sorted(included)), tuple(readable))
+    return UncommittedChanges(commit, _patch(root, commit, sorted(included)), tuple(readable))
 
 
 def _untracked(root: Path) -> list[str]:
@@ -81,8 +86,8 @@ def _label(root: Path, name: str, data: Sequence[str]) -> str:
     return next((place for place in data if _is_in(name, place) and not _is_large(root / name)), name)
 
 
-def _patch(root: Path, untracked: Sequence[str]) -> bytes:
-    """Return the difference between HEAD and a temporary index with all changes and these untracked files."""
+def _patch(root: Path, commit: str, untracked: Sequence[str]) -> bytes:
+    """Return the difference between `commit` and a temporary index with all changes and these untracked files."""
     index, objects = (root / git.text(root, "rev-parse", "--git-path", name) for name in ("index", "objects"))
     with tempfile.TemporaryDirectory(prefix="ratchet-patch-") as folder:
         own = {
@@ -96,7 +101,7 @@ def _patch(root: Path, untracked: Sequence[str]) -> bytes:
             # detect those that changed within the same second.
             shutil.copy2(index, own["GIT_INDEX_FILE"])
         else:
-            git.run(root, "read-tree", "HEAD", environment=own)
+            git.run(root, "read-tree", commit, environment=own)
         git.run(root, "add", "--update", environment=own)
         if untracked:
             names = b"\0".join(os.fsencode(name) for name in untracked)
@@ -106,5 +111,5 @@ def _patch(root: Path, untracked: Sequence[str]) -> bytes:
         plain = ("--no-color", "--no-ext-diff", "--no-textconv", "--no-renames")
         prefix = git.line(root, "rev-parse", "--show-prefix") or ""  # the project can be a folder of a repository
         excluded = [f":(top,exclude,literal){prefix}{name}" for name in _OUTPUTS]
-        options = ("--cached", "HEAD", "--binary", "--full-index", *plain)
+        options = ("--cached", commit, "--binary", "--full-index", *plain)
         return git.run(root, "diff", *options, "--", ":/", *excluded, environment=own)

@@ -51,15 +51,16 @@ def new_record(
     Raises:
         WorkspaceError: git cannot read the working tree.
     """
-    changes = changes or _changes(workspace, params)
+    if changes is None:
+        changes = _changes(workspace, params)
     origin = git.line(workspace.root, "remote", "get-url", "origin")
     lock = workspace.root / "requirements.txt"
     return Provenance(
         id="",
-        git_commit=git.line(workspace.root, "rev-parse", "HEAD"),
+        git_commit=changes.commit,
         git_origin=urls.bare(origin) if origin else None,
-        git_uncommitted=changes.digest if changes else None,
-        git_left_out=changes.left_out if changes else (),
+        git_uncommitted=changes.digest,
+        git_left_out=changes.left_out,
         dvc=dvc_hashes(workspace.root, "ingest"),
         dvc_inputs=dvc_inputs(workspace.root, "ingest"),
         inputs=dict(inputs) if inputs else None,
@@ -98,7 +99,7 @@ def begin_record(
             return record
     else:
         changes = _changes(workspace, params)
-        files.write_bytes(folder / "uncommitted.patch", changes.patch if changes else b"")
+        files.write_bytes(folder / "uncommitted.patch", changes.patch)
         record = new_record(workspace, params, flow_run=flow_run, inputs=inputs, changes=changes)
     record = replace(record, code_changes=code_changes).with_id()
     files.write_json(path, to_plain(record))
@@ -140,7 +141,7 @@ def installed_packages() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
-def _changes(workspace: Workspace, params: Params) -> UncommittedChanges | None:
+def _changes(workspace: Workspace, params: Params) -> UncommittedChanges:
     return uncommitted_changes(
         workspace.root, data=("data", params.data.path), code=(params.model.code, params.data.code)
     )

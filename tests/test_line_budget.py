@@ -19,7 +19,7 @@ LIMITS = {
     "problems": 1_010,
     "project_files": 30,
     "provenance": 1_090,
-    "ratchet": 2_345,
+    "ratchet": 2_348,
     "registry": 4_716,
     "reports": 2_165,
     "scale": 730,

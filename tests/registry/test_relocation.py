@@ -16,12 +16,14 @@ from commands.cli import app
 from ratchet import files
 from ratchet.errors import RegistryError, TrackingRefused, TrackingUnavailable
 from ratchet.references import broken_references
+from ratchet.registry.mlflow_store import connect, experiment_id
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.relocation import former_roots, moved_fault, relocate
 from ratchet.servers.server_record import ServerRecord
 from ratchet.settings import load, template
 from ratchet.settings.model import TrackingSettings
 from ratchet.workspace import Workspace
+from tasks.scratch_project import ScratchProject
 
 NewLine = Callable[[Any], Any]
 pytestmark = pytest.mark.usefixtures("mlflows_own")
@@ -50,6 +52,16 @@ def champion_files(line: Any, into: Path) -> Path:
     champion = ModelRegistry(line.place.workspace, line.params).champion(line.name, into)
     assert champion is not None
     return champion.folder
+
+
+def test_a_scratch_projects_records_are_in_their_place(tmp_path: Path) -> None:
+    """Such as those of the training that `ratchet verify-resume` kills and resumes."""
+    scratch = ScratchProject(tmp_path, tmp_path / "killed")
+    tracking = TrackingSettings(uri=str(scratch.own["tracking.uri"]))
+    for _ in range(2):
+        experiment_id(connect(scratch, tracking), scratch, tracking)
+    assert (scratch.mlruns / "mlflow.db").exists()
+    assert moved_fault(scratch, tracking) is None
 
 
 def test_moved_project_works_once_it_is_relocated(before: Any, tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ def test_a_killed_training_continues_after_an_edited_comment(
     killed: Any, undisturbed: Any, new_project: Callable[..., Any], assert_same_training: Callable[..., None]
 ) -> None:
     project = new_project("comment", of=killed)
+    project.good("ratchet", "relocate")  # MLflow may have its records
     say_more(project)
     assert "continues at step" in project.good(*project.stage("train"))
     assert_same_training(project, undisturbed, steps=STEPS)
@@ -99,6 +100,7 @@ def test_an_edited_optimizer_is_refused_unless_allowed(
 ) -> None:
     """Record, model card and MLflow's sealed tags name the file, and the step from which it counts."""
     project = new_project("optimizer", of=killed)
+    project.good("ratchet", "relocate")  # MLflow may have its records
     halve_steps(project)
     refusal = " ".join(project.refused(*project.stage("train")).split())
     assert f"train: {OPTIMIZER} changed since the interrupted training in {project.workspace.running}/" in refusal
@@ -171,6 +173,7 @@ def test_a_run_without_a_step_records_no_changed_code(
 ) -> None:
     """The training's code is still the code before, and goes on with it."""
     project = new_project("no-step", of=killed)
+    project.good("ratchet", "relocate")  # MLflow may have its records
     halve_steps(project)
     spent = "budget.cpu_hours=0.00000001"
     for _ in range(2):

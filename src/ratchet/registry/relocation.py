@@ -45,7 +45,7 @@ def local_path(place: str) -> Path | None:
 
 def former_roots(workspace: Workspace, tracking: TrackingSettings) -> list[Path]:
     """Return the other folders that the project had when its own database recorded its experiments."""
-    root, database = workspace.project.root, _own_database(workspace, tracking)
+    root, database = workspace.mlruns.parent, _own_database(workspace, tracking)
     if database is None:
         return []
     try:

@@ -71,9 +71,10 @@ def judge_model(
     candidate, champion = test_set.candidate(exported), test_set.champion(promotions, over)
     gate, rows = params.gate, test_set.rows
     answers = hashlib.sha256(predictions.score.tobytes()).hexdigest()
-    question = TryKey(run_id, over, answers, rows, gate.model_dump(include=_COMPARISON_SETTINGS))
-    compared = np.zeros(len(rows), np.bool_)
-    compared[Case(candidate, champion, gate, params.evaluation).compared] = True
+    case, compared = Case(candidate, champion, gate, params.evaluation), np.zeros(len(rows), np.bool_)
+    units = case.units.digest(case.compared, len(rows)) if case.units else ""
+    question = TryKey(run_id, over, answers, rows, gate.model_dump(include=_COMPARISON_SETTINGS), units)
+    compared[case.compared] = True
     return promotions.decide(
         question,
         compared,
@@ -175,6 +176,7 @@ class _TestSet:
             slices=slice_columns(self.workspace.packed, self.params.evaluation),
             exported=exported,
             saw=self.rows.are_in(split_samples(self.workspace.packed, "train", "validation")),
+            units=self.rows.units,
         )
 
     def champion(self, promotions: "Promotions", over: str | None) -> "Champion | None":

@@ -57,15 +57,18 @@ class Pets:
     def promotions(self) -> Promotions:
         return Promotions(self.workspace, self.params, "pets")
 
-    def pack(self, split: Callable[[int], str], *, classes: int = 2, size: int = 8, names: str = "{}.png") -> None:
-        """Ingest 60 images. The number decides the content; `names` the file names."""
+    def pack(
+        self, split: Callable[[int], str], *, classes: int = 2, size: int = 8, names: str = "{}.png", group: int = 0
+    ) -> None:
+        """Ingest 60 images. The number decides the content; `names` the file names; `group`: images of each group."""
         folder = self.workspace.root / f"images-{self.runs}-{size}-{classes}"
         folder.mkdir()
-        lines = ["path,label,split"]
+        lines = ["path,label,split,group" if group else "path,label,split"]
         for number in range(60):
             pixels = np.random.default_rng(number).integers(0, 256, (size, size, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(folder / names.format(number))
-            lines.append(f"{names.format(number)},kind{number % classes},{split(number)}")
+            line = f"{names.format(number)},kind{number % classes},{split(number)}"
+            lines.append(f"{line},{number // group}" if group else line)
         (folder / "labels.csv").write_text("\n".join(lines))
         ingest(
             IngestTask(
@@ -258,6 +261,24 @@ def test_every_candidate_is_one_try(pets: Pets) -> None:
     assert ["sample" in entry for entry in pets.judgements()].count(True) == 1  # the digests are stored once
     assert pets.promotions.ledger.read().faults == []
     assert pets.promotions.fault() is None
+
+
+def test_groups_are_units_of_the_verdict_and_the_try(pets: Pets) -> None:
+    pets.pack(by_position)
+    pets.champion()
+    questions = []
+    for group, count in ((0, None), (3, 8), (2, 12)):
+        pets.pack(by_position, group=group)
+        comparison = pets.judge(pets.train(seed=2)).comparison if count != 8 else None
+        if count == 8:
+            assert rule_text(champion_rule(pets.judge(pets.train(seed=2)))).measured.startswith(
+                "not comparable with pets version 1: only 8 groups of 24 test images can be compared"
+            )
+        else:
+            assert comparison is not None
+            assert (comparison.votes and (comparison.votes.count, comparison.votes.by)) == (count and (count, "groups"))
+        questions.append(pets.judgements()[-1]["question"])
+    assert len(set(questions)) == 3
 
 
 def test_champion_without_a_valid_record_is_refused(pets: Pets) -> None:

@@ -3,6 +3,7 @@
 rules/           the rules, one in each module: what it measures, its limit, its text
 case.py          what a rule may use: the candidate, the champion, the test samples on which both can be compared
 significance.py  the test against the champion, and its level at each try
+units.py         samples that are no independent proof: groups and copies
 verdict.py       the results of all rules together
 text.py          the verdict as text
 

@@ -2,12 +2,14 @@
 
 import functools
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from ratchet.evaluation.answers import ScoreUnit
 from ratchet.evaluation.intervals import Interval, high_bounds, mean_of, paired_difference
@@ -20,9 +22,11 @@ from ratchet.gate.significance import (
     p_better,
     p_larger_mean,
     p_not_worse,
+    p_unseen_losses,
     rows_showing_failures,
     spend,
 )
+from ratchet.gate.units import SharedBy, Units, UnitVotes
 from ratchet.problems import Target
 from ratchet.settings.model import EvaluationSettings, GateSettings
 
@@ -45,6 +49,7 @@ class ChampionTest:
     level: float  # largest p-value that wins
     remaining: float  # error that is left for later tries
     won: bool
+    votes: Annotated[UnitVotes | None, Field(exclude_if=operator.not_)] = None  # None: each sample is its own unit
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,7 @@ class Obstacle:
     compared: int = 0
     minimum: int = 0  # that are needed
     setting: int = 0  # gate.minimum_rows; 0 in older verdicts
+    by: Annotated[SharedBy | None, Field(exclude_if=operator.not_)] = None  # `compared` counts units; None: samples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +99,7 @@ class Candidate:
     kind: str = "image"  # of its input
     input_shape: tuple[int, ...] = ()  # height, width, channels of images
     saw: Mask  # (rows,), used to train or select it
+    units: Units | None = None  # of the rows; None: each row is its own unit
     slices: Mapping[str, Sequence[str | None]] = field(default_factory=dict)  # column -> value of each row
     exported: Parity | NotExported | None = None  # check of its ONNX program; None: it was stored without one
     baseline: BaselineResult | None = None  # None: no baseline was measured
@@ -152,6 +159,12 @@ class Case:
         """Row numbers of the test samples that both models are compared on."""
         return np.flatnonzero(~(self.unknown | self.seen))
 
+    @functools.cached_property
+    def units(self) -> Units | None:
+        """The units of the compared samples; None: each sample is one."""
+        units = self.candidate.units
+        return None if units is None else units.at(self.compared)
+
     @property
     def left_out(self) -> LeftOut:
         """Numbers of the test samples that are not compared, by the first reason that applies."""
@@ -180,16 +193,25 @@ class Case:
         if self.comparable is None:
             return None
         rows, tolerance = len(self.compared), self.gate.tolerance if self.gate.champion == "not-worse" else 0.0
-        ours, theirs = self.scores
-        if not self.is_exact:
-            p = p_larger_mean(ours - theirs, tolerance=tolerance)
-        elif self.gate.champion == "better":
-            p = p_better(*self.counts)
-        else:
+        gains, votes = self.scores[0] - self.scores[1], None
+        if self.is_exact:
             p = p_not_worse(*self.counts, rows, tolerance=tolerance)
+        else:
+            p = p_larger_mean(gains, tolerance=tolerance)
+        if self.units is not None:
+            votes = self.units.votes(gains)
+            p = max(p, self._p_of_units(self.units, votes, gains, tolerance))
         spent = spend(self.tries, confidence=self.gate.confidence)
-        number = self.tries.count + 1
-        return ChampionTest(number, rows, p, level=spent.level, remaining=spent.remaining, won=p <= spent.level)
+        number, level = self.tries.count + 1, spent.level
+        return ChampionTest(number, rows, p, level, spent.remaining, won=p <= level, votes=votes)
+
+    def _p_of_units(self, units: Units, votes: UnitVotes, gains: Scores, tolerance: float) -> float:
+        sums = units.sums(gains + tolerance)
+        p = p_larger_mean(sums)
+        if not self.is_exact:
+            return p  # real scores have so many units that they show failures
+        p = max(p, p_unseen_losses(float(sums.sum()), (1 - tolerance) * units.sizes()))
+        return p if tolerance else max(p, p_better(votes.better, votes.worse))
 
     def mean(self, score: Scores) -> NamedMetric:
         """Return the mean of some rows' scores in the units that people read, with its interval."""
@@ -251,10 +273,12 @@ class Case:
             return Obstacle("same weights")
         if champion.saw is None:
             return Obstacle("no record", mismatch=champion.unknown)
-        compared, minimum = len(self.compared), self.gate.minimum_rows
+        units, minimum = self.units, self.gate.minimum_rows
+        compared, by = (len(self.compared), None) if units is None else (units.count, units.by)
         if self.candidate.labels is None:
             level = spend(self.tries, confidence=self.gate.confidence).level
             minimum = max(minimum, rows_showing_failures(1 / minimum, level=level))
         if compared < minimum:
-            return Obstacle("too few images", compared=compared, minimum=minimum, setting=self.gate.minimum_rows)
+            setting = self.gate.minimum_rows
+            return Obstacle("too few images", compared=compared, minimum=minimum, setting=setting, by=by)
         return None

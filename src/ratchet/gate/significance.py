@@ -31,6 +31,7 @@ __all__ = [
     "p_larger_mean",
     "p_not_worse",
     "p_sign_flip",
+    "p_unseen_losses",
     "rows_showing_failures",
     "spend",
 ]
@@ -146,6 +147,24 @@ def rows_showing_failures(rate: float, *, level: float) -> int:
     No test of a mean sees a failure that is not among its rows, and one failure can outweigh any small gain.
     """
     return math.ceil(math.log(level) / math.log1p(-min(rate, 0.5)))
+
+
+def p_unseen_losses(total: float, sizes: "NDArray[np.float64]") -> float:
+    """Return the p-value of "the mean is at most 0, by units that lose all and are not among the measured ones".
+
+    A unit loses at most its size, while those that were measured gain `total` together. If only the `n` largest can
+    lose, a mean of 0 needs losses on a share of them that outweighs the gain, and this is the chance to see none.
+
+    Args:
+        total: sum over the units.
+        sizes: the largest possible loss of each unit, (units,).
+    """
+    import numpy as np
+
+    if total <= 0.0:
+        return 1.0
+    needed = total / np.cumsum(np.sort(sizes)[::-1])
+    return float(np.max(np.maximum(1.0 - needed, 0.0) ** np.arange(1, len(sizes) + 1)))
 
 
 def p_sign_flip(differences: "NDArray[np.float64]") -> float:

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from ratchet import files
 from ratchet.data.manifest import Manifest
+from ratchet.gate.units import Units
+from ratchet.kinds.registry import kind_of
 
 __all__ = ["TRAINING_SAMPLES", "Samples", "read_samples", "split_samples", "with_packed", "write_samples"]
 
@@ -34,6 +36,7 @@ class Samples:
     pixels: Digests  # of the packed image, so that copies in other files are equal
     groups: Digests
     identity: str = ""  # digest of what else decides the digests of equal samples; empty: nothing
+    are_copies: bool = False  # samples with equal `pixels` are copies of one
 
     def __len__(self) -> int:
         return len(self.content)
@@ -50,6 +53,21 @@ class Samples:
         return len(self) > 0 and bool((self.groups != _NO_GROUP).all())
 
     @property
+    def units(self) -> Units | None:
+        """Groups, and copies with all groups that they are in; None: each sample is its own unit."""
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import connected_components
+
+        _, names, sizes = np.unique(self.groups, return_inverse=True, return_counts=True)
+        grouped = (self.groups != _NO_GROUP) & (sizes[names] > 1)
+        if not self.are_copies and not grouped.any():
+            return None
+        _, contents = np.unique(self.pixels if self.are_copies else np.arange(len(self)), return_inverse=True)
+        ends, count = (contents[grouped], len(self) + names[grouped]), 2 * len(self)
+        links = coo_array((np.ones(len(ends[0])), ends), shape=(count, count))
+        return Units.of(connected_components(links, directed=False)[1][contents], grouped)
+
+    @property
     def fingerprint(self) -> str:
         """SHA-256 (hex) of the contents in any order."""
         return sha256(np.sort(self.content).astype("<u8").tobytes()).hexdigest()
@@ -59,7 +77,8 @@ def split_samples(packed: Path, *splits: str) -> Samples:
     """Return the samples of these splits of a packed data set, each split in the order of its rows."""
     import polars
 
-    identity = Manifest.read(packed).input.row_identity
+    input = Manifest.read(packed).input
+    identity = input.row_identity
     index = polars.read_parquet(packed / "index.parquet").filter(polars.col("split").is_in(splits))
     order = polars.col("split").replace_strict(dict(zip(_SPLITS, range(len(_SPLITS)), strict=True)))
     index = index.sort(order, "row")
@@ -69,6 +88,7 @@ def split_samples(packed: Path, *splits: str) -> Samples:
         pixels=_cut(index["pixels" if "pixels" in index.columns else "content"].to_list()),
         groups=_cut([None if group is None else sha256(str(group).encode()).hexdigest() for group in groups]),
         identity=files.digest_json(identity)[:16] if identity else "",
+        are_copies=kind_of(input).has_pixels,
     )
 
 

@@ -12,6 +12,7 @@ and an entry takes at most about 40 KiB.
 import base64
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -40,11 +41,13 @@ class TryKey:
     answers: str  # digest of the test samples that the candidate classifies correctly
     rows: Samples  # the test samples
     settings: Mapping[str, Any]
+    units: str = ""  # digest of the units of the compared samples; empty: each is its own unit
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """SHA-256 (hex) over all that decides the result."""
-        return files.digest_json([self.over, self.answers, self.rows.fingerprint, dict(self.settings)])
+        units = [self.units] if self.units else []
+        return files.digest_json([self.over, self.answers, self.rows.fingerprint, dict(self.settings), *units])
 
 
 def known_try(entries: Iterable[LedgerEntry], question: TryKey) -> Tries | None:

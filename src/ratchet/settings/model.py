@@ -384,7 +384,8 @@ class GateSettings(Section):
         "same", "classes compared with the champion's: same, may-grow (more classes) or may-change (other classes)"
     )
     minimum_rows: Positive = setting(
-        100, "fewest unseen test samples for a comparison; of real scores so many that failures on 1 of these are seen"
+        100,
+        "fewest unseen groups, images or rows to compare; of real scores so many that failures on 1 of these are seen",
     )
     slice_tolerance: Fraction = setting(0.0, "largest drop on any slice, compared with the champion")
     calibration_error: Share = setting(

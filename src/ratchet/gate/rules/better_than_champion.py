@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+
 from ratchet.evaluation.answers import ScoreUnit
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.metrics import NamedMetric
@@ -18,6 +20,7 @@ from ratchet.gate.result_text import (
     result_text,
     tolerance_text,
 )
+from ratchet.gate.units import SharedBy, UnitVotes
 
 __all__ = ["ChampionResult", "PairedTest", "better_than_champion"]
 
@@ -74,13 +77,15 @@ class ChampionResult:
         limit = f"limit {probability(comparison.level)} (try {comparison.number:,})"
         parts = [
             sentence,
+            _counted(comparison.votes, noun) if comparison.votes else "",
             _compared(self, comparison, noun),
             _significance(self, comparison, same=bool(same)),
             _level(self, comparison, noun),
         ]
         details = " ".join(part for part in parts if part)
         if self.goal == "better":
-            fix = f"add test {noun[1]}, which reveal smaller differences, or set gate.champion to not-worse"
+            add = _to_add(comparison.votes.by if comparison.votes else None, noun)
+            fix = f"add {add}, which reveal smaller differences, or set gate.champion to not-worse"
         else:
             fix = "raise gate.tolerance to allow more"
         short = measured if same and self.passed else f"{measured}, {limit}"
@@ -100,7 +105,10 @@ def better_than_champion(case: Case) -> ChampionResult:
     scores, passed = None, False
     if comparison is not None:
         ours, theirs = (case.mean(score) for score in case.scores)
-        scores = PairedTest(ours, theirs, case.difference(), case.candidate.unit, *case.counts, case.is_exact)
+        units, difference = case.units, case.difference()
+        if units is not None:
+            difference = units.mean(np.subtract(*case.scores), confidence=gate.confidence)
+        scores = PairedTest(ours, theirs, difference, case.candidate.unit, *case.counts, case.is_exact)
         passed = comparison.won or (case.counts == (0, 0) and gate.champion == "not-worse")
     shapes, obstacle = (case.candidate.input_shape, champion.input_shape), case.obstacle
     return ChampionResult(
@@ -151,20 +159,42 @@ def _obstacle(rule: ChampionResult, obstacle: Obstacle, noun: Noun) -> tuple[str
         case "too few images":
             why = f" ({_left_out(rule)})" if _left_out(rule) else ""
             return (
-                f"only {obstacle.compared:,} of {rule.test_images:,} test {noun[1]} can be compared{why}, and "
-                f"{_needed(obstacle)}",
-                f"add test {noun[1]} that neither model saw, restore the splits that the champion was trained with "
-                "(data.test_fraction, or the split column), or lower gate.minimum_rows",
+                f"only {_units(obstacle.compared, obstacle.by, noun)} of {rule.test_images:,} test {noun[1]} can be "
+                f"compared{why}, and {_needed(obstacle)}",
+                f"add {_to_add(obstacle.by, noun)} that neither model saw, restore the splits that the champion was "
+                "trained with (data.test_fraction, or the split column), or lower gate.minimum_rows",
             )
+
+
+def _units(count: int, by: SharedBy | None, noun: Noun) -> str:
+    """Return a number of units: "3 groups", "60 different images"; of samples the number alone."""
+    match by:
+        case "groups":
+            return f"{count:,} {'group' if count == 1 else 'groups'}"
+        case "copies":
+            return f"{count:,} different {noun[count != 1]}"
+        case "both":
+            return f"{count:,} groups and single {noun[1]}"
+        case None:
+            return f"{count:,}"
+
+
+def _to_add(by: SharedBy | None, noun: Noun) -> str:
+    """Return the test samples that would be more units."""
+    return {"groups": "test groups", "copies": f"different test {noun[1]}"}.get(by or "", f"test {noun[1]}")
+
+
+def _counted(votes: UnitVotes, noun: Noun) -> str:
+    units = _units(votes.count, votes.by, noun)
+    return f"Counted by {units}: {votes.better:,} better, {votes.worse:,} worse; the largest p-value decides."
 
 
 def _needed(obstacle: Obstacle) -> str:
     if obstacle.setting in (0, obstacle.minimum):
         return f"gate.minimum_rows asks for {obstacle.minimum:,}"
-    return (
-        f"{obstacle.minimum:,} are needed: so many real scores show failures of 1 in {obstacle.setting:,} "
-        "(gate.minimum_rows)"
-    )
+    many = "units" if obstacle.by else "real scores"
+    failures = f"failures of 1 in {obstacle.setting:,} (gate.minimum_rows)"
+    return f"{obstacle.minimum:,} are needed: so many {many} show {failures}"
 
 
 def _other_classes(obstacle: Obstacle, noun: Noun) -> tuple[str, str]:

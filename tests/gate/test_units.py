@@ -1,0 +1,281 @@
+"""Copies of an image, and the samples of a group, are no independent proof against the champion."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ratchet import files
+from ratchet.gate import Candidate, Case, Champion, judge, reload_rule
+from ratchet.gate.case import ChampionTest
+from ratchet.gate.rules import ChampionResult
+from ratchet.gate.significance import p_better, p_larger_mean
+from ratchet.gate.units import Units, UnitVotes
+from ratchet.gate.verdict import Verdict
+from ratchet.gate.verdict_text import rule_text
+from ratchet.problems import Numbers
+from ratchet.registry.sample_digests import Samples
+from ratchet.registry.tries import TryKey
+from ratchet.settings.model import EvaluationSettings, GateSettings
+from ratchet.typed_json import parse, to_plain
+from tests.gate.test_rules import candidate, champion, right
+
+SETTINGS = EvaluationSettings(resamples=400)
+Scores = np.ndarray
+
+
+def units_of(keys: np.ndarray, *, grouped: bool = True) -> Units:
+    units = Units.of(keys, np.full(len(keys), grouped))
+    assert units is not None
+    return units
+
+
+COPIES = units_of(np.arange(600) % 60, grouped=False)  # 60 images, each 10 times
+
+
+def decide(new: Candidate, old: Champion, **gate: object) -> Verdict:
+    reloaded = reload_rule(images=1, largest_difference=0.0, tolerance=1e-4)
+    return judge(new, old, GateSettings(**gate), SETTINGS, reloaded=reloaded)
+
+
+def champion_rule(new: Candidate, old: Champion, **gate: object) -> ChampionResult:
+    result = next(rule for rule in decide(new, old, **gate).rules if isinstance(rule, ChampionResult))
+    assert parse(ChampionResult, json.dumps(to_plain(result))) == result
+    return result
+
+
+def compare(ours: Scores, theirs: Scores, units: Units | None, **gate: object) -> ChampionTest:
+    test = Case(candidate(ours, units=units), champion(theirs), GateSettings(**gate), SETTINGS).comparison
+    assert test is not None
+    return test
+
+
+def repeated(correct: np.ndarray) -> np.ndarray:
+    return np.tile(correct, 10)
+
+
+def test_copies_of_one_fixed_error_prove_nothing() -> None:
+    new, old = candidate(repeated(right(60, 60))), champion(repeated(right(59, 60)))
+    assert champion_rule(new, old).passed  # each copy for itself: 10 errors fixed
+    new = replace(new, units=COPIES)
+    result = champion_rule(new, old)
+    assert not result.passed
+    assert rule_text(result).measured == (
+        "not comparable with pets version 3: only 60 different images of 600 test images can be compared, and "
+        "gate.minimum_rows asks for 100"
+    )
+    assert rule_text(result).fix.startswith("add different test images that neither model saw")
+    result = champion_rule(new, old, minimum_rows=60)
+    assert result.comparison is not None
+    assert (result.passed, result.comparison.p, result.comparison.rows) == (False, 0.5, 600)
+    assert result.comparison.votes == UnitVotes(60, "copies", better=1, worse=0)
+    assert "Counted by 60 different images: 1 better, 0 worse;" in rule_text(result).details
+    assert rule_text(result).fix.startswith("add different test images, which reveal smaller differences")
+
+
+def test_three_groups_are_too_few() -> None:
+    new = candidate(right(300, 300), units=units_of(np.arange(300) // 100))
+    old = champion(right(50, 300))
+    result = champion_rule(new, old)
+    assert "only 3 groups of 300 test images can be compared, and gate" in rule_text(result).measured
+    assert rule_text(result).fix.startswith("add test groups that neither model saw")
+    result = champion_rule(new, old, minimum_rows=3)
+    assert result.comparison is not None
+    assert (result.passed, result.comparison.p) == (False, 0.125)
+    assert "Counted by 3 groups: 3 better, 0 worse;" in rule_text(result).details
+
+
+def test_the_fixes_of_too_few_units_work() -> None:
+    """More different images, or more groups, of which each adds one."""
+    for grouped in (True, False):
+        units = units_of(np.arange(1200) % 120, grouped=grouped)
+        result = champion_rule(candidate(right(1200, 1200), units=units), champion(right(1000, 1200)))
+        assert result.passed
+
+
+@pytest.mark.parametrize("rows", [100, 200, 300])
+def test_one_pair_of_copies_lets_no_worse_model_pass(rows: int) -> None:
+    """The candidate is worse by the tolerance, and most test sets show no or few of its losses."""
+    draw = np.random.default_rng(rows)
+    units = units_of(np.r_[0, np.arange(rows)], grouped=False)
+    for _ in range(100):
+        theirs = np.ones(rows + 1)
+        theirs[0] = 0.0  # the label of one copy contradicts that of the other
+        ours = np.where(draw.random(rows + 1) < 0.01, 0.0, theirs)
+        by_row = compare(ours, theirs, None, champion="not-worse", tolerance=0.01)
+        by_unit = compare(ours, theirs, units, champion="not-worse", tolerance=0.01)
+        assert by_unit.p >= by_row.p
+        assert not by_unit.won
+
+
+def test_gains_on_single_rows_outweigh_no_frequent_row() -> None:
+    """Accuracy falls from 98.7 % to 3.4 %, because one row of the table is 9,000 of 9,400."""
+    draw, is_frequent = np.random.default_rng(0), np.arange(9400) < 9000
+    theirs, ours = is_frequent | (draw.random(9400) < 0.7), ~is_frequent & (draw.random(9400) < 0.9)
+    units = units_of(np.where(is_frequent, 0, np.arange(9400)))
+    test = compare(ours, theirs, units)
+    assert test.votes is not None
+    assert p_better(test.votes.better, test.votes.worse) < test.level
+    assert (test.p, test.won) == (1.0, False)
+    assert p_larger_mean(units.sums(ours * 1.0 - theirs)) > 0.5
+
+
+def test_without_shared_units_no_byte_changes() -> None:
+    """Also where copies are among the rows that are left out."""
+    new = candidate(right(390), slices={"side": ["left", "right"] * 200}, saw=np.arange(400) < 100)
+    old = champion(right(375))
+    units = units_of(np.r_[np.zeros(101, int), np.arange(1, 300)])
+    plain = to_plain(decide(new, old))
+    assert to_plain(decide(replace(new, units=units), old)) == plain
+    assert not {"votes", "by"} & set(json.dumps(plain).replace('"', " ").split())
+    few = to_plain(decide(new, old, minimum_rows=350))
+    assert to_plain(decide(replace(new, units=units), old, minimum_rows=350)) == few
+
+
+@pytest.mark.parametrize("goal", ["better", "not-worse"])
+@pytest.mark.parametrize("kind", ["equal groups", "small groups gain and large ones lose"])
+def test_clusters_win_no_more_often_than_the_level(goal: str, kind: str) -> None:
+    """Candidates whose mean is that of the champion, or worse by the tolerance. By rows they win far too often."""
+    draw, wins, histories = np.random.default_rng(1), np.zeros(2), 400
+    sizes = np.full(40, 100) if kind == "equal groups" else np.repeat([20, 200], [60, 20])
+    shifts = np.zeros(40) if kind == "equal groups" else np.where(sizes == 20, 0.3, -0.3 * 60 * 20 / (20 * 200))
+    tolerance = 0.05 if goal == "not-worse" else 0.0
+    units, level = units_of(np.repeat(np.arange(len(sizes)), sizes)), 0.0
+    gate = {"champion": goal, "tolerance": tolerance, "minimum_rows": 40, "confidence": 0.6}
+    for _ in range(histories):
+        gain = np.repeat(draw.normal(shifts, 0.2), sizes) - tolerance
+        ours, theirs = draw.random((2, len(gain))) < 0.5 + np.stack([gain, -gain]) / 2
+        for at, used in enumerate((units, None)):
+            test = compare(ours, theirs, used, **gate)
+            wins[at] += test.won
+            level = test.level
+    by_unit, by_row = wins / histories
+    assert by_unit <= level + 3 * (level / histories) ** 0.5
+    assert by_row > 2.5 * level
+
+
+def test_better_candidate_still_wins_by_groups() -> None:
+    draw, wins = np.random.default_rng(3), 0
+    units = units_of(np.repeat(np.arange(120), 20))
+    for _ in range(50):
+        gain = np.repeat(draw.normal(0.06, 0.05, 120), 20)
+        ours, theirs = draw.random((2, 2400)) < 0.7 + np.stack([gain, -gain]) / 2
+        wins += compare(ours, theirs, units).won
+    assert wins >= 40
+
+
+def test_real_scores_count_units() -> None:
+    """The p-value of copies is that of each once, and groups, not rows, must show rare failures."""
+    ours, theirs = -np.abs(np.random.default_rng(4).normal([[0.0], [0.2]], 1.0, (2, 500)))
+    target, twice = Numbers(("y",), (0.0,), (1.0,)), np.arange(1000) % 500
+    new = candidate(ours[twice], labels=None, target=target, units=units_of(twice))
+    old = champion(theirs[twice], target=target)
+    result = champion_rule(new, old)
+    assert result.comparison is not None
+    assert result.comparison.p == pytest.approx(p_larger_mean(ours - theirs), rel=1e-9)
+    assert result.comparison.p > p_larger_mean((ours - theirs)[twice])
+    result = champion_rule(replace(new, units=units_of(np.arange(1000) % 400)), old)
+    assert "only 400 groups of 1,000 test images can be compared, and 473 are needed" in rule_text(result).measured
+
+
+def test_units_are_groups_and_copies_with_their_groups() -> None:
+    content, none = np.arange(1, 7, dtype=np.uint64), np.zeros(6, np.uint64)
+    copied = np.array([7, 7, 8, 9, 9, 9], np.uint64)
+    assert Samples(content, content, none, are_copies=True).units is None
+    assert Samples(content, copied, none).units is None  # rows of a table with equal values
+    for alone in (none, content):  # without a group, and with a column that has another value for each file
+        copies = Samples(content, copied, alone, are_copies=True).units
+        assert copies is not None
+        assert (copies.numbers.tolist(), copies.by) == ([0, 0, 1, 2, 2, 2], "copies")
+    groups = np.array([0, 0, 2**63, 2**63, 0, 0], np.uint64)
+    some = Samples(content, copied, groups).units
+    assert some is not None
+    assert (some.numbers.tolist(), some.by) == ([0, 1, 2, 2, 3, 4], "both")
+    mixed = Samples(content, copied, groups, are_copies=True).units
+    assert mixed is not None
+    assert mixed.numbers.tolist() == [0, 0, 1, 1, 1, 1]  # the fourth image joins its group and its copies
+    later = mixed.at(np.array([2, 3]))
+    assert later is not None
+    assert (later.count, later.by) == (1, "groups")
+    assert mixed.at(np.array([0, 2])) is None
+
+
+def test_another_group_column_is_another_try() -> None:
+    digests = np.arange(1, 8, dtype=np.uint64)
+    rows = Samples(digests, digests, np.zeros(7, np.uint64))
+    alone = TryKey("run", "1", "answers", rows, {"confidence": 0.95})
+    assert alone.digest == files.digest_json(["1", "answers", rows.fingerprint, {"confidence": 0.95}])
+    columns = (["ann", "ann", "bob", "bob", "bob", "eve"], ["b", "b", "a", "a", "a", "c"], [1, 1, 1, 2, 2, 2])
+    compared = np.arange(6)
+    patient, renamed, camera = (units_of(np.array(column)).digest(compared, 7) for column in columns)
+    assert patient == renamed
+    others = units_of(np.array(columns[0])).digest(compared + 1, 7)  # the same groups of other samples
+    assert len({replace(alone, units=units).digest for units in ("", patient, camera, others)}) == 4
+
+
+def test_values_that_cancel_out_prove_nothing() -> None:
+    """The sums of 470 groups are rounding errors, and three groups show too little."""
+    gains = np.r_[np.tile([0.4, 0.2, -0.6], 470), np.full(9, 0.2)]
+    units = units_of(np.repeat(np.arange(473), 3))
+    assert np.count_nonzero(np.bincount(units.numbers, weights=gains)) > 400
+    assert p_larger_mean(units.sums(gains)) == 0.125
+    assert units.votes(gains) == UnitVotes(473, "groups", better=3, worse=0)
+
+
+@pytest.mark.parametrize(("groups", "share", "lost"), [(100, 0.01, 100), (100, 0.015, 76), (200, 0.01, 100)])
+def test_losses_of_whole_groups_that_no_group_shows_count(groups: int, share: float, lost: int) -> None:
+    """Each group gains a row, and a few lose so many that the candidate is worse on average."""
+    draw, wins, by_sums, level = np.random.default_rng(groups + lost), 0, 0, 0.0
+    units = units_of(np.repeat(np.arange(groups), 100))
+    for _ in range(100):
+        gain = np.zeros((groups, 100))
+        gain[:, 0] = 1.0
+        gain[draw.random(groups) < share, :lost] = -1.0
+        test = compare((gain > 0).ravel() * 1.0, (gain < 0).ravel() * 1.0, units)
+        wins, level = wins + test.won, test.level
+        by_sums += p_larger_mean(units.sums(gain.ravel())) <= level
+    assert wins == 0
+    assert by_sums / 100 > 5 * level
+
+
+def test_larger_groups_may_lose_what_smaller_ones_gain() -> None:
+    """The few largest groups lose more than all others gain, and often none is among those that were tested."""
+    draw, wins, by_votes, level = np.random.default_rng(5), 0, 0, 0.0
+    for _ in range(60):
+        sizes = np.minimum(5 * (1 + draw.pareto(2.0, 100)), 200).astype(int)
+        units = units_of(np.repeat(np.arange(100), sizes))
+        shift = np.repeat(np.where(sizes >= 50, -0.63, 0.06), sizes)
+        ours, theirs = draw.random((2, len(shift))) < 0.5 + np.stack([shift, -shift]) / 2
+        test = compare(ours, theirs, units)
+        assert test.votes is not None
+        wins, level = wins + test.won, test.level
+        by_votes += p_better(test.votes.better, test.votes.worse) <= level
+    assert wins == 0
+    assert by_votes / 60 > 10 * level
+
+
+def test_equal_models_are_not_worse_by_groups() -> None:
+    """And a candidate that is worse by the tolerance is."""
+    draw, wins = np.random.default_rng(6), {0.0: 0, -0.05: 0}
+    units = units_of(np.repeat(np.arange(120), 50))
+    for gain in wins:
+        for _ in range(50):
+            ours, theirs = draw.random((2, 6000)) < 0.9 + np.array([[gain], [0.0]])
+            wins[gain] += compare(ours, theirs, units, champion="not-worse", tolerance=0.05).won
+    assert wins[0.0] >= 45
+    assert wins[-0.05] <= 1
+
+
+def test_interval_is_that_of_the_units() -> None:
+    """Each image ten times has the interval of each once."""
+    ours, theirs = right(590, 600), right(500, 600)
+    once = champion_rule(candidate(ours), champion(theirs))
+    ten = champion_rule(
+        candidate(repeated(ours), units=units_of(np.arange(6000) % 600, grouped=False)), champion(repeated(theirs))
+    )
+    assert once.scores is not None
+    assert ten.scores is not None
+    narrow, wide = once.scores.difference, ten.scores.difference
+    assert wide.value == pytest.approx(narrow.value)
+    assert wide.high - wide.low == pytest.approx(narrow.high - narrow.low, rel=0.1)

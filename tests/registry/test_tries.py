@@ -156,7 +156,7 @@ def test_only_the_same_question_is_the_same_try() -> None:
     assert known_try(log.entries, first) == Tries()
     assert known_try(log.entries, replace(first, run="another")) == Tries()
     for changed in ({"answers": "others"}, {"over": "2"}, {"settings": {"confidence": 0.9}}):
-        assert known_try(log.entries, TryKey(**{**vars(first), **changed})) is None
+        assert known_try(log.entries, replace(first, **changed)) is None
 
 
 def test_a_candidate_without_a_champion_uses_no_try() -> None:

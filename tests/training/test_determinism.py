@@ -12,10 +12,15 @@ from torch.nn import functional
 
 from ratchet.errors import TrainingError
 from ratchet.kinds import image_spec
-from ratchet.training import ImageSplit, Split
-from ratchet.training.determinism import explained, nondeterministic_layers, require_deterministic
+from ratchet.training import ImageSplit, Split, models
+from ratchet.training.determinism import (
+    explained,
+    nondeterministic_layers,
+    refuse_nondeterministic,
+    require_deterministic,
+)
 from ratchet.training.models import ImageModel
-from tests.training.conftest import make_plan
+from tests.training.conftest import Lab, make_plan
 
 SIDE = 8
 SPEC = image_spec("net", ("a", "b"), 3, SIDE, SIDE, (127.0,) * 3, (60.0,) * 3)
@@ -57,6 +62,7 @@ class Lambda(nn.Module):
         (nn.FractionalMaxPool2d(2, output_size=3), "FractionalMaxPool2D", "nn.MaxPool2d"),
         (Lambda(lambda x: functional.adaptive_avg_pool2d(x, 3)), "AdaptiveAvgPool2D", "x.mean"),
         (Lambda(lambda x: functional.avg_pool3d(x[:, None], 2)), "AvgPool3D", "nn.MaxPool3d"),
+        (Lambda(lambda x: functional.interpolate(x, size=4, mode="bicubic")), "UpsampleBicubic2D", "mode bilinear"),
         (
             Lambda(lambda x: functional.interpolate(x, size=4, mode="bilinear", antialias=True)),
             "UpsampleBilinear2DAa",
@@ -97,17 +103,17 @@ def test_safe_layer_is_not_refused(layer: nn.Module) -> None:
 
 def test_error_of_pytorch_names_layer_and_fix() -> None:
     model = ImageModel(Net(nn.AdaptiveAvgPool2d(2)), SPEC)
-    reported, fix = explained(RuntimeError(PYTORCH_SAYS), model, IMAGES) or ("", "")
-    assert "layer body.2 (AdaptiveAvgPool2D) has no deterministic backward pass on CUDA" in reported
+    reported, fix = explained(RuntimeError(PYTORCH_SAYS), model, IMAGES)
+    assert "layer body.2 (AdaptiveAvgPool2D) has no deterministic implementation here" in reported
     assert fix.startswith("use x.mean((2, 3)) or nn.AdaptiveAvgPool2d(1)")
     assert "training.deterministic to false" in fix
-    assert explained(RuntimeError("shapes differ"), model, IMAGES) is None
-    assert explained(ValueError(PYTORCH_SAYS), model, IMAGES) is None
+    for error in (RuntimeError("shapes differ"), ValueError(PYTORCH_SAYS)):
+        refuse_nondeterministic(error, model, split(), torch.device("cpu"))
 
 
 def test_unknown_operation_is_named_as_pytorch_names_it() -> None:
     """The list of operations may be shorter than the one of a later PyTorch."""
-    reported, _ = explained(RuntimeError(PYTORCH_SAYS), ImageModel(Net(nn.Identity()), SPEC), IMAGES) or ("", "")
+    reported, _ = explained(RuntimeError(PYTORCH_SAYS), ImageModel(Net(nn.Identity()), SPEC), IMAGES)
     assert "an operation (adaptive_avg_pool2d_backward_cuda)" in reported
 
 
@@ -119,6 +125,27 @@ def split() -> Split:
 def test_nothing_is_tried_on_a_cpu() -> None:
     model = ImageModel(Net(nn.AdaptiveAvgPool2d(2)), SPEC)
     require_deterministic(model, split(), make_plan(deterministic=True), torch.device("cpu"))
+
+
+class Unpooling(nn.Module):
+    """A net with an operation whose forward pass raises on a CPU too, if it must be deterministic."""
+
+    def __init__(self, *, classes: int, channels: int, height: int, width: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 1)
+        self.pool, self.unpool = nn.MaxPool2d(2, return_indices=True), nn.MaxUnpool2d(2)
+        self.head = nn.Linear(channels * height * width, classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.unpool(*self.pool(self.first(images))).flatten(1))
+
+
+def test_an_operation_that_a_cpu_cannot_repeat_is_named(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(models._networks("image"), "unpooling", Unpooling)
+    lab.spec = Lab.make_spec("unpooling")
+    with pytest.raises(TrainingError, match=r"layer unpool \(MaxUnpool2D\) .* Fix: use nn.ConvTranspose2d.*to false"):
+        lab.run(lab.plan(max_steps=2))
+    lab.run(lab.plan(max_steps=2, deterministic=False), name="the fix")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

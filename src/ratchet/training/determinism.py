@@ -14,11 +14,18 @@ from torch import nn
 from ratchet.errors import TrainingError
 from ratchet.training.autograd_graph import graph_nodes, operation
 from ratchet.training.batches import Split
+from ratchet.training.device import any_implementation
 from ratchet.training.duplicate import duplicate
 from ratchet.training.models import Model
 from ratchet.training.plan import Plan
 
-__all__ = ["Nondeterministic", "explained", "nondeterministic_layers", "require_deterministic"]
+__all__ = [
+    "Nondeterministic",
+    "explained",
+    "nondeterministic_layers",
+    "refuse_nondeterministic",
+    "require_deterministic",
+]
 
 _NO_IMPLEMENTATION = "does not have a deterministic implementation"  # PyTorch's message
 _TRIED = 2  # samples
@@ -42,6 +49,7 @@ _INSTEAD = {
     "GridSampler2D": "nearest or fixed resampling",
     "GridSampler3D": "nearest or fixed resampling",
     "UpsampleLinear1D": "interpolation of mode nearest",
+    "UpsampleBicubic2D": "interpolation of mode bilinear without antialias",
     "UpsampleBilinear2DAa": "interpolation without antialias",
     "UpsampleBicubic2DAa": "interpolation without antialias",
     "EmbeddingBag": "nn.Embedding and a sum",
@@ -51,7 +59,7 @@ _INSTEAD = {
 
 
 class Nondeterministic(NamedTuple):
-    """An operation without a deterministic backward pass on CUDA."""
+    """An operation without a deterministic implementation, on CUDA at least."""
 
     layer: str  # path of the innermost module that runs it; empty: the forward() of the model
     operation: str  # name of the node in the backward pass
@@ -88,15 +96,14 @@ def nondeterministic_layers(model: nn.Module, *inputs: torch.Tensor) -> list[Non
     return list(dict.fromkeys(listed))
 
 
-def explained(error: BaseException, model: nn.Module, *inputs: torch.Tensor) -> tuple[str, str] | None:
-    """Return (problem, fix) for PyTorch's error about a missing deterministic implementation; None for other errors."""
-    if not isinstance(error, RuntimeError) or _NO_IMPLEMENTATION not in str(error):
-        return None
+def explained(error: BaseException, model: nn.Module, *inputs: torch.Tensor) -> tuple[str, str]:
+    """Return (problem, fix) for PyTorch's error about a missing deterministic implementation."""
     unknown = str(error).partition(_NO_IMPLEMENTATION)[0].strip()
-    layers = nondeterministic_layers(model, *(tensor[:_TRIED] for tensor in inputs))
+    with any_implementation():  # else an operation that raises in its forward pass raises again
+        layers = nondeterministic_layers(model, *(tensor[:_TRIED] for tensor in inputs))
     where = ", ".join(map(str, layers)) or f"an operation ({unknown})"
     instead = f"use {layers[0].instead}; " if layers else "replace the operation, "
-    problem = f"training.deterministic is true, and {where} has no deterministic backward pass on CUDA"
+    problem = f"training.deterministic is true, and {where} has no deterministic implementation here"
     return problem, f"{instead}{_OFF}"
 
 
@@ -107,7 +114,7 @@ def require_deterministic(model: Model, train: Split, plan: Plan, device: torch.
         model: on `device`; the pass uses a copy of it.
 
     Raises:
-        TrainingError: an operation has no deterministic backward pass; the message names the layer and the fix.
+        TrainingError: an operation has no deterministic implementation; the message names the layer and the fix.
     """
     if device.type != "cuda" or not plan.deterministic:
         return
@@ -119,10 +126,19 @@ def require_deterministic(model: Model, train: Split, plan: Plan, device: torch.
     try:
         torch.autograd.backward(copy.eval()(*inputs).float().sum())
     except RuntimeError as error:
-        explanation = explained(error, copy, *inputs)
-        if explanation is None:
-            return  # the first step reports it
-        raise TrainingError(". Fix: ".join(explanation)) from error
+        refuse_nondeterministic(error, copy, train, device)  # the first step reports other errors
+
+
+def refuse_nondeterministic(error: BaseException, model: nn.Module, train: Split, device: torch.device) -> None:
+    """Explain an error of a pass over samples of `train` if it says that an operation is not deterministic.
+
+    Raises:
+        TrainingError: it does; the message names the layer and the fix.
+    """
+    if not isinstance(error, RuntimeError) or _NO_IMPLEMENTATION not in str(error):
+        return
+    inputs, _ = train.batch(np.arange(min(_TRIED, len(train))), device)
+    raise TrainingError(". Fix: ".join(explained(error, model, *inputs))) from error
 
 
 def _sequence() -> int:

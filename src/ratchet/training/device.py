@@ -17,6 +17,7 @@ from ratchet.errors import TrainingError
 from ratchet.hardware import processor
 
 __all__ = [
+    "any_implementation",
     "arithmetic",
     "choose_device",
     "describe",
@@ -111,6 +112,17 @@ def ran_out_of_memory(error: BaseException) -> bool:
 
 
 @contextlib.contextmanager
+def any_implementation() -> Iterator[None]:
+    """Allow operations that are not deterministic inside: what they compute is not used."""
+    mode = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("default")
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+
+
+@contextlib.contextmanager
 def reproducible(seed: int, *, deterministic: bool) -> Iterator[None]:
     """Seed Python, NumPy and PyTorch inside. Restore their states and PyTorch's settings afterwards."""
     python, numpy = random.getstate(), np.random.get_state()
@@ -133,6 +145,8 @@ def reproducible(seed: int, *, deterministic: bool) -> Iterator[None]:
             yield
     finally:
         torch.set_deterministic_debug_mode(was_deterministic)
+        if compiler := sys.modules.get("torch._inductor.config"):
+            compiler.deterministic = was_deterministic != 0  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark = was_benchmark
         filling.fill_uninitialized_memory = was_filled
         random.setstate(python)

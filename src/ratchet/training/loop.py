@@ -14,7 +14,7 @@ from ratchet.training.augment import epoch_order
 from ratchet.training.batches import Batch, Rows, run_steps, step_rows
 from ratchet.training.checkpoint import CheckpointStore, Snapshot, checkpoint_step, delete_checkpoint
 from ratchet.training.checkpoint_shards import StoredWeights
-from ratchet.training.determinism import require_deterministic
+from ratchet.training.determinism import refuse_nondeterministic, require_deterministic
 from ratchet.training.device import (
     arithmetic,
     choose_device,
@@ -403,6 +403,7 @@ class _Training:
             if needs_two_samples(error):
                 return self._require_pairs(rows, error)
             if not ran_out_of_memory(error):
+                refuse_nondeterministic(error, self.state.model, self.train, self.device)
                 raise
             if self.state.accumulation >= max(1, self._piece(rows) // self.smallest):
                 count = "one sample" if self.smallest == 1 else "two samples, the fewest that its batch norm takes,"

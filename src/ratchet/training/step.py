@@ -94,7 +94,8 @@ class Stepper:
         `feed` yields the micro-batches of this rank's pieces. Each sample has the same weight, whatever its piece and
         micro-batch: the sum of the losses is divided by the weight of the whole batch. Each micro-batch has at least
         `smallest` rows, if `rows` has that many. When memory runs out before the optimizer changes a weight, `undo`
-        restores the state. With one process nothing here waits for the device.
+        restores the state. With one process and one piece nothing here
+        waits for the device, but for the scale of a logged step of fp16.
         """
         state, plan = self.state, self.plan
         self._keep_buffers()
@@ -325,6 +326,7 @@ def compiled(model: nn.Module, plan: Plan, device: torch.device) -> tuple[nn.Mod
         return model, ""
     if device.type == "cpu" and not any(map(shutil.which, ("g++", "clang++", "c++"))):
         return model, "training.compile: this machine has no C++ compiler, so the model is not compiled"
+    torch.use_deterministic_algorithms(plan.deterministic)  # of the compiler too, which else learns of it too late
     network: nn.Module = torch.compile(  # type: ignore[call-overload]
         model, mode=plan.compile, dynamic=False, recompile_limit=_MOST_SHAPES
     )

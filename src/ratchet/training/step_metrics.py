@@ -60,6 +60,7 @@ class MetricBuffer:
     def __init__(self, plan: Plan, device: torch.device) -> None:
         self.plan, self.device = plan, device
         self.step_clock, self.epoch_clock = Throughput(), Throughput()
+        self._fetched = time.perf_counter()
         self._steps: list[StepMetrics] = []
 
     def add(self, step: StepMetrics, *, samples: int) -> None:
@@ -74,7 +75,7 @@ class MetricBuffer:
     @property
     def is_due(self) -> bool:
         """Whether to fetch now. A CPU does not run ahead, so a fetch costs nothing there."""
-        return self.device.type == "cpu" or self.step_clock.seconds > _FETCH_INTERVAL
+        return self.device.type == "cpu" or time.perf_counter() - self._fetched > _FETCH_INTERVAL
 
     def fetch(self, *, epoch: int, attempt: int) -> Iterator[Points]:
         """Fetch all metrics from the device at once and yield those to log.
@@ -89,6 +90,7 @@ class MetricBuffer:
         for step, (loss, norm) in zip(steps, fetched, strict=True):
             metrics = {"loss": loss} if step.is_scaled else {"loss": loss, "gradient norm": norm}
             require_finite(metrics, step=step.step, epoch=epoch, rate=step.rate)
+        self._fetched = time.perf_counter()
         logged = [(step, *pair) for step, pair in zip(steps, fetched, strict=True) if step.parameter_norm is not None]
         if not logged:
             return

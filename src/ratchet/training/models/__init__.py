@@ -18,6 +18,7 @@ from ratchet.kinds import ModelSpec
 from ratchet.kinds.registry import kind_named, kind_of
 from ratchet.training.checkpoint_shards import TYPES, write_tensors
 from ratchet.training.custom_code import CustomCode
+from ratchet.training.device import any_implementation
 from ratchet.training.models.arrays import ArraysMLP
 from ratchet.training.models.baseline_nets import BASELINES, blended
 from ratchet.training.models.convnet import ConvNet
@@ -163,7 +164,7 @@ def _check_forward(model: Model, spec: ModelSpec) -> None:
     key, other_fix = ("model.name", "use convnet or resnet") if built_in else ("model.factory", "correct the model")
     inputs = example_inputs(spec.input)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), any_implementation():
             outputs = model.eval().network(*model.prepared(*inputs))
     except Exception as error:
         if built_in and not isinstance(error, RuntimeError):

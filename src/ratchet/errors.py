@@ -24,6 +24,7 @@
 Every message names the file or key, the value, what is allowed and the fix. It is shown as it is, without a traceback.
 """
 
+import errno
 from typing import TypeVar
 
 __all__ = [
@@ -47,13 +48,18 @@ __all__ = [
     "TrainingError",
     "WorkspaceBusy",
     "WorkspaceError",
+    "check_lasting",
     "find_cause",
     "first_line",
+    "is_momentary",
 ]
 
 NO_RESULT = "classes of errors"
 
 E = TypeVar("E", bound=BaseException)
+
+_NO_MEANS = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_NO_DISK = (errno.EIO, errno.ENOTCONN, errno.ESTALE, errno.ETIMEDOUT)
 
 
 class RatchetError(Exception):
@@ -145,6 +151,29 @@ def find_cause(error: BaseException | None, wanted: type[E]) -> E | None:
     while error is not None and not isinstance(error, wanted):
         error = error.__cause__ or error.__context__
     return error
+
+
+def is_momentary(error: BaseException) -> bool:
+    """Return whether it says nothing of the file that was read: memory or file descriptors ran out, or a disk failed.
+
+    A later attempt may succeed.
+    """
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _NO_MEANS + _NO_DISK)
+
+
+def check_lasting(error: Exception, name: str) -> None:
+    """Refuse to call a file bad for an error that is not the file's.
+
+    Raises:
+        StorageUnavailable: a later attempt may read it.
+    """
+    if is_momentary(error):
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise StorageUnavailable(
+            f"{name}: cannot be read now ({reason}); it may be good. Fix: end programs that take memory or open files "
+            "(`ulimit -n`), or wait for the disk, then run the same command again. If it fails each time, restore the "
+            "file or move it away"
+        ) from error
 
 
 def first_line(error: BaseException) -> str:

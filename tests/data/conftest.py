@@ -1,8 +1,11 @@
 """Small real inputs: folders of images that are written here, and the shared data sets in RATCHET_DATASETS."""
 
+import contextlib
+import errno
 import hashlib
 import os
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,10 +17,39 @@ from PIL import Image
 from ratchet import files
 from ratchet.data.ingest import IngestTask, ingest
 from ratchet.data.manifest import Manifest
+from ratchet.data.reading.storage import LocalFolder
 from ratchet.settings.model import DataSettings
 
 Ingest = Callable[..., Manifest]
 DEFAULTS = {name: field.default for name, field in DataSettings.model_fields.items()}
+
+
+@contextlib.contextmanager
+def no_free_descriptor() -> Iterator[None]:
+    """Let this process open no further file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.open(os.devnull, os.O_RDONLY)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextlib.contextmanager
+def failing_disk(name: str) -> Iterator[None]:
+    """Let the disk fail, as a damaged or distant one does, where the file of this name is."""
+    read = LocalFolder.read
+
+    def fail(storage: LocalFolder, path: str) -> Any:
+        if path.endswith(name):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(storage, path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalFolder, "read", fail)
+        yield
 
 
 class Place:

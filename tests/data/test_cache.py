@@ -1,5 +1,6 @@
 """Ingest again after a change: only changes are decoded, and the output equals that of a fresh ingest."""
 
+import itertools
 import os
 import random
 import shutil
@@ -10,9 +11,11 @@ import polars as pl
 import pytest
 
 from ratchet.code.closure import closure
+from ratchet.data.image_rules import FACTS
 from ratchet.data.image_set import deciding_code
 from ratchet.data.reading import images, storage
-from ratchet.errors import DataError
+from ratchet.data.reading.cache import FactCache, write
+from ratchet.errors import DataError, StorageUnavailable
 
 
 @pytest.fixture
@@ -48,6 +51,36 @@ def test_unchanged_input_is_not_read_and_output_not_touched(counted, monkeypatch
     assert counted.bytes() == before
     assert sum(split.rows for split in manifest.splits.values()) == 80
     assert counted.progress[-1] == (80, 80)
+
+
+def test_a_lack_of_memory_marks_no_image_as_bad(two_classes, monkeypatch) -> None:
+    to_pixels, calls = images.to_pixels, itertools.count()
+
+    def short_of_memory(*args, **kwargs):
+        if next(calls) == 40:
+            raise MemoryError
+        return to_pixels(*args, **kwargs)
+
+    monkeypatch.setattr(storage, "_FRESH", 0)  # stamps of new files are trusted too
+    monkeypatch.setattr(images, "to_pixels", short_of_memory)
+    two_classes.cache = two_classes.root / "cache.parquet"
+    with pytest.raises(StorageUnavailable, match=r"\.png: cannot be read now \(MemoryError\); it may be good\. Fix: "):
+        two_classes.ingest()
+    two_classes.ingest()
+    assert two_classes.bad() == {}
+    assert two_classes.index().height == 80
+
+
+def test_images_that_may_be_good_are_decoded_again(tmp_path) -> None:
+    """Pillow's message says no more: its memory may not have sufficed."""
+    problems = {"again": "out of memory error when reading image file", "bad": "image file is truncated", "good": None}
+    rows = [
+        {"id": name, "stamp": name, "content": name, "readable": not problem, "problem": problem, "pixels": pixels}
+        for (name, problem), pixels in zip(problems.items(), (None, None, "digest"), strict=True)
+    ]
+    samples = pl.DataFrame(rows, schema={"id": pl.String, "stamp": pl.String, **FACTS})
+    write(tmp_path / "cache.parquet", samples, shape=(8, 8, 3), inputs="", outputs="")
+    assert FactCache(tmp_path / "cache.parquet").facts(shape=(8, 8, 3))["id"].to_list() == ["bad", "good"]
 
 
 def test_only_added_files_are_decoded(counted) -> None:

@@ -1,6 +1,9 @@
 """From an image file to pixels. Expected values are computed by hand from the colours in the file."""
 
 import hashlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +13,29 @@ from PIL import Image
 from ratchet.data.reading.images import FORMATS, Facts, ImageDecoder, check_formats, format_of_extension
 from ratchet.data.reading.pixels import to_pixels
 from ratchet.data.reading.storage import LocalFolder
+from ratchet.errors import StorageUnavailable
+from tests.data.conftest import failing_disk, no_free_descriptor
 
 
 def read(path: Path, shape: tuple[int, int] | None = (8, 1)) -> tuple[Facts, np.ndarray | None]:
     (facts,), (pixels,) = ImageDecoder(shape, max_pixels=10**7).read_all(LocalFolder(path.parent).read, [path.name])
     return facts, pixels if facts.pixels else None
+
+
+@pytest.mark.parametrize(
+    ("lack", "reason"),
+    [(no_free_descriptor, "Too many open files"), (partial(failing_disk, "a.png"), "Input/output error")],
+)
+def test_an_image_that_cannot_be_read_now_is_not_bad(
+    tmp_path: Path, lack: Callable[[], AbstractContextManager[None]], reason: str
+) -> None:
+    Image.new("L", (8, 8), 100).save(tmp_path / "a.png")
+    before, _ = read(tmp_path / "a.png")  # imports the decoders, too
+    match = rf"^a\.png: cannot be read now \({reason}\); it may be good\. Fix: "
+    with lack(), pytest.raises(StorageUnavailable, match=match):
+        read(tmp_path / "a.png")
+    assert read(tmp_path / "a.png")[0] == before
+    assert before.readable
 
 
 def test_orientation_is_applied(tmp_path: Path) -> None:

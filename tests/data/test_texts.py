@@ -16,10 +16,10 @@ import pytest
 
 from ratchet.data import split
 from ratchet.data.manifest import Manifest
-from ratchet.errors import DataError, RatchetError, SettingsError
+from ratchet.errors import DataError, RatchetError, SettingsError, StorageUnavailable
 from ratchet.registry.sample_digests import split_samples
 from ratchet.tokens.tokenizers import encode, fit_tokenizer
-from tests.data.conftest import TablePlace
+from tests.data.conftest import TablePlace, failing_disk
 
 GOOD, BAD = "a wonderful film, number {}", "a dreadful film, number {}"
 TABLE = "text,label\n" + "".join(f'"{GOOD.format(n)}",good\n"{BAD.format(n)}",bad\n' for n in range(40))
@@ -468,3 +468,14 @@ def test_equal_texts_are_counted_where_a_split_is_empty(place: Place) -> None:
         place.ingest("t.csv", min_per_class=1)
     place.write("t.csv", TABLE)
     assert place.ingest("t.csv").target.names == ("bad", "good")
+
+
+def test_a_text_on_a_failing_disk_is_not_bad(place: Place) -> None:
+    folder(place)
+    with (
+        failing_disk("007.txt"),
+        pytest.raises(StorageUnavailable, match=r"007\.txt: cannot be read now .*it may be good"),
+    ):
+        place.ingest("data")
+    place.ingest("data")
+    assert place.quarantined() == {}

@@ -9,10 +9,10 @@ import pytest
 
 from ratchet.data import pack
 from ratchet.data.manifest import Manifest
-from ratchet.errors import DataError
+from ratchet.errors import DataError, StorageUnavailable
 from ratchet.kinds import TokensInput
 from ratchet.problems import NextToken
-from tests.data.conftest import TablePlace
+from tests.data.conftest import TablePlace, failing_disk
 
 SPLITS = ("train", "validation", "test")
 LINES = "".join(f"line {number}: ärgerlich, 日本語, 🎭\n" for number in range(400))
@@ -235,3 +235,12 @@ def test_a_table_among_texts_stops_with_the_fix(place: Place, name: str) -> None
     for path in ("text", f"text/{name}"):
         with pytest.raises(DataError, match=r"would learn its syntax.*JSON Lines .*rename it to .txt"):
             place.ingest(path)
+
+
+def test_a_file_on_a_failing_disk_is_not_bad(place: Place) -> None:
+    for number in range(4):
+        place.write(f"{number}.txt", LINES.replace("line", f"line of {number}"))
+    with failing_disk("3.txt"), pytest.raises(StorageUnavailable, match=r"3\.txt: cannot be read now .*it may be good"):
+        place.ingest()
+    place.ingest()
+    assert place.bad() == []

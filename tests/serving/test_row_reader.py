@@ -10,9 +10,10 @@ import pytest
 from PIL import Image
 
 from ratchet.data.reading.input_files import Storages
-from ratchet.errors import DataError
+from ratchet.errors import DataError, StorageUnavailable
 from ratchet.kinds import Column, ImageInput, TableInput, TextInput
 from ratchet.serving.batch.row_reader import RowRange, RowReader
+from tests.data.conftest import no_free_descriptor
 
 TEXTS = TextInput("hashed", buckets=512, longest=64)
 ACCENTS = TableInput(
@@ -28,6 +29,16 @@ def read_all(path: Path) -> tuple[list[object], list[str]]:
         values += batch.values.to_dicts() if isinstance(batch.values, pl.DataFrame) else batch.values
         faults += batch.faults
     return [value and value["Größe"] for value in values], faults
+
+
+def test_a_file_that_cannot_be_read_now_is_not_refused(tmp_path: Path) -> None:
+    """Its row would be refused in the answers for good."""
+    (tmp_path / "a.txt").write_text("good")
+    storages = Storages("FILE")
+    files = storages.files(str(tmp_path), (".txt",), "texts")
+    with no_free_descriptor(), pytest.raises(StorageUnavailable, match=r"a\.txt: cannot be read now \(Too many open"):
+        storages.contents(files)
+    assert storages.contents(files) == [b"good"]
 
 
 @pytest.mark.parametrize("form", ["NFC", "NFD"])

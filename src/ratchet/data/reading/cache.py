@@ -67,6 +67,8 @@ def write(path: Path, samples: pl.DataFrame, *, shape: tuple[int, ...], inputs: 
     header = {"decoders": _decoders(), "shape": list(shape), "inputs": inputs, "outputs": outputs}
     known = samples.select(*_COLUMNS).filter(pl.col("content").is_not_null())
     known = known.filter(pl.col("id").is_first_distinct())
+    # Pillow's message for a lack of memory, and for some damaged files: they are read again each time.
+    known = known.filter(~pl.col("problem").fill_null("").str.contains("out of memory", literal=True))
     with files.draft_file(path) as draft:
         known.write_parquet(draft, compression="lz4", metadata={"ratchet": json.dumps(header)}, row_group_size=_GROUP)
 

@@ -33,7 +33,7 @@ from ratchet.data.reading.pixels import (
 )
 from ratchet.data.reading.plain_png import PlainImage, PngLayout, opened, plain_png, stacked_images, unstacked
 from ratchet.data.refusal_reasons import why_unopened
-from ratchet.errors import DataError, SettingsError
+from ratchet.errors import DataError, SettingsError, check_lasting, is_momentary
 
 __all__ = [
     "ARRAY",
@@ -190,8 +190,9 @@ class ImageDecoder:
 
         Raises:
             DataError: the source is of another kind, or no longer answers.
+            StorageUnavailable: the system cannot read or decode a sample now.
         """
-        samples = [self._read_one(read, name) for name in names]
+        samples = [self._read_named(read, name) for name in names]
         facts = [facts for facts, _ in samples]
         side, channels = self.shape or (0, 0)
         pixels = np.zeros((len(samples), side, side, channels), np.uint8)
@@ -207,6 +208,14 @@ class ImageDecoder:
             _add_statistics(pixels, facts)
         return facts, pixels
 
+    def _read_named(self, read: Any, name: str) -> tuple[Facts, Decoded]:
+        """Read a sample by `_read_one`, and name it in an error that is not its own."""
+        try:
+            return self._read_one(read, name)
+        except (MemoryError, OSError) as error:
+            check_lasting(error, name)
+            raise
+
     def _read_one(self, read: Any, name: str) -> tuple[Facts, Decoded]:
         """Read sample `name` by `read`: its facts without statistics, and its pixels, uint8 (side, side, channels).
 
@@ -214,6 +223,7 @@ class ImageDecoder:
 
         Raises:
             DataError: the source is of another kind, or no longer answers.
+            MemoryError, OSError: not the sample's (`is_momentary`).
         """
         try:
             content = read(name)
@@ -388,7 +398,13 @@ def _digest_of_image(
 
 
 def _decoder_message(error: Exception) -> str:
-    """Return an error's message without absolute paths and memory addresses, so that it is the same everywhere."""
+    """Return an error's message without absolute paths and memory addresses, so that it is the same everywhere.
+
+    Raises:
+        MemoryError, OSError: this error, if it is not the sample's.
+    """
+    if is_momentary(error):
+        raise error
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return re.sub(r" at 0x[0-9a-fA-F]+", "", str(error)) or type(error).__name__

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, cast
 from ratchet import urls
 from ratchet.data.reading.storage import LocalFolder, is_storage_error, is_url, unreachable
 from ratchet.data.system_files import Ignored, is_system_path
-from ratchet.errors import DataError
+from ratchet.errors import DataError, check_lasting
 
 __all__ = ["InputFile", "Storages", "storage_errors"]
 
@@ -181,7 +181,11 @@ class Storages:
                 raise
 
     def contents(self, files: Sequence[InputFile]) -> list[bytes | OSError | DataError]:
-        """Return the contents of small files, or why one cannot be read or is not as it was listed."""
+        """Return the contents of small files, or why one cannot be read or is not as it was listed.
+
+        Raises:
+            StorageUnavailable: the system cannot read one now.
+        """
         with ThreadPoolExecutor(_REQUESTS) as pool:
             return list(pool.map(self._content, files))
 
@@ -190,6 +194,7 @@ class Storages:
             with self.opened(file) as opened:
                 return opened.read()
         except (OSError, DataError) as error:
+            check_lasting(error, file.path)
             return error
 
 

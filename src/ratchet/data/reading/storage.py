@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from ratchet import urls
 from ratchet.data.system_files import Ignored, is_system_name, is_system_path
-from ratchet.errors import DataError, StorageUnavailable, first_line
+from ratchet.errors import DataError, StorageUnavailable, check_lasting, first_line
 
 if TYPE_CHECKING:
     import polars as pl
@@ -220,6 +220,7 @@ def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...], tree: Tr
         try:
             kind = entry.stat()
         except OSError as error:
+            check_lasting(error, entry.path)
             tree.add(_text(name), fault=f"cannot be reached: {error.strerror}")
             continue
         if stat.S_ISREG(kind.st_mode):

@@ -1,11 +1,13 @@
 """The journal: each entry is on disk once, whatever happens to the writer."""
 
+import errno
 import json
 import threading
 from pathlib import Path
 
 import pytest
 
+from ratchet import files
 from ratchet.registry.journal import Journal
 
 
@@ -162,3 +164,23 @@ def test_nan_is_refused(folder: Path) -> None:
     journal.write("metrics", point(2, loss=0.5))
     journal.close()
     assert written(journal) == [("metrics", point(2, loss=0.5))]
+
+
+def test_a_full_disk_makes_nothing_be_sent_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, content: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    journal = Journal(folder)
+    journal.mark_sent("run", 10)
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write_json", full)
+        with pytest.raises(OSError, match="No space left"):
+            journal.mark_sent("run", 20)
+        journal.refresh()
+        assert (journal.run_id, journal.sent) == ("run", 20)
+    another = Journal(folder)
+    another.mark_sent("run", 30)
+    journal.refresh()
+    assert journal.sent == 30
+    another.close()
+    journal.close()

@@ -180,9 +180,10 @@ class Journal:
         self._remember(run_id=run_id, sent=end, **({"store": self._store} if self._store else {}))
 
     def refresh(self) -> None:
-        """Read how far another process has sent."""
+        """Read how far another process has sent. What this one has sent counts also if a full disk did not take it."""
         with self._state_lock:
-            self._state = {"uid": self._state["uid"]} | self._read_state()
+            stored = self._read_state()
+        self._state |= stored | {"sent": max(self._state.get("sent", 0), stored.get("sent", 0))}
 
     def clear_drafts(self) -> None:
         """Delete the drafts of killed processes. A process that writes its state now holds the lock."""

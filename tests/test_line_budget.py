@@ -13,7 +13,7 @@ LIMITS = {
     "evaluation": 3_343,
     "exports": 740,
     "flows": 3_750,
-    "gate": 1_640,
+    "gate": 1_655,
     "kinds": 2_518,
     "monitoring": 3_212,
     "problems": 1_010,

@@ -255,6 +255,35 @@ def test_larger_groups_may_lose_what_smaller_ones_gain() -> None:
     assert by_votes / 60 > 10 * level
 
 
+@pytest.mark.parametrize("gate", [{}, {"champion": "not-worse", "tolerance": 0.05}])
+def test_a_large_group_that_decides_has_its_fix(gate: dict[str, object]) -> None:
+    """A gain of 10 points on 200 patients of 20 images each; the images without a patient are one group of 1,000."""
+    ours, theirs = np.random.default_rng(7).random((2, 5000)) < np.array([[0.9], [0.8]])
+    patients = np.r_[np.zeros(1000, int), np.repeat(np.arange(1, 201), 20)]
+    new, old = candidate(ours, units=units_of(patients)), champion(theirs)
+    result = champion_rule(new, old, **gate)
+    assert not result.passed
+    assert "this test set lacks groups as large as one here (1,000) and wrong" in rule_text(result).details
+    assert rule_text(result).fix.startswith("leave the group empty where it is not known")
+    empty = Units.of(np.r_[np.arange(1000, 2000), patients[1000:]], patients > 0)
+    result = champion_rule(replace(new, units=empty), old, **gate)
+    assert result.passed
+    assert "lacks" not in rule_text(result).details
+
+
+def test_a_frequent_image_that_decides_has_its_fix() -> None:
+    """46 errors are fixed and 22 new, on other images than the one that the test set has 50 times."""
+    images = np.arange(1000)
+    ours, theirs = (images < 46) | (images >= 68), images >= 46
+    for rows, passed in ((1000, False), (955, True)):
+        units = units_of(np.minimum(images[:rows], 950), grouped=False)
+        result = champion_rule(candidate(ours[:rows], units=units), champion(theirs[:rows]))
+        assert result.passed == passed
+        assert ("lacks images with as many copies as one here (50)" in rule_text(result).details) != passed
+        if not passed:
+            assert rule_text(result).fix.startswith("keep fewer copies of the most frequent images in the test set")
+
+
 def test_equal_models_are_not_worse_by_groups() -> None:
     """And a candidate that is worse by the tolerance is."""
     draw, wins = np.random.default_rng(6), {0.0: 0, -0.05: 0}

@@ -50,6 +50,7 @@ class ChampionTest:
     remaining: float  # error that is left for later tries
     won: bool
     votes: Annotated[UnitVotes | None, Field(exclude_if=operator.not_)] = None  # None: each sample is its own unit
+    largest: Annotated[int, Field(exclude_if=operator.not_)] = 0  # samples of a unit, if it fails only by unseen ones
 
 
 @dataclass(frozen=True)
@@ -193,25 +194,23 @@ class Case:
         if self.comparable is None:
             return None
         rows, tolerance = len(self.compared), self.gate.tolerance if self.gate.champion == "not-worse" else 0.0
-        gains, votes = self.scores[0] - self.scores[1], None
+        gains, votes, largest = self.scores[0] - self.scores[1], None, 0
+        spent = spend(self.tries, confidence=self.gate.confidence)
         if self.is_exact:
             p = p_not_worse(*self.counts, rows, tolerance=tolerance)
         else:
             p = p_larger_mean(gains, tolerance=tolerance)
         if self.units is not None:
             votes = self.units.votes(gains)
-            p = max(p, self._p_of_units(self.units, votes, gains, tolerance))
-        spent = spend(self.tries, confidence=self.gate.confidence)
+            sums, sizes = self.units.sums(gains + tolerance), self.units.sizes()
+            p = max(p, p_larger_mean(sums))
+            if self.is_exact:  # real scores have so many units that they show failures
+                p = p if tolerance else max(p, p_better(votes.better, votes.worse))
+                unseen = p_unseen_losses(float(sums.sum()), (1 - tolerance) * sizes)
+                largest = int(sizes.max()) if p <= spent.level < unseen else 0
+                p = max(p, unseen)
         number, level = self.tries.count + 1, spent.level
-        return ChampionTest(number, rows, p, level, spent.remaining, won=p <= level, votes=votes)
-
-    def _p_of_units(self, units: Units, votes: UnitVotes, gains: Scores, tolerance: float) -> float:
-        sums = units.sums(gains + tolerance)
-        p = p_larger_mean(sums)
-        if not self.is_exact:
-            return p  # real scores have so many units that they show failures
-        p = max(p, p_unseen_losses(float(sums.sum()), (1 - tolerance) * units.sizes()))
-        return p if tolerance else max(p, p_better(votes.better, votes.worse))
+        return ChampionTest(number, rows, p, level, spent.remaining, p <= level, votes, largest)
 
     def mean(self, score: Scores) -> NamedMetric:
         """Return the mean of some rows' scores in the units that people read, with its interval."""

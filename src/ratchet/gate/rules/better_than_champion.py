@@ -77,13 +77,15 @@ class ChampionResult:
         limit = f"limit {probability(comparison.level)} (try {comparison.number:,})"
         parts = [
             sentence,
-            _counted(comparison.votes, noun) if comparison.votes else "",
+            _counted(comparison.votes, comparison.largest, noun) if comparison.votes else "",
             _compared(self, comparison, noun),
             _significance(self, comparison, same=bool(same)),
             _level(self, comparison, noun),
         ]
         details = " ".join(part for part in parts if part)
-        if self.goal == "better":
+        if comparison.votes and comparison.largest:
+            fix = _smaller(comparison.votes.by, noun)
+        elif self.goal == "better":
             add = _to_add(comparison.votes.by if comparison.votes else None, noun)
             fix = f"add {add}, which reveal smaller differences, or set gate.champion to not-worse"
         else:
@@ -181,12 +183,24 @@ def _units(count: int, by: SharedBy | None, noun: Noun) -> str:
 
 def _to_add(by: SharedBy | None, noun: Noun) -> str:
     """Return the test samples that would be more units."""
-    return {"groups": "test groups", "copies": f"different test {noun[1]}"}.get(by or "", f"test {noun[1]}")
+    more = {"groups": "test groups", "copies": f"different test {noun[1]}", "both": f"test {noun[1]} of other groups"}
+    return more.get(by or "", f"test {noun[1]}")
 
 
-def _counted(votes: UnitVotes, noun: Noun) -> str:
+def _counted(votes: UnitVotes, largest: int, noun: Noun) -> str:
     units = _units(votes.count, votes.by, noun)
-    return f"Counted by {units}: {votes.better:,} better, {votes.worse:,} worse; the largest p-value decides."
+    text = f"Counted by {units}: {votes.better:,} better, {votes.worse:,} worse; the largest p-value decides."
+    if not largest:
+        return text
+    alike = f"{noun[1]} with as many copies" if votes.by == "copies" else "groups as large"
+    return f"{text} It is the chance that this test set lacks {alike} as one here ({largest:,}) and wrong throughout."
+
+
+def _smaller(by: SharedBy, noun: Noun) -> str:
+    """Return the fix where units are so large that the gain on all does not outweigh a few of them."""
+    if by == "copies":
+        return f"keep fewer copies of the most frequent {noun[1]} in the test set, or add different test {noun[1]}"
+    return f"leave the group empty where it is not known, or test on fewer {noun[1]} of the largest group"
 
 
 def _needed(obstacle: Obstacle) -> str:

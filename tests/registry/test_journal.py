@@ -184,3 +184,17 @@ def test_a_full_disk_makes_nothing_be_sent_twice(folder: Path, monkeypatch: pyte
     assert journal.sent == 30
     another.close()
     journal.close()
+
+
+def test_what_went_to_another_store_is_not_sent_here(folder: Path) -> None:
+    """`tracking.uri` was changed, and a sync to the new address was cut off after this training had begun."""
+    before = Journal(folder, store="the old address")
+    before.mark_sent("old run", 1000)
+    training, sync = (Journal(folder, store="the new address") for _ in range(2))
+    sync.mark_sent("new run", 300)
+    training.refresh()
+    assert (training.run_id, training.sent) == ("new run", 300)
+    before.refresh()  # its run is unknown again, and gets everything
+    assert (before.run_id, before.sent) == (None, 0)
+    for journal in (before, training, sync):
+        journal.close()

@@ -181,9 +181,11 @@ class Journal:
 
     def refresh(self) -> None:
         """Read how far another process has sent. What this one has sent counts also if a full disk did not take it."""
+        run_id, sent = self.run_id, self.sent
         with self._state_lock:
-            stored = self._read_state()
-        self._state |= stored | {"sent": max(self._state.get("sent", 0), stored.get("sent", 0))}
+            self._state |= self._read_state()
+        if self.run_id == run_id:  # else the bytes went to another run, or to another store
+            self._state["sent"] = max(sent, self.sent)
 
     def clear_drafts(self) -> None:
         """Delete the drafts of killed processes. A process that writes its state now holds the lock."""

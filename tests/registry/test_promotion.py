@@ -3,13 +3,16 @@
 import re
 import sqlite3
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 from mlflow.cli import cli as mlflow_cli
 from typer.testing import CliRunner
+from waiting import until
 
 from commands.cli import app
 from commands.reproduce import require_evidence
@@ -18,7 +21,7 @@ from ratchet import settings
 from ratchet.errors import ChampionMoved, NotAllowed, RegistryError, TrackingUnavailable
 from ratchet.registry import audit as auditing
 from ratchet.registry.access import user
-from ratchet.registry.alias_sync import require_agreement
+from ratchet.registry.alias_sync import AliasSync, require_agreement
 from ratchet.registry.mlflow_store import active
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.promotion import Promotions
@@ -473,6 +476,30 @@ def test_an_act_during_an_audit_is_no_fault(line: Line, monkeypatch: pytest.Monk
     assert line.promotions.fault() is None
     assert line.aliases() == {"champion": "2"}
     assert line.faults() == []
+
+
+def test_an_audit_waits_for_an_act_that_is_under_way(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entry is written, and the anchor is not, when the audit looks for the first time."""
+    line.champion()
+    second, set_anchor, is_unfinished = line.challenger(), ModelRegistry.set_anchor, vars(AliasSync)["is_unfinished"]
+    looked, audits = Event(), list[Future[list[str]]]()
+
+    def look(sync: AliasSync) -> bool:
+        value = bool(is_unfinished.fget(sync))
+        looked.set()
+        return value
+
+    def finish(registry: ModelRegistry, name: str, seal: str) -> None:
+        audits.append(pool.submit(line.faults))
+        until(lambda: looked.is_set() or audits[0].done())
+        set_anchor(registry, name, seal)
+
+    monkeypatch.setattr(AliasSync, "is_unfinished", property(look))
+    monkeypatch.setattr(ModelRegistry, "set_anchor", finish)
+    with ThreadPoolExecutor(1) as pool:
+        line.promotions.promote_automatically(second, over="1")
+    assert [audit.result() for audit in audits] == [[]]
+    assert looked.is_set()
 
 
 def test_replaced_added_and_missing_files_are_named(line: Line) -> None:

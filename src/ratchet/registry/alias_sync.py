@@ -7,6 +7,7 @@ anchor together with other aliases means that somebody moved them by hand.
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -160,6 +161,16 @@ class AliasSync:
         """Whether the aliases do not follow the last entry yet."""
         seal = self.state().seal
         return self.registry.exists(self.name) and self.registry.anchor(self.name) != seal
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the aliases do not follow the last entry, and no process moves them now."""
+        if not self.is_unfinished:
+            return False
+        with ExitStack() as stack:
+            with suppress(OSError):  # an auditor may only read
+                stack.enter_context(self.ledger.exclusive())  # an act that is under way ends first
+            return self.is_unfinished
 
     def deleted(self) -> set[str]:
         """Return versions that the ledger knows and MLflow does not have, or has with another run."""

@@ -40,7 +40,7 @@ def audit(workspace: Workspace, params: Params, model: str | None = None) -> Ite
         fault = sync.fault() if not faults or sync.is_other_ledger else None
         if fault:
             yield f"{fault}. Fix: {sync.fix}"
-        elif sync.is_unfinished and not faults:
+        elif not faults and sync.is_cut_off:
             yield f"{sync.name}: the last act in the ledger was cut off: the aliases do not follow it yet"
         yield from _version_faults(sync, deleted=not faults)
 

@@ -247,6 +247,31 @@ with files.draft_directory(Path(sys.argv[1])) as draft:
     assert drafts(tmp_path) == []
 
 
+def test_a_forked_process_does_not_keep_a_lock(tmp_path: Path) -> None:
+    """One that was forked meanwhile, such as a worker of a data loader, lives on."""
+    program = """
+import os, signal, sys
+from pathlib import Path
+from ratchet import files
+folder = Path(sys.argv[1])
+with files.locked(folder) as first:
+    child = os.fork()
+    if not child:
+        signal.pause()
+with files.locked(folder, wait=False) as second:
+    print(first, second)
+os.kill(child, signal.SIGKILL)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    assert result.stdout == "True True\n"
+
+
 def test_a_killed_replacement_comes_back_with_the_next_draft(tmp_path: Path) -> None:
     """Also one of an earlier Ratchet, which named drafts otherwise."""
     for name, draft in (("out", ".draft-out.abcd1234"), ("out-int8", ".draft-out-int8-abcd1234")):

@@ -19,7 +19,7 @@ LIMITS = {
     "problems": 1_010,
     "project_files": 30,
     "provenance": 1_090,
-    "ratchet": 2_375,
+    "ratchet": 2_376,
     "registry": 4_750,
     "reports": 2_165,
     "scale": 730,

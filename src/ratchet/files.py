@@ -192,6 +192,8 @@ def locked(folder: Path, *, wait: bool = True) -> Iterator[bool]:
     try:
         yield _flock(descriptor, wait=wait)
     finally:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # to close it is not enough: a forked process has it too
         os.close(descriptor)
 
 

@@ -94,10 +94,12 @@ def test_settings_of_a_run_that_ends_undo_no_others(workspace: Workspace) -> Non
     is_over = Event()
     with ThreadPoolExecutor(1) as pool:
         user = pool.submit(set_seeds)
-        for _ in range(30):
-            with workspace.hold("a run"), override(workspace):
-                pass
-        is_over.set()
+        try:
+            for _ in range(30):
+                with workspace.hold("a run"), override(workspace):
+                    pass
+        finally:
+            is_over.set()
         user.result()
     assert len(seeds) == seeds.count(0) > 0
     assert settings.load(workspace.params).training.epochs == 30

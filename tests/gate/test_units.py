@@ -201,6 +201,16 @@ def test_units_are_groups_and_copies_with_their_groups() -> None:
     assert mixed.at(np.array([0, 2])) is None
 
 
+def test_an_image_that_groups_share_may_have_no_group() -> None:
+    """One frame of each of 20 videos is black."""
+    content, groups = np.arange(100, dtype=np.uint64), np.repeat(np.arange(1, 21, dtype=np.uint64), 5)
+    black = content % 5 == 0
+    for given, units in ((groups, 1), (np.where(black, 0, groups), 21)):
+        videos = Samples(content, np.where(black, 0, content), given, are_copies=True).units
+        assert videos is not None
+        assert videos.count == units
+
+
 def test_another_group_column_is_another_try() -> None:
     digests = np.arange(1, 8, dtype=np.uint64)
     rows = Samples(digests, digests, np.zeros(7, np.uint64))

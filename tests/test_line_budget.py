@@ -20,7 +20,7 @@ LIMITS = {
     "project_files": 30,
     "provenance": 1_090,
     "ratchet": 2_376,
-    "registry": 4_750,
+    "registry": 4_757,
     "reports": 2_165,
     "scale": 730,
     "search": 1_170,

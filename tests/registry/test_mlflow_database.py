@@ -56,14 +56,25 @@ def test_a_second_database_is_a_copy_of_the_first(first: Path, cached: Path, tmp
     assert execute(cached, "SELECT * FROM experiments") == []
 
 
+def overwrite(path: Path, table: str) -> None:
+    """Fill the first page of a table with bytes that are none of SQLite's."""
+    size = execute(path, "PRAGMA page_size")[0][0]
+    page = execute(path, f"SELECT rootpage FROM sqlite_master WHERE name = '{table}'")[0][0]
+    with path.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * size)
+
+
 @pytest.mark.parametrize(
     "damage",
     [
+        lambda path: overwrite(path, "alembic_version"),
+        lambda path: overwrite(path, "metrics"),
         lambda path: path.write_bytes(b""),
         lambda path: path.write_bytes(path.read_bytes()[:100_000]),
         lambda path: execute(path, "UPDATE alembic_version SET version_num = '1'"),
     ],
-    ids=["empty", "cut", "another schema"],
+    ids=["no version", "a table", "empty", "cut", "another schema"],
 )
 def test_a_damaged_cache_is_replaced(
     damage: Callable[[Path], object], first: Path, cached: Path, tmp_path: Path

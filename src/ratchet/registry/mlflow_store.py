@@ -151,10 +151,17 @@ def _make_tables(draft: Path) -> None:
 
 
 def _copy_database(source: Path, to: Path) -> None:
-    """Copy by SQLite, which refuses a damaged file, and has written the copy to the disk when it returns."""
+    """Copy by SQLite, which has written the copy to the disk when it returns.
+
+    Raises:
+        sqlite3.Error: the file is damaged.
+    """
     readable = sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)
     with closing(readable), closing(sqlite3.connect(to)) as copy:
-        readable.backup(copy)
+        readable.backup(copy)  # also of damaged pages
+        [(fault,)] = copy.execute("PRAGMA integrity_check(1)")
+    if fault != "ok":
+        raise sqlite3.DatabaseError(fault)
 
 
 @contextmanager

@@ -10,7 +10,9 @@ import numpy as np
 import polars as pl
 import pytest
 
+from ratchet import files
 from ratchet.code.closure import closure
+from ratchet.data import image_set
 from ratchet.data.image_rules import FACTS
 from ratchet.data.image_set import deciding_code
 from ratchet.data.reading import images, storage
@@ -189,6 +191,23 @@ def test_unchanged_images_are_packed_again_by_other_code(counted, monkeypatch) -
     counted.ingest()
     assert counted.counts["decoded"] == 0
     assert os.stat(counted.packed).st_ino != inode
+
+
+def test_an_ingest_beside_deletes_no_temporary_files(counted, monkeypatch) -> None:
+    """Another one begins in the same folder, and ends early."""
+    fill, folders = image_set._Ingest._fill, []
+
+    def interrupted(ingest, draft, folder):
+        with pytest.raises(KeyboardInterrupt), files.draft_directory(counted.packed):
+            raise KeyboardInterrupt
+        folders.append(folder)
+        return fill(ingest, draft, folder)
+
+    monkeypatch.setattr(image_set._Ingest, "_fill", interrupted)
+    counted.fill("cat", 1, first=6000)
+    counted.ingest()
+    assert [folder.exists() for folder in folders] == [False]
+    assert list(counted.packed.parent.glob(".draft-*")) == []
 
 
 def test_all_code_that_makes_pixels_decides_packed_images() -> None:

@@ -116,7 +116,7 @@ class _Ingest:
         # A network's disk gives a deleted file that is still mapped another name, until this process ends. The next
         # ingest deletes what is left, as it does with drafts.
         temporary = partial(TemporaryDirectory, prefix=f"{files.DRAFT}{place.name}-", ignore_cleanup_errors=True)
-        with files.draft_directory(place) as draft, temporary(dir=place.parent) as folder:
+        with files.draft_directory(place) as draft, temporary(dir=place.parent) as folder, files.locked(Path(folder)):
             manifest, shape, facts = self._fill(draft, Path(folder))
             if self.task.cache is not None:  # if this process is killed here, the next one decodes pixels again
                 outputs = self._outputs(draft)

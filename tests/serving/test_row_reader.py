@@ -1,5 +1,6 @@
 """Input files of batch scoring are read by the rules of ingest and of the server."""
 
+import errno
 import os
 import unicodedata
 from pathlib import Path
@@ -13,7 +14,6 @@ from ratchet.data.reading.input_files import Storages
 from ratchet.errors import DataError, StorageUnavailable
 from ratchet.kinds import Column, ImageInput, TableInput, TextInput
 from ratchet.serving.batch.row_reader import RowRange, RowReader
-from tests.data.conftest import no_free_descriptor
 
 TEXTS = TextInput("hashed", buckets=512, longest=64)
 ACCENTS = TableInput(
@@ -31,14 +31,28 @@ def read_all(path: Path) -> tuple[list[object], list[str]]:
     return [value and value["Größe"] for value in values], faults
 
 
-def test_a_file_that_cannot_be_read_now_is_not_refused(tmp_path: Path) -> None:
-    """Its row would be refused in the answers for good."""
-    (tmp_path / "a.txt").write_text("good")
-    storages = Storages("FILE")
-    files = storages.files(str(tmp_path), (".txt",), "texts")
-    with no_free_descriptor(), pytest.raises(StorageUnavailable, match=r"a\.txt: cannot be read now \(Too many open"):
-        storages.contents(files)
-    assert storages.contents(files) == [b"good"]
+def test_a_file_that_cannot_be_read_now_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its row would be refused in the answers for good. It is named, and no other file of its batch is left out."""
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text(f"text {name}")
+    reader, errors, opened = RowReader(Storages("FILE"), TEXTS, column=None), list[DataError](), Path.open
+    ranges = list(map(RowRange, reader.files([str(tmp_path)])))
+
+    def fails(path: Path, *mode: Any, **options: Any) -> Any:
+        if path.name == "b.txt":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return opened(path, *mode, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", fails)
+        (batch,) = reader.batches(ranges, on_fault=errors.append)
+        assert (batch.values, batch.faults) == (["text a", "text c"], ["", ""])
+        (error,) = errors
+        assert str(error).startswith(f"{tmp_path / 'b.txt'}: cannot be read now (Input/output error); it may be good")
+        with pytest.raises(StorageUnavailable, match=r"b\.txt: cannot be read now"):  # score-flow tries it again
+            list(reader.batches(ranges))
+    (batch,) = reader.batches(ranges)
+    assert batch.faults == ["", "", ""]
 
 
 @pytest.mark.parametrize("form", ["NFC", "NFD"])

@@ -181,21 +181,23 @@ class Storages:
                 raise
 
     def contents(self, files: Sequence[InputFile]) -> list[bytes | OSError | DataError]:
-        """Return the contents of small files, or why one cannot be read or is not as it was listed.
-
-        Raises:
-            StorageUnavailable: the system cannot read one now.
-        """
+        """Return the contents of small files, or why one cannot be read, now or ever, or is not as it was listed."""
         with ThreadPoolExecutor(_REQUESTS) as pool:
             return list(pool.map(self._content, files))
 
     def _content(self, file: InputFile) -> bytes | OSError | DataError:
         try:
+            return self._read(file)
+        except (OSError, DataError) as error:
+            return error
+
+    def _read(self, file: InputFile) -> bytes:
+        try:
             with self.opened(file) as opened:
                 return opened.read()
-        except (OSError, DataError) as error:
+        except OSError as error:
             check_lasting(error, file.path)
-            return error
+            raise
 
 
 def _listed(path: Path, fault: str | None) -> InputFile:

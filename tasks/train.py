@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["train"]
 
 _NO_COMMIT = (
-    "the provenance record has no commit, because git is not installed, this folder is in no repository, or nothing is "
-    "committed: `ratchet reproduce` cannot train this model again. Fix: commit the project to git, then train"
+    "the provenance record has no commit: as this training began, this folder had none, or git was missing. `ratchet "
+    "reproduce` cannot train the model again. Fix: commit the project to git before the next training"
 )
 
 

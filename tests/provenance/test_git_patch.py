@@ -169,6 +169,19 @@ def test_a_git_that_fails_in_between_begins_no_record(
     assert record.git_uncommitted == uncommitted_changes(root).digest
 
 
+def test_a_commit_after_the_beginning_is_of_the_next_training(tmp_path: Path) -> None:
+    """So the line about a record without a commit does not propose to commit and to continue."""
+    root = tmp_path / "project"
+    root.mkdir()
+    (root / "a.py").write_text("a = 1\n")
+    first = begin(root, tmp_path / "run")
+    git(root, "init", "--quiet")
+    commit(root)
+    assert first.git_commit is None
+    assert begin(root, tmp_path / "run").id == first.id
+    assert begin(root, tmp_path / "next").git_commit == git(root, "rev-parse", "HEAD").decode().strip()
+
+
 @pytest.mark.parametrize("fault", ["another owner", "no HEAD", "a worktree that was moved away"])
 def test_a_repository_that_git_refuses_begins_no_record(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str

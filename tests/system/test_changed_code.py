@@ -165,7 +165,7 @@ def test_a_training_without_a_commit_says_so(undisturbed: Any, new_project: Call
     repository.rename(project.home / "repository")
     output = " ".join(project.good(*project.stage("train")).split())
     assert "the provenance record has no commit" in output
-    assert "Fix: commit the project to git, then train" in output
+    assert "Fix: commit the project to git before the next training" in output
 
 
 def test_a_run_without_a_step_records_no_changed_code(

@@ -196,6 +196,18 @@ def test_a_checkout_whose_record_is_lost_keeps_files(project: Workspace, git: Gi
     assert current_commit(checkout) == git("rev-parse", branch)
 
 
+def test_a_checkout_whose_head_a_power_cut_emptied_is_repaired(project: Workspace, git: Git) -> None:
+    (project.root / "more.py").touch()
+    git("add", "more.py")
+    git("commit", "--quiet", "--message=3")
+    checkpoint = write_checkpoint(checkout_revision(project, "HEAD"))
+    (project.root / ".git" / "worktrees" / "production" / "HEAD").write_text("")
+    checkout = checkout_revision(project, "old")
+    assert (checkout.params.read_text(), current_commit(checkout)) == ("seed: 1\n", git("rev-parse", "old"))
+    assert not (checkout.root / "more.py").exists()
+    assert (project.root / checkpoint).read_text() == "hours of work"
+
+
 def test_a_repository_in_the_checkouts_place_is_named(project: Workspace, git: Git) -> None:
     git("clone", "--quiet", ".", str(project.production.root))
     with pytest.raises(WorkspaceError, match=r"production: found a repository of its own.*move it away"):

@@ -90,6 +90,8 @@ def _connect(project: Workspace, link: Path, commit: str) -> None:
     if link.is_dir():
         raise WorkspaceError(f"{link.parent}: found a repository of its own; allowed: a checkout. Fix: move it away")
     record = _own_record(project, link) or _new_record(project, commit)
+    if not (record / "HEAD").stat().st_size:  # as a power cut can leave it: git would not open the folder again
+        files.write_text(record / "HEAD", f"{commit}\n")
     files.write_bytes(record / "gitdir", os.fsencode(f"{link}\n"))
     files.write_bytes(link, os.fsencode(f"gitdir: {record}\n"))
 

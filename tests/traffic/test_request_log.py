@@ -16,7 +16,7 @@ from filelock import FileLock
 from waiting import until
 
 from ratchet.problems import Classes
-from ratchet.traffic import log_reader
+from ratchet.traffic import log_reader, request_log
 from ratchet.traffic.log_reader import DAMAGED, find, read, read_file, read_shadow
 from ratchet.traffic.log_summary import summary
 from ratchet.traffic.request_log import RequestLog
@@ -282,6 +282,18 @@ def test_merge_unites_columns_and_their_types(tmp_path: Path) -> None:
     assert rows.equals(before.sort("answer", "row").select(rows.columns))
     assert rows["slice.age"].to_list() == [None, None, "0.5", None, "x", "y"]
     assert rows["input.pixels"].to_list() == [None, None, *([[n] * 4 for n in (1, 1, 2, 2)])]
+
+
+def test_merged_values_do_not_depend_on_rows_read_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A column of another type, later in the hour, makes texts of all: 1 must not become 1.0 beside fractions."""
+    values: list[list[Any]] = [[1, 2], [0.5, 1.5], ["x", "y"]]
+    for number, column in enumerate(values):
+        log(tmp_path, [logged(number, rows=2, columns=lambda column=column: {"age": column})])
+    first = min(tmp_path.glob("*/*.parquet"))
+    monkeypatch.setattr(request_log, "_ROW_GROUP", pl.read_parquet(first).estimated_size() + 1)  # two files at once
+    log(tmp_path, [], clock=lambda: NOW + 2 * HOUR)
+    (_,) = tmp_path.rglob("*.parquet")
+    assert read(tmp_path).sort("answer", "row")["slice.age"].to_list() == ["1", "2", "0.5", "1.5", "x", "y"]
 
 
 MERGE = """

@@ -309,17 +309,15 @@ def _write_merged(paths: list[Path], whole: Path) -> None:
     options: dict[str, Any] = {"compression": "zstd", "use_dictionary": _repeated(columns.names)}
     with files.draft_file(whole, private=True) as draft, pq.ParquetWriter(draft, columns, **options) as writer:
         for group in _row_groups(paths):
-            rows = polars.concat([empty, group], how="diagonal_relaxed").unique(KEY, maintain_order=True)
+            rows = polars.concat([empty, *group], how="diagonal_relaxed").unique(KEY, maintain_order=True)
             keys = rows.select(KEY).hash_rows().to_numpy()
             is_new = ~np.isin(keys, seen)
             seen = np.concatenate([seen, keys[is_new]])
             writer.write_table(rows.filter(polars.Series(is_new, dtype=polars.Boolean)).to_arrow())
 
 
-def _row_groups(paths: list[Path]) -> "Iterator[polars.DataFrame]":
-    """Yield the rows of files in groups of about `_ROW_GROUP` bytes."""
-    import polars
-
+def _row_groups(paths: list[Path]) -> "Iterator[list[polars.DataFrame]]":
+    """Yield the rows of files in groups of about `_ROW_GROUP` bytes, each column with the type that its file has."""
     waiting: list[polars.DataFrame] = []
     size = 0
     for path in paths:
@@ -327,10 +325,10 @@ def _row_groups(paths: list[Path]) -> "Iterator[polars.DataFrame]":
             waiting.append(rows)
             size += int(rows.estimated_size())
             if size >= _ROW_GROUP:
-                yield polars.concat(waiting, how="diagonal_relaxed")
+                yield waiting
                 waiting, size = [], 0
     if waiting:
-        yield polars.concat(waiting, how="diagonal_relaxed")
+        yield waiting
 
 
 def _repeated(names: list[str]) -> list[str]:

@@ -22,7 +22,7 @@ HEAD = ("rev-parse", "--verify", "--quiet", "HEAD")
 _OPTIONS = ("-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false")
 _FIXED = {"GIT_TERMINAL_PROMPT": "0", "GIT_NO_REPLACE_OBJECTS": "1", "LC_ALL": "C"}
 _NO_REPOSITORY = "not a git repository (or any"  # of the parent folders; a broken worktree's message has a path here
-_NONE = (1, 2)  # exit codes of `rev-parse --quiet` and of `remote get-url` for what does not exist
+_NONE = (1,)  # exit code of `rev-parse --quiet` and of `config --get` for what does not exist
 _REMOVED = frozenset(
     {
         "GIT_ALTERNATE_OBJECT_DIRECTORIES",

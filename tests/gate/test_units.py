@@ -281,17 +281,12 @@ def test_a_large_group_that_decides_has_its_fix(gate: dict[str, object]) -> None
     assert "lacks" not in rule_text(result).details
 
 
-def test_a_frequent_image_that_decides_has_its_fix() -> None:
+def test_one_frequent_image_keeps_no_model_from_winning() -> None:
     """46 errors are fixed and 22 new, on other images than the one that the test set has 50 times."""
     images = np.arange(1000)
     ours, theirs = (images < 46) | (images >= 68), images >= 46
-    for rows, passed in ((1000, False), (955, True)):
-        units = units_of(np.minimum(images[:rows], 950), grouped=False)
-        result = champion_rule(candidate(ours[:rows], units=units), champion(theirs[:rows]))
-        assert result.passed == passed
-        assert ("lacks images with as many copies as one here (50)" in rule_text(result).details) != passed
-        if not passed:
-            assert rule_text(result).fix.startswith("keep fewer copies of the most frequent images in the test set")
+    units = units_of(np.minimum(images, 950), grouped=False)
+    assert champion_rule(candidate(ours, units=units), champion(theirs)).passed
 
 
 def test_equal_models_are_not_worse_by_groups() -> None:

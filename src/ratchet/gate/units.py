@@ -79,13 +79,14 @@ class Units:
         return UnitVotes(self.count, self.by, int(np.count_nonzero(sums > 0)), int(np.count_nonzero(sums < 0)))
 
     def sizes(self) -> NDArray[np.float64]:
-        """Return the samples that a unit like each of these may have, (units,).
+        """Return the samples that an unseen unit like each of these may have, (units,).
 
-        That of an image is the number of its copies. Groups that are not among the samples may be as large as any.
+        Groups that are not among the samples may be as large as any. That an image has copies here says nothing about
+        images that are not here: each is one.
         """
         sizes = np.bincount(self.numbers).astype(np.float64)
         is_group = np.bincount(self.numbers, weights=self.grouped) > 0
-        return np.where(is_group, sizes.max(where=is_group, initial=0.0), sizes)
+        return np.where(is_group, sizes.max(where=is_group, initial=0.0), 1.0)
 
     def mean(self, values: NDArray[np.float64], *, confidence: float) -> Interval:
         """Return the mean of the samples' values, with the interval that its units give."""

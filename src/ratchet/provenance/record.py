@@ -53,7 +53,7 @@ def new_record(
     """
     if changes is None:
         changes = _changes(workspace, params)
-    origin = git.line(workspace.root, "remote", "get-url", "origin")
+    origin = git.line(workspace.root, "config", "--get", "remote.origin.url")
     lock = workspace.root / "requirements.txt"
     return Provenance(
         id="",

@@ -84,7 +84,7 @@ class ChampionResult:
         ]
         details = " ".join(part for part in parts if part)
         if comparison.votes and comparison.largest:
-            fix = _smaller(comparison.votes.by, noun)
+            fix = f"leave the group empty where it is not known, or test on fewer {noun[1]} of the largest group"
         elif self.goal == "better":
             add = _to_add(comparison.votes.by if comparison.votes else None, noun)
             fix = f"add {add}, which reveal smaller differences, or set gate.champion to not-worse"
@@ -192,15 +192,8 @@ def _counted(votes: UnitVotes, largest: int, noun: Noun) -> str:
     text = f"Counted by {units}: {votes.better:,} better, {votes.worse:,} worse; the largest p-value decides."
     if not largest:
         return text
-    alike = f"{noun[1]} with as many copies" if votes.by == "copies" else "groups as large"
-    return f"{text} It is the chance that this test set lacks {alike} as one here ({largest:,}) and wrong throughout."
-
-
-def _smaller(by: SharedBy, noun: Noun) -> str:
-    """Return the fix where units are so large that the gain on all does not outweigh a few of them."""
-    if by == "copies":
-        return f"keep fewer copies of the most frequent {noun[1]} in the test set, or add different test {noun[1]}"
-    return f"leave the group empty where it is not known, or test on fewer {noun[1]} of the largest group"
+    alike = f"groups as large as one here ({largest:,})"
+    return f"{text} It is the chance that this test set lacks {alike} and wrong throughout."
 
 
 def _needed(obstacle: Obstacle) -> str:

@@ -215,7 +215,7 @@ def test_a_commit_meanwhile_does_not_separate_patch_and_commit(
     first = git(root, "rev-parse", "HEAD").decode().strip()
     own = "-c user.name=tests -c user.email=tests@localhost"
     act = f"{shutil.which('git')} -C {shlex.quote(str(root))} {own} commit --quiet --all --message=two"
-    put_before_git(tmp_path / "programs", f'case " $* " in *" remote "*) {act};; esac', monkeypatch)
+    put_before_git(tmp_path / "programs", f'case " $* " in *" config --get "*) {act};; esac', monkeypatch)
     record = begin(root, tmp_path / "run")
     assert git(root, "rev-parse", "HEAD").decode().strip() != first
     patch = (tmp_path / "run" / "uncommitted.patch").read_bytes()

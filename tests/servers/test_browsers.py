@@ -23,8 +23,12 @@ HOST = "127.0.0.1"
 NOWHERE: Mapping[str, str] = MappingProxyType({})
 DEPLOY = """
 const [api, name] = args;
-const send = (path, body) => fetch(api + path, {
-    method: "POST", headers: {"Content-Type": "application/json"}, body: JSON.stringify(body)});
+const send = async (path, body) => {
+    const all = {method: "POST", headers: {"Content-Type": "application/json"}, body: JSON.stringify(body)};
+    let answer;
+    do answer = await fetch(api + path, all); while (answer.status == 503);  // its SQLite is busy
+    return answer;
+};
 const answer = await send("/flows/", {name});
 if (!answer.ok) return answer.status;
 const flow = await answer.json();

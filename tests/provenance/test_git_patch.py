@@ -106,6 +106,49 @@ def test_a_project_in_a_repositorys_folder_has_its_patch(root: Path, tmp_path: P
     assert b"dvc.lock" not in changes.patch
 
 
+@pytest.mark.parametrize(
+    "setting",
+    ["diff.noprefix true", "diff.mnemonicPrefix true", "diff.relative true", "diff.orderFile /gone", "diff.context 0"],
+)
+def test_the_users_git_settings_do_not_change_the_patch(root: Path, tmp_path: Path, setting: str) -> None:
+    (root / "project").mkdir()
+    (root / "project" / "net.py").write_text("one\n" * 9 + "net = 1\n" + "two\n" * 9)
+    commit(root)
+    (root / "project" / "net.py").write_text("one\n" * 9 + "net = 2\n" + "two\n" * 9)
+    (root / "a.py").write_text("a = 3\n")
+    usual = uncommitted_changes(root / "project").patch
+    git(root, "config", *setting.split())
+    changes = uncommitted_changes(root / "project")
+    (tmp_path / "patch").write_bytes(changes.patch)
+    git(root, "clone", "--quiet", str(root), str(tmp_path / "clone"))
+    git(tmp_path / "clone", "apply", "--binary", str(tmp_path / "patch"))
+    assert content(tmp_path / "clone") == content(root)
+    assert changes.patch == usual
+
+
+@pytest.fixture
+def with_submodule(root: Path, tmp_path: Path) -> Path:
+    """The repository with another one in it as the submodule `library`."""
+    root.rename(tmp_path / "library")
+    root.mkdir()
+    git(root, "init", "--quiet")
+    git(root, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(tmp_path / "library"), "library")
+    commit(root)
+    return root
+
+
+@pytest.mark.parametrize("setting", ["diff.submodule log", "diff.submodule diff", "diff.ignoreSubmodules all"])
+def test_a_submodule_at_another_commit_is_in_the_patch(with_submodule: Path, tmp_path: Path, setting: str) -> None:
+    root = with_submodule
+    git(root, "config", *setting.split())
+    git(root / "library", "commit", "--quiet", "--allow-empty", "--message=two")
+    (tmp_path / "patch").write_bytes(uncommitted_changes(root).patch)
+    git(root, "clone", "--quiet", str(root), str(tmp_path / "clone"))
+    git(tmp_path / "clone", "apply", "--index", str(tmp_path / "patch"))
+    recorded = git(tmp_path / "clone", "rev-parse", ":library")
+    assert recorded == git(root / "library", "rev-parse", "HEAD")
+
+
 def test_without_git_there_is_no_patch_and_no_commit(tmp_path: Path) -> None:
     for _ in ("no repository", "no commit"):
         assert uncommitted_changes(tmp_path) == UncommittedChanges(None, b"", ())

@@ -14,6 +14,9 @@ __all__ = ["MAX_UNTRACKED", "UncommittedChanges", "uncommitted_changes"]
 
 MAX_UNTRACKED = 1 << 20  # bytes; larger untracked files are not in the patch
 _MAX_LISTED = 50  # names of files that are not in the patch
+# Options of `git diff`, so that the user's git settings do not change the format.
+_WHOLE = ("--binary", "--full-index", "--no-renames", "-U3", "--submodule=short", "--ignore-submodules=none")
+_PLAIN = ("--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/", "-O/dev/null")
 _OUTPUTS = ("dvc.lock", "data/ledger.heads")  # written by runs and kept elsewhere, so they do not decide a training
 
 
@@ -89,6 +92,7 @@ def _label(root: Path, name: str, data: Sequence[str]) -> str:
 def _patch(root: Path, commit: str, untracked: Sequence[str]) -> bytes:
     """Return the difference between `commit` and a temporary index with all changes and these untracked files."""
     index, objects = (root / git.text(root, "rev-parse", "--git-path", name) for name in ("index", "objects"))
+    top = root / (git.line(root, "rev-parse", "--show-cdup") or "")
     with tempfile.TemporaryDirectory(prefix="ratchet-patch-") as folder:
         own = {
             "GIT_INDEX_FILE": f"{folder}/index",
@@ -107,9 +111,7 @@ def _patch(root: Path, commit: str, untracked: Sequence[str]) -> bytes:
             names = b"\0".join(os.fsencode(name) for name in untracked)
             from_stdin = ("--pathspec-from-file=-", "--pathspec-file-nul")
             git.run(root, "--literal-pathspecs", "add", *from_stdin, environment=own, stdin=names)
-        # The user's git settings and attributes must not change the format.
-        plain = ("--no-color", "--no-ext-diff", "--no-textconv", "--no-renames")
         prefix = git.line(root, "rev-parse", "--show-prefix") or ""  # the project can be a folder of a repository
         excluded = [f":(top,exclude,literal){prefix}{name}" for name in _OUTPUTS]
-        options = ("--cached", commit, "--binary", "--full-index", *plain)
-        return git.run(root, "diff", *options, "--", ":/", *excluded, environment=own)
+        # From the top, where paths are whole also with the setting diff.relative.
+        return git.run(top, "diff", "--cached", commit, *_WHOLE, *_PLAIN, "--", ":/", *excluded, environment=own)

@@ -18,7 +18,7 @@ LIMITS = {
     "monitoring": 3_212,
     "problems": 1_010,
     "project_files": 30,
-    "provenance": 1_090,
+    "provenance": 1_115,
     "ratchet": 2_376,
     "registry": 4_757,
     "reports": 2_165,

@@ -149,6 +149,36 @@ def test_a_submodule_at_another_commit_is_in_the_patch(with_submodule: Path, tmp
     assert recorded == git(root / "library", "rev-parse", "HEAD")
 
 
+@pytest.mark.parametrize("flag", ["--skip-worktree", "--assume-unchanged"])
+def test_changes_that_are_hidden_from_git_are_in_the_patch(root: Path, flag: str) -> None:
+    git(root, "update-index", flag, "a.py", "b.py")
+    (root / "a.py").write_text("a = 2\n")
+    assert git(root, "diff") == b""
+    index = (root / ".git" / "index").read_bytes()
+    patch = uncommitted_changes(root).patch
+    assert (b"+a = 2" in patch, b"b.py" in patch) == (True, False)
+    assert (root / ".git" / "index").read_bytes() == index
+
+
+def test_files_outside_of_a_sparse_checkout_are_not_deleted(root: Path) -> None:
+    git(root, "sparse-checkout", "set", "--no-cone", "/a.py")
+    assert not (root / "b.py").exists()
+    assert uncommitted_changes(root).patch == b""
+
+
+@pytest.mark.parametrize("change", ["edited", "new", "staged"])
+def test_changes_inside_a_submodule_are_named(with_submodule: Path, change: str) -> None:
+    root = with_submodule
+    assert uncommitted_changes(root).left_out == ()
+    (root / "library" / ("new.py" if change == "new" else "a.py")).write_text("a = 2\n")
+    if change == "staged":
+        git(root / "library", "add", "a.py")
+    assert uncommitted_changes(root).left_out == ("library/",)
+    commit(root / "library")
+    changes = uncommitted_changes(root)
+    assert (changes.left_out, b"+Subproject commit" in changes.patch) == ((), True)
+
+
 def test_without_git_there_is_no_patch_and_no_commit(tmp_path: Path) -> None:
     for _ in ("no repository", "no commit"):
         assert uncommitted_changes(tmp_path) == UncommittedChanges(None, b"", ())

@@ -4,7 +4,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,8 +52,8 @@ def uncommitted_changes(root: Path, *, data: Sequence[str] = (), code: Sequence[
         return UncommittedChanges()
     untracked = _untracked(root)
     included = {name for name in untracked if _is_included(root, name, data, code)}
-    others = (name for name in untracked if name not in included and name not in _OUTPUTS)
-    left_out = sorted({_label(root, name, data) for name in others})
+    others = [name for name in untracked if name not in included and name not in _OUTPUTS]
+    left_out = sorted({_label(root, name, data) for name in [*others, *_changed_submodules(root)]})
     if len(left_out) > _MAX_LISTED:
         left_out = [*left_out[:_MAX_LISTED], f"and {len(left_out) - _MAX_LISTED:,} more"]
     # A name need not be text, but the record is.
@@ -65,6 +65,17 @@ def _untracked(root: Path) -> list[str]:
     """List untracked files that git does not ignore. A folder, or a repository inside this one, ends in a slash."""
     names = git.run(root, "ls-files", "-z", "--others", "--exclude-standard")
     return [os.fsdecode(name) for name in names.split(b"\0") if name]
+
+
+def _changed_submodules(root: Path) -> list[str]:
+    """List submodules with changes that are not committed there: no patch of this repository can have them."""
+    modules = git.run(root, "ls-files", "-z", "--stage").split(b"\0")
+    names = [os.fsdecode(line.partition(b"\t")[2]) for line in modules if line.startswith(b"160000 ")]
+    return [f"{name}/" for name in names if (root / name / ".git").exists() and _is_changed(root / name)]
+
+
+def _is_changed(submodule: Path) -> bool:
+    return bool(git.run(submodule, "--no-optional-locks", "status", "--porcelain", "--ignore-submodules=none"))
 
 
 def _is_included(root: Path, name: str, data: Sequence[str], code: Sequence[str]) -> bool:
@@ -104,6 +115,7 @@ def _patch(root: Path, commit: str, untracked: Sequence[str]) -> bytes:
             # git then reads only changed files. The copy keeps its time: git compares it with the times of files to
             # detect those that changed within the same second.
             shutil.copy2(index, own["GIT_INDEX_FILE"])
+            _show_hidden(top, own)
         else:
             git.run(root, "read-tree", commit, environment=own)
         git.run(root, "add", "--update", environment=own)
@@ -115,3 +127,15 @@ def _patch(root: Path, commit: str, untracked: Sequence[str]) -> bytes:
         excluded = [f":(top,exclude,literal){prefix}{name}" for name in _OUTPUTS]
         # From the top, where paths are whole also with the setting diff.relative.
         return git.run(top, "diff", "--cached", commit, *_WHOLE, *_PLAIN, "--", ":/", *excluded, environment=own)
+
+
+def _show_hidden(top: Path, environment: Mapping[str, str]) -> None:
+    """Let an index show the changes of files that --assume-unchanged or --skip-worktree hides.
+
+    Files that a sparse checkout leaves out stay hidden: they are not there, and not deleted.
+    """
+    listed = git.run(top, "ls-files", "-v", "-z", environment=environment).split(b"\0")
+    hidden = [line[2:] for line in listed if line[:1] == b"S" or line[:1].islower()]
+    names = b"\0".join(name for name in hidden if os.path.lexists(os.fsencode(top) + b"/" + name))
+    for flag in ("--no-skip-worktree", "--no-assume-unchanged") if names else ():
+        git.run(top, "update-index", flag, "-z", "--stdin", environment=environment, stdin=names)

@@ -208,3 +208,22 @@ def test_scope_says_when_requests_began_and_clients_left() -> None:
         assert scope["ratchet.has_left"]()
 
     served(client, Noticed)
+
+
+def test_trailers_are_no_headers_and_take_no_memory() -> None:
+    """A client may send lines behind a body in chunks without end."""
+    scopes: list[Any] = []
+
+    async def noted(scope: Any, receive: Any, send: Any) -> None:
+        scopes.append(scope)
+        await app(scope, receive, send)
+
+    async def client(port: int) -> None:
+        head = HEAD + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n"
+        trailer = b"".join(b"Name-%d: %s\r\n" % (number, bytes([97]) * 1000) for number in range(1000))
+        reply = await answer(port, head, *[trailer] * 20, b"Authorization: Bearer key\r\n\r\n")
+        assert reply.endswith(b"00000002")
+
+    served(client, app=noted)
+    names = [name for name, _ in scopes[0]["headers"]]
+    assert names == [b"host", b"connection", b"transfer-encoding"]

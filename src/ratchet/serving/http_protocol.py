@@ -209,6 +209,11 @@ class HeadLimits(HttpToolsProtocol):
         else:
             self.entrance.enter(partial(begin, cycle, app), partial(begin, cycle, self.busy), self.loop)
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header. One behind a body in chunks, a trailer, is dropped: nothing limits the size of all of them."""
+        if self._is_in_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         """End the head."""
         self._is_in_head, self._has_ended, self._bytes = False, True, 0

@@ -33,6 +33,16 @@ def test_s3_gives_the_same_bytes_as_a_local_folder(two_classes, make_place, s3) 
     assert remote == local
 
 
+def test_a_local_file_is_read_to_its_end_whatever_its_size_says() -> None:
+    """As on file systems that do not know it, or return a file in parts: the first part is no whole image."""
+    folder = Path("/proc/self")
+    if not folder.exists():
+        pytest.skip("this system has no /proc")
+    assert (folder / "limits").stat().st_size == 0
+    content = storage.LocalFolder(folder).read("limits")
+    assert content == (folder / "limits").read_bytes() != b""
+
+
 def test_unchanged_files_in_s3_are_not_fetched_again(two_classes, make_place, s3, monkeypatch) -> None:
     upload(two_classes.root / "images", "again")
     place = make_place("there")

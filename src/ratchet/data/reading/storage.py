@@ -171,7 +171,8 @@ class LocalFolder:
                 raise OSError("not a regular file")
             if kind.st_size > _MAX_IN_MEMORY:
                 return os.fdopen(os.dup(opened), "rb")
-            return os.read(opened, kind.st_size)
+            with open(opened, "rb", buffering=0, closefd=False) as file:
+                return file.read()  # to the end: os.read may return a part, as before a fault of the disk
         finally:
             os.close(opened)
 

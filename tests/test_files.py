@@ -52,6 +52,21 @@ def test_a_write_makes_folders_and_replaces_the_file(tmp_path: Path) -> None:
     assert drafts(tmp_path) == []
 
 
+@pytest.mark.parametrize(("mask", "shared", "private"), [(0o077, 0o700, 0o600), (0o002, 0o775, 0o600)])
+def test_files_and_folders_have_the_rights_of_the_umask(tmp_path: Path, mask: int, shared: int, private: int) -> None:
+    """077: nobody else may read the data. 002: all in the group work in the folder."""
+    before = os.umask(mask)
+    try:
+        files.write_text(tmp_path / "file", "")
+        files.write_bytes(tmp_path / "keys", b"", private=True)
+        for _ in ("new", "replaced"):
+            fill(tmp_path / "folder", "inner")
+    finally:
+        os.umask(before)
+    modes = [(tmp_path / name).stat().st_mode & 0o777 for name in ("file", "keys", "folder", "folder/inner")]
+    assert modes == [shared & 0o666, private, shared, shared & 0o666]
+
+
 def test_a_file_of_another_disk_is_copied(tmp_path: Path) -> None:
     memory = Path("/dev/shm")
     if not os.access(memory, os.W_OK) or memory.stat().st_dev == tmp_path.stat().st_dev:

@@ -8,8 +8,8 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -55,15 +55,12 @@ def write_bytes(path: Path, content: bytes, *, private: bool = False) -> None:
 def draft_file(path: Path, *, private: bool = False) -> Iterator[Path]:
     """Yield an empty file. On leaving it replaces `path`. After an error nothing is changed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=_prefix(path), suffix=path.suffix, dir=path.parent)
-    os.close(handle)
-    draft = Path(name)
+    draft = path.with_name(f"{_prefix(path)}{secrets.token_hex(4)}{path.suffix}")
+    os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if private else 0o666))  # less the umask
     try:
         with _full_disk_of(path):
             yield draft
             _sync(draft)
-        if not private:
-            os.chmod(draft, 0o644)  # mkstemp makes files private; outputs are not
         os.replace(draft, path)
     except BaseException:
         draft.unlink(missing_ok=True)
@@ -164,7 +161,8 @@ def draft_directory(path: Path) -> Iterator[Path]:
 def _new_draft(path: Path) -> Iterator[Path]:
     """Make a draft folder for `path`, and hold a lock on it: so others know that its writer lives."""
     while True:
-        draft = Path(tempfile.mkdtemp(prefix=f"{DRAFT}{path.name}.", dir=path.parent))
+        draft = path.with_name(f"{DRAFT}{path.name}.{secrets.token_hex(4)}")
+        draft.mkdir()  # unlike those of tempfile, with the rights that the user's umask gives
         with locked(draft) as is_mine:
             if is_mine and draft.exists():  # no other writer took it for abandoned before it was locked
                 yield draft
@@ -216,7 +214,6 @@ def _finished(draft: Path) -> str | None:
 
 def replace_directory(path: Path, draft: Path) -> None:
     """Make a complete draft beside it the folder `path`. After an error nothing is changed."""
-    os.chmod(draft, 0o755)
     for place in (draft, *draft.rglob("*")):
         _sync(place)
     if path.exists():

@@ -54,7 +54,7 @@ def test_a_write_makes_folders_and_replaces_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("mask", "shared", "private"), [(0o077, 0o700, 0o600), (0o002, 0o775, 0o600)])
 def test_files_and_folders_have_the_rights_of_the_umask(tmp_path: Path, mask: int, shared: int, private: int) -> None:
-    """077: nobody else may read the data. 002: all in the group work in the folder."""
+    """077: no other user may read the data. 002: all in the group work in the folder."""
     before = os.umask(mask)
     try:
         files.write_text(tmp_path / "file", "")

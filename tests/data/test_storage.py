@@ -33,7 +33,7 @@ def test_s3_gives_the_same_bytes_as_a_local_folder(two_classes, make_place, s3) 
     assert remote == local
 
 
-def test_a_local_file_is_read_to_its_end_whatever_its_size_says() -> None:
+def test_a_local_file_is_read_to_its_end() -> None:
     """As on file systems that do not know it, or return a file in parts: the first part is no whole image."""
     folder = Path("/proc/self")
     if not folder.exists():

@@ -134,10 +134,15 @@ class Unpooling(nn.Module):
         super().__init__()
         self.first = nn.Conv2d(channels, channels, 1)
         self.pool, self.unpool = nn.MaxPool2d(2, return_indices=True), nn.MaxUnpool2d(2)
-        self.head = nn.Linear(channels * height * width, classes)
+        with torch.no_grad():
+            size = self.features(torch.zeros(1, channels, height, width)).shape[1]
+        self.head = nn.Linear(size, classes)
+
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        return self.unpool(*self.pool(self.first(images))).flatten(1)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.head(self.unpool(*self.pool(self.first(images))).flatten(1))
+        return self.head(self.features(images))
 
 
 def test_an_operation_that_a_cpu_cannot_repeat_is_named(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

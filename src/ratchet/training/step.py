@@ -136,6 +136,9 @@ class Stepper:
         for number in range(count):
             factor = self.held.begin_pass(ends_piece=number == count - 1, ends_step=ends_step, is_idle=is_idle)
             inputs, targets = next(feed)
+            if self.plan.compile != "none":
+                # else it writes over what the last backward pass needs
+                torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
             with self.precision.autocast(self.device):
                 outputs = self.network(*inputs)
             loss = objective(outputs, targets)

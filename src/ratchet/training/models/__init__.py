@@ -63,10 +63,11 @@ def build(spec: ModelSpec) -> Model:
     Raises:
         TrainingError: there is no such model, it cannot take inputs of this size, or the user's factory fails.
     """
-    network = _network(spec)
-    narrow(network, spec.widths)
-    model = _MODELS[kind_of(spec.input).model](network, spec)
-    _check_forward(model, spec)
+    with any_implementation():  # a network may try a forward pass to learn a size, whose result is not used
+        network = _network(spec)
+        narrow(network, spec.widths)
+        model = _MODELS[kind_of(spec.input).model](network, spec)
+        _check_forward(model, spec)
     _check_types(model, spec)
     return model
 
@@ -164,7 +165,7 @@ def _check_forward(model: Model, spec: ModelSpec) -> None:
     key, other_fix = ("model.name", "use convnet or resnet") if built_in else ("model.factory", "correct the model")
     inputs = example_inputs(spec.input)
     try:
-        with torch.no_grad(), any_implementation():
+        with torch.no_grad():
             outputs = model.eval().network(*model.prepared(*inputs))
     except Exception as error:
         if built_in and not isinstance(error, RuntimeError):

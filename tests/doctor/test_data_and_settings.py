@@ -53,14 +53,14 @@ def test_batch_larger_than_memory_is_reported(tmp_path: Path) -> None:
     assert full == pytest.approx(2 * half, rel=1e-3)
 
 
-def test_memory_includes_four_copies_of_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A snapshot, its bytes, the file read back, and the next snapshot, which waits; and the best weights."""
+def test_memory_includes_two_copies_of_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot, and the next one, which waits; and the best weights."""
     monkeypatch.setattr(settings_checks, "available_memory", lambda: 0)
     model = torch.nn.Linear(2**14, 2**12, bias=False)  # 256 MiB
     plan = replace(PLAN, optimizer="sgd")  # a checkpoint is 3 times the weights: their best copy, and the momentum
     (finding,) = check_memory(model, plan, device=CPU, precision="fp32", rows=16, activations=0)
-    # weights, gradients and momentum on the device: 2; best weights: 1; copies: 4 of 3
-    assert finding.values["need"] == 0.25 * (2 + 1 + 4 * 3)
+    # weights, gradients and momentum on the device: 2; best weights: 1; copies: 2 of 3
+    assert finding.values["need"] == 0.25 * (2 + 1 + 2 * 3)
 
 
 COPIES = """
@@ -87,11 +87,14 @@ def watch():
 
 watcher = threading.Thread(target=watch)
 watcher.start()
-with CheckpointStore(Path(sys.argv[1])) as store:
+second_waits = threading.Event()
+with CheckpointStore(Path(sys.argv[1]), before_write=second_waits.wait) as store:
     for step in (1, 2):
         store.put(snapshot(step))
+    second_waits.set()
 over.set()
 watcher.join()
+assert not store.problems, store.problems
 print((highest - before) / SIZE)
 """
 
@@ -105,7 +108,7 @@ def test_measured_checkpoint_copies_are_those_expected(tmp_path: Path) -> None:
         check=True,
         env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"},
     ).stdout
-    assert 3.5 < float(measured) < settings_checks._HOST_COPIES + 0.3
+    assert 1.9 < float(measured) < settings_checks._HOST_COPIES + 0.3
 
 
 def test_labels_outside_the_classes_are_reported(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Checkpoints on disk: whole or named as damaged, kept as said, written whatever the disk does to it."""
 
+import hashlib
 import json
 import os
 import pickle
@@ -7,6 +8,7 @@ import random
 import resource
 import subprocess
 import threading
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import torch
 
 from ratchet.errors import CheckpointError, TrainingError
 from ratchet.training import CheckpointStore, Finished, Notice, Started, Stopped
-from ratchet.training.checkpoint import Snapshot, encode, read_checkpoint
+from ratchet.training.checkpoint import Snapshot, read_checkpoint, write_checkpoint
 
 
 def snapshot(step: int, *, score: tuple[float, ...] | None = None) -> Snapshot:
@@ -37,6 +39,13 @@ def written(folder: Path, *snapshots: Snapshot, **keep: int) -> CheckpointStore:
     return store
 
 
+def content_of(item: Snapshot, folder: Path) -> bytes:
+    """Return the bytes of a checkpoint's file."""
+    path = folder / "content.safetensors"
+    write_checkpoint(path, item)
+    return path.read_bytes()
+
+
 def steps(store: CheckpointStore) -> list[int]:
     return [int(path.stem.removeprefix("step-")) for path in store.paths()]
 
@@ -51,14 +60,27 @@ def test_what_is_read_is_what_was_written(lab, tmp_path) -> None:
     assert store.problems == []
 
 
-def test_equal_snapshots_give_equal_bytes() -> None:
-    assert len({encode(snapshot(3)) for _ in range(20)}) == 1
-    assert encode(snapshot(3)) != encode(snapshot(4))
+def test_equal_snapshots_give_equal_bytes(tmp_path) -> None:
+    assert len({content_of(snapshot(step), tmp_path) for step in (3, 3, 4)}) == 2
+
+
+def test_a_checkpoints_bytes_are_those_of_earlier_versions(tmp_path) -> None:
+    """An older Ratchet can read the checkpoint, and this one an older checkpoint."""
+    tensors = {
+        "model/weight": torch.arange(12.0).view(2, 1, 3, 2).to(memory_format=torch.channels_last),
+        "model/half": torch.arange(5.0).to(torch.bfloat16),
+        "optimizer/step": torch.tensor(3.0),
+        "sums/bytes": torch.arange(40, dtype=torch.uint8),
+        "sums/none": torch.zeros(0, dtype=torch.float64),
+    }
+    item = Snapshot(7, tensors, {"history": [{"epoch": 1, "loss": 0.1}], "words": "größer"}, (0.5, -1.25, -1.0))
+    digest = hashlib.sha256(content_of(item, tmp_path)).hexdigest()
+    assert digest == "e5ae33feba2796488436b83e48c0107d4da64980e8baf7bd990ec5dc50309267"
 
 
 def test_a_file_cut_off_at_any_length_is_named(tmp_path) -> None:
     path = tmp_path / "step-000000000007.safetensors"
-    content = encode(snapshot(7))
+    content = content_of(snapshot(7), tmp_path)
     for length in range(len(content)):
         path.write_bytes(content[:length])
         with pytest.raises(CheckpointError, match=str(path)):
@@ -70,7 +92,7 @@ def test_a_file_cut_off_at_any_length_is_named(tmp_path) -> None:
 def test_a_flipped_bit_anywhere_is_named_or_changes_nothing(lab, tmp_path) -> None:
     """The header is JSON: blank space, or the case of an escape's letter, can be another byte for the same content."""
     path = tmp_path / "step-000000000007.safetensors"
-    content, expected, chance = encode(snapshot(7)), snapshot(7), random.Random(7)
+    content, expected, chance = content_of(snapshot(7), tmp_path), snapshot(7), random.Random(7)
     harmless = 0
     for place in range(len(content)):
         altered = bytearray(content)
@@ -157,6 +179,36 @@ def test_every_snapshot_handed_over_is_written_however_slow_the_disk(tmp_path, m
     monkeypatch.setattr(os, "fsync", lambda handle: (slow.wait(0.01), sync(handle)))
     store = written(tmp_path, *(snapshot(step) for step in range(1, 11)), keep_last=100)
     assert steps(store) == list(range(1, 11))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+        lambda content: content[:-1],
+        lambda content: content + b"\0",
+    ],
+    ids=["changed", "shorter", "longer"],
+)
+def test_a_file_that_the_disk_changed_replaces_none(
+    damage: Callable[[bytes], bytes], tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, sync = written(tmp_path, snapshot(1)), os.fsync
+    [path] = store.paths()
+    good = path.read_bytes()
+
+    def damaging(handle: int) -> None:
+        sync(handle)
+        for draft in tmp_path.glob(".draft-*"):
+            draft.write_bytes(damage(draft.read_bytes()))
+
+    monkeypatch.setattr(os, "fsync", damaging)
+    again = written(tmp_path, snapshot(1))
+    [problem] = again.problems
+    assert "checkpoint of step 1 was not written" in problem
+    assert "read back differs from what was written" in problem
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == good
 
 
 def test_drafts_of_a_killed_writer_are_removed(tmp_path) -> None:

@@ -168,10 +168,11 @@ def test_a_checkpoint_without_index_is_none(tmp_path: Path) -> None:
 
 def test_tensors_are_written_one_by_one_with_the_usual_bytes(tmp_path: Path) -> None:
     tensors = {f"{dtype}".replace("torch", "é"): torch.ones(3, 2).to(dtype).T for dtype in TYPES} | ROWS | EQUAL
-    tensors["empty"] = torch.zeros(0, 3)
-    write_tensors(tmp_path / "a.safetensors", tensors)
-    expected = save({name: tensor.contiguous() for name, tensor in tensors.items()})
-    assert (tmp_path / "a.safetensors").read_bytes() == expected
+    tensors["empty"], tensors["large"] = torch.zeros(0, 3), torch.arange(1.5e6, dtype=torch.float64)
+    for metadata in (None, {"state": 'é \u2028 " \\ / \n \x01 \x7f'}):
+        write_tensors(tmp_path / "a.safetensors", tensors, metadata)
+        expected = save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata)
+        assert (tmp_path / "a.safetensors").read_bytes() == expected
 
 
 NET = """from torch import nn, zeros, {kind}

@@ -21,9 +21,9 @@ _POINTS = 1000  # steps whose learning rate is computed
 _WITH_WARMUP = ("warmup-cosine", "warmup-linear", "plateau")
 _SLOTS = {"sgd": 1, "adam": 2, "adamw": 2, "muon": 1}  # tensors that an optimizer keeps for each parameter
 _HALF = ("bf16", "fp16")
-# Copies of a checkpoint in the host's memory: a snapshot, its bytes, the file's bytes read back to compare, and the
-# next snapshot, which waits until this one is on disk. A disk that takes longer than two intervals adds a fifth.
-_HOST_COPIES = 4
+# Copies of a checkpoint in the host's memory: a snapshot, and the next one, which waits until this one is on disk. A
+# disk that takes longer than two intervals adds a third.
+_HOST_COPIES = 2
 _GIB = 2**30
 
 

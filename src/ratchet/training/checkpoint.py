@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import load
 
 from ratchet import files
 from ratchet.checkpoint_names import INDEX, checkpoint_paths, checkpoint_step, unfinished_folders
@@ -29,6 +29,7 @@ from ratchet.training.checkpoint_shards import (
     read_index,
     reading,
     shard_name,
+    tensor_bytes,
     write_tensors,
 )
 from ratchet.training.ranks import Ranks
@@ -107,7 +108,9 @@ class CheckpointStore:
             if not failed:
                 rows = {name: snapshot.tensors[name] for name in snapshot.shapes}
                 tensors = snapshot.tensors if ranks.is_first else rows
-                digest = bytes.fromhex(write_tensors(draft / shard_name(ranks.rank, ranks.count), tensors))
+                shard = draft / shard_name(ranks.rank, ranks.count)
+                write_tensors(shard, tensors)
+                digest = bytes.fromhex(files.digest_file(shard))
         digests = ranks.in_turn(torch.tensor([list(digest)], dtype=torch.int32, device=device)).tolist()
         if not ranks.is_first:
             return
@@ -168,7 +171,8 @@ class CheckpointStore:
         while (snapshot := self._queue.get()) is not None:
             try:
                 self.before_write()
-                self._write(snapshot)
+                write_checkpoint(self._path(snapshot.step), snapshot)
+                self._prune()
             except Exception as error:  # any disk error is reported, and the thread continues
                 self._report(snapshot.step, str(error))
             finally:
@@ -179,15 +183,6 @@ class CheckpointStore:
         stored = self.paths()
         last = f"the last good one is {stored[-1].name}" if stored else "there is no other checkpoint yet"
         self.problems.append(f"checkpoint of step {step} was not written ({problem}); {last}; training continues")
-
-    def _write(self, snapshot: Snapshot) -> None:
-        path = self._path(snapshot.step)
-        content = encode(snapshot)
-        files.write_bytes(path, content)
-        if path.read_bytes() != content:
-            path.unlink()
-            raise CheckpointError("the file read back differs from what was written")
-        self._prune()
 
     def _prune(self) -> None:
         paths = self.paths()
@@ -234,15 +229,13 @@ def _noted(problems: list[str]) -> Iterator[None]:
         problems.append(str(error))
 
 
-def encode(snapshot: Snapshot) -> bytes:
-    """Return the bytes of the checkpoint file."""
+def write_checkpoint(path: Path, snapshot: Snapshot) -> None:
+    """Write a checkpoint file, completely or not at all. Training continues meanwhile."""
     if snapshot.copied is not None:
         snapshot.copied.synchronize()
-    tensors = {name: tensor.contiguous() for name, tensor in snapshot.tensors.items()}
     # The order of the keys is part of the content.
     state = json.dumps({"step": snapshot.step, "score": snapshot.score, **snapshot.state})
-    # One entry only: safetensors writes several in random order, and equal snapshots must have equal bytes.
-    return save(tensors, {"state": f"{_digest(tensors, state)} {state}"})
+    write_tensors(path, snapshot.tensors, {"state": f"{_digest(snapshot.tensors, state)} {state}"})
 
 
 def read_checkpoint(path: Path, ranks: Ranks | None = None) -> Snapshot:
@@ -292,5 +285,5 @@ def _digest(tensors: dict[str, torch.Tensor], state: str) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(tensor_bytes(tensor))
     return digest.hexdigest()

@@ -6,13 +6,15 @@ Any number of ranks can read it: each reads the rows that it has from the files 
 
 import hashlib
 import json
+import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain
+from io import BufferedRandom
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
@@ -29,8 +31,11 @@ __all__ = [
     "reading",
     "row_range",
     "shard_name",
+    "tensor_bytes",
     "write_tensors",
 ]
+
+_PIECE = 4 * 2**20  # bytes of a file that are compared at once
 
 TYPES = {  # in the order of safetensors, which writes the last first
     torch.bool: "BOOL",
@@ -65,33 +70,50 @@ def shard_name(rank: int, count: int) -> str:
     return f"shard-{rank}-of-{count}.safetensors"
 
 
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
-    """Write a safetensors file, one tensor after another, and return its SHA-256 (hex).
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write a safetensors file, one tensor after another. It gets its name only after it was read back and compared.
 
-    At most one tensor is copied at a time, and a lazy mapping is asked for one at a time, twice.
+    Its bytes are those of `safetensors.torch.save`, which copies all of them twice in memory and lets no other thread
+    run meanwhile. At most one tensor is copied at a time, and a lazy mapping is asked for one at a time, three times.
     """
-    header, end = {}, 0
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     about = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
     about.sort(key=lambda each: (-list(TYPES).index(each[1]), each[0]))
+    end = 0
     for name, dtype, shape in about:
         start, end = end, end + dtype.itemsize * torch.Size(shape).numel()
         header[name] = {"dtype": TYPES[dtype], "shape": shape, "data_offsets": (start, end)}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    digest = hashlib.sha256()
-    with files.draft_file(path) as draft, draft.open("wb") as file:
-        for content in chain(
-            [memoryview(struct.pack("<Q", len(text)) + text)], map(_bytes, map(tensors.__getitem__, header))
-        ):
+
+    def contents() -> "Iterator[memoryview[int]]":
+        yield memoryview(struct.pack("<Q", len(text)) + text)
+        yield from (tensor_bytes(tensors[name]) for name, _, _ in about)
+
+    with files.draft_file(path) as draft, draft.open("w+b") as file:
+        for content in contents():
             file.write(content)
-            digest.update(content)
-    if files.digest_file(path) != digest.hexdigest():
-        path.unlink()
-        raise CheckpointError(f"the file {path.name} read back differs from what was written")
-    return digest.hexdigest()
+        file.flush()
+        os.fsync(file.fileno())
+        file.seek(0)
+        if not _has_only(file, contents()):
+            raise CheckpointError(f"the file {path.name} read back differs from what was written")
 
 
-def _bytes(tensor: torch.Tensor) -> "memoryview[int]":
+def _has_only(file: BufferedRandom, contents: "Iterable[memoryview[int]]") -> bool:
+    """Whether these contents are the rest of a file. Other threads can run while NumPy compares."""
+    buffer = memoryview(bytearray(_PIECE))
+    for content in contents:
+        for start in range(0, len(content), _PIECE):
+            piece = content[start : start + _PIECE]
+            count = file.readinto(buffer[: len(piece)])
+            if not np.array_equal(buffer[:count], piece):
+                return False
+    return not file.read(1)
+
+
+def tensor_bytes(tensor: torch.Tensor) -> "memoryview[int]":
+    """Return the memory of a tensor, or of its copy if it is on a GPU or not contiguous."""
     content: memoryview = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
     return content
 
@@ -184,7 +206,7 @@ def digest_content(folder: Path) -> str:
     """Return the SHA-256 (hex) of a checkpoint's state and tensors, which does not depend on the number of ranks."""
     index, stored = read_index(folder), StoredWeights(folder)
     del index["shards"]
-    tensors = {name: hashlib.sha256(_bytes(stored[name])).hexdigest() for name in stored}
+    tensors = {name: hashlib.sha256(tensor_bytes(stored[name])).hexdigest() for name in stored}
     return files.digest_json({**index, "tensors": tensors})
 
 

@@ -8,6 +8,7 @@ import random
 import resource
 import subprocess
 import threading
+import weakref
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -209,6 +210,16 @@ def test_a_file_that_the_disk_changed_replaces_none(
     assert "read back differs from what was written" in problem
     assert list(tmp_path.iterdir()) == [path]
     assert path.read_bytes() == good
+
+
+def test_a_written_snapshot_is_freed_before_the_next_comes(tmp_path) -> None:
+    item = snapshot(1)
+    reference = weakref.ref(item)
+    with CheckpointStore(tmp_path) as store:
+        store.put(item)
+        del item
+        store.wait()
+        assert reference() is None
 
 
 def test_drafts_of_a_killed_writer_are_removed(tmp_path) -> None:

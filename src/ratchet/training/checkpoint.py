@@ -176,6 +176,7 @@ class CheckpointStore:
             except Exception as error:  # any disk error is reported, and the thread continues
                 self._report(snapshot.step, str(error))
             finally:
+                del snapshot  # the next one can take its memory
                 self._queue.task_done()
         self._queue.task_done()
 

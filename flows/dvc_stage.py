@@ -32,7 +32,9 @@ def all_unchanged(root: Path, *, params: Path | None = None) -> bool:
         return not repo.status()
 
 
-def settle(root: Path, name: str, *, params: Path | None = None) -> str | None:
+def settle(
+    root: Path, name: str, *, params: Path | None = None, say: Callable[[str], None] = lambda text: None
+) -> str | None:
     """Settle a stage without running it, if possible. Return how; None: it has to run.
 
     Unchanged stages are left alone. Results for the same code, data and settings in DVC's run cache are restored, as by
@@ -41,13 +43,17 @@ def settle(root: Path, name: str, *, params: Path | None = None) -> str | None:
     Args:
         params: a copy of params.yaml as the run has read it. DVC uses it in place of the file, which may have been
             edited since.
+        say: gets a line about each input tracked by `dvc add` whose content changed.
+
+    Raises:
+        WorkspaceError: such an input lacks files that DVC's cache does not have.
     """
     from dvc.dependency.base import DependencyDoesNotExistError
     from dvc.stage.cache import RunCacheNotFoundError
 
     with _opened(root, params=params) as repo:
         stage = repo.stage.load_one("dvc.yaml", name)
-        _adopt_sources(repo, stage)
+        _adopt_sources(repo, stage, say)
         if not stage.changed():
             return "unchanged"
         try:
@@ -78,13 +84,39 @@ def refresh_code(params: Params, workspace: Workspace, *, say: Callable[[str], N
         record(workspace.root, "code", say=say, params=workspace.settings_as_read)
 
 
-def _adopt_sources(repo: Any, stage: Any) -> None:
+def _adopt_sources(repo: Any, stage: Any, say: Callable[[str], None]) -> None:
     """Record the current content of inputs that `dvc add` tracks, as `dvc repro` does before the stage."""
     for source in _sources(repo, stage):
         if all(Path(out.fs_path).exists() for out in source.outs) and source.changed_outs():
+            before = ", ".join(map(_size, source.outs))
+            _require_whole(source)
             source.save()
             source.commit()
             source.dump()
+            now = ", ".join(map(_size, source.outs))
+            say(f"{source.addressing}: its data changed, and it records them as they are now ({now}; before: {before})")
+
+
+def _size(out: Any) -> str:
+    counts = {"file": out.meta.nfiles, "byte": out.meta.size or 0}
+    return ", ".join(f"{n:,} {noun}{'s' * (n != 1)}" for noun, n in counts.items() if n is not None)
+
+
+def _require_whole(source: Any) -> None:
+    """Refuse to take a folder for changed data that lacks recorded files, if they were perhaps never here.
+
+    Raises:
+        WorkspaceError: it does, and DVC's cache does not have them.
+    """
+    for out in source.outs:
+        recorded, folder = out.meta.nfiles or 0, Path(out.fs_path)
+        present = sum(path.is_file() for path in folder.rglob("*")) if recorded else 0
+        if present < recorded and out.changed_cache():
+            raise WorkspaceError(
+                f"{source.addressing}: records {recorded:,} files, and {folder} has {present:,}. DVC's cache lacks the "
+                f"others, as after a `dvc pull` that was cut off. Fix: `dvc pull {source.addressing}`; or if you "
+                f"removed them, `dvc add {out.def_path}`"
+            )
 
 
 def _sources(repo: Any, stage: Any) -> list[Any]:

@@ -17,7 +17,7 @@ def bring_data(params: Params, workspace: Workspace) -> None:
     """
     with Terminal("ingest", unit="samples") as progress:
         dvc_stage.refresh_code(params, workspace, say=progress.say)
-        if dvc_stage.settle(workspace.root, "ingest"):
+        if dvc_stage.settle(workspace.root, "ingest", say=progress.say):
             return
         progress.say(ingest(params, workspace, progress=progress).summary)
         dvc_stage.record(workspace.root, "ingest", say=progress.say)

@@ -91,11 +91,12 @@ def as_task(
 
 def _unchanged(name: str, result: type[R], workspace: Workspace) -> "State[R] | None":
     """Return the state of a stage that need not run; None: it must run."""
-    reason = dvc_stage.settle(workspace.root, name, params=workspace.settings_as_read)
+    say = get_run_logger().info
+    reason = dvc_stage.settle(workspace.root, name, params=workspace.settings_as_read, say=say)
     if not reason:
         return None
     recorded = result.load(workspace)
-    get_run_logger().info("%s: %s, nothing to do: %s", name, reason, recorded.summary)
+    say("%s: %s, nothing to do: %s", name, reason, recorded.summary)
     return Completed(name="Unchanged", message=f"{reason}: {recorded.summary}", data=recorded)
 
 

@@ -12,7 +12,7 @@ LIMITS = {
     "doctor": 1_225,
     "evaluation": 3_343,
     "exports": 740,
-    "flows": 3_750,
+    "flows": 3_766,
     "gate": 1_655,
     "kinds": 2_518,
     "monitoring": 3_212,

@@ -261,6 +261,35 @@ def test_current_content_of_tracked_inputs_is_recorded(root: Path) -> None:
     random.setstate(state)
 
 
+@pytest.mark.filterwarnings("ignore:_NoneStep:DeprecationWarning")  # DVC's own, in `dvc add`
+def test_half_a_pulled_folder_is_no_new_data(root: Path) -> None:
+    """`dvc pull` was cut off in a clone: half of the files would silently become the data, and the .dvc file theirs."""
+    state = random.getstate()  # DVC draws from it
+    (root / "dvc.yaml").write_text(PIPELINE.replace("deps: [source.txt]", "deps: [raw]"))
+    (root / "raw").mkdir()
+    for name in "abcdef":
+        (root / "raw" / name).write_text(name)
+    with Repo(str(root)) as repo:
+        repo.add(str(root / "raw"))
+    recorded, messages = (root / "raw.dvc").read_bytes(), list[str]()
+    for name in "bcdef":
+        (root / "raw" / name).unlink()
+    shutil.rmtree(root / ".dvc" / "cache")
+    with pytest.raises(WorkspaceError, match=r"^raw\.dvc: records 6 files, and .* has 1\..* Fix: `dvc pull raw\.dvc`"):
+        dvc_stage.settle(root, "double", say=messages.append)
+    assert ((root / "raw.dvc").read_bytes(), messages) == (recorded, [])
+    with Repo(str(root)) as repo:
+        repo.add(str(root / "raw"))  # the fix for files that the user removed
+    assert dvc_stage.settle(root, "double", say=messages.append) is None
+    assert messages == []
+    (root / "raw" / "a").unlink()  # DVC's cache has it, so the user can have it back
+    assert dvc_stage.settle(root, "double", say=messages.append) is None
+    random.setstate(state)
+    assert messages == [
+        "raw.dvc: its data changed, and it records them as they are now (0 files, 0 bytes; before: 1 file, 1 byte)"
+    ]
+
+
 @pytest.fixture
 def other(root: Path, tmp_path: Path) -> Path:
     """The same project as committed, in another folder: its pipeline, settings and .dvc files, and no data."""

@@ -71,7 +71,7 @@ def _revealed(train: pl.DataFrame, validation: pl.DataFrame, name: str, notable:
     """Return the shares of right answers by a column and without it, if it reveals the class or a rare one."""
     classes, counts = np.unique(validation["label"].to_numpy(), return_counts=True)
     if len(classes) < 2 or counts.min() < _FEW:
-        together = pl.concat([train, validation])
+        together = pl.concat([part.select("label", name) for part in (train, validation)])  # not all columns
         if together[name].dtype.is_numeric() or together[name].n_unique() <= _GROUPS:
             train = validation = together
             classes, counts = np.unique(together["label"].to_numpy(), return_counts=True)

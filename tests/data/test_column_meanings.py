@@ -301,6 +301,47 @@ def test_lists_of_python_are_labels(table) -> None:
     assert table.ingest(label_column="tags", problem="multi-label").target == Labels(("a", "b", "c"))
 
 
+GENRES = (
+    "[{'id': 28, 'name': 'Action'}, {'id': 12, 'name': 'Adventure'}]", "[{'id': 28, 'name': 'Action'}]",
+    "[{'id': 12, 'name': 'Adventure'}]", "[]",
+)  # fmt: skip
+NESTED = ("[['a'], ['b']]", "[['b'], ['a']]", "[['a']]")
+FLAGS = ("{'a': 1, 'b': 0}", "{'b': 0, 'a': 1}", "{'a': 1}")
+
+
+@pytest.mark.parametrize("problem", ["auto", "multi-label"])
+@pytest.mark.parametrize("cells", [GENRES, NESTED, FLAGS])
+def test_records_in_a_label_stop_with_a_working_fix(table, cells: tuple[str, ...], problem: str) -> None:
+    table.write(rows(tags=[cells[row % len(cells)] for row in range(400)]))
+    with pytest.raises(DataError, match=r"'tags' has lists or records inside a cell.*only the names of the labels"):
+        table.ingest(label_column="tags", problem=problem)
+    table.write(rows(tags=["Action|Adventure" if row % 2 else "Drama" for row in range(400)]))
+    target = table.ingest(label_column="tags", problem="multi-label").target
+    assert target == Labels(("Action", "Adventure", "Drama"))
+
+
+@pytest.mark.parametrize("problem", ["auto", "multi-label"])
+@pytest.mark.parametrize("cells", [["[1, 0, 1]", "[0, 1, 0]", "[1, 1, 0]"], ["[1.0, 0.0]", "[0.0, 1.0]", "[1.0, 1.0]"]])
+def test_flags_of_labels_in_a_cell_stop_with_fix(table, cells: list[str], problem: str) -> None:
+    table.write(rows(tags=[cells[row % 3] for row in range(400)]))
+    with pytest.raises(DataError, match=r"has 0 and 1 for each label in one cell.*list these in data\.label_column"):
+        table.ingest(label_column="tags", problem=problem)
+    columns = {name: [cells[row % 3][1:-1].split(", ")[at] for row in range(400)] for at, name in enumerate("ab")}
+    table.write(rows(**columns))
+    assert table.ingest(label_column=["a", "b"]).target == Labels(("a", "b"))
+
+
+def test_spellings_of_several_labels_are_named(table) -> None:
+    cells = ["Red|round", "red|square", "round", "square|red"]
+    table.write(rows(tags=[cells[row % 4] for row in range(400)]))
+    table.ingest(label_column="tags", problem="multi-label")
+    (_, note) = table.profile()["problem"]["notes"]
+    assert note.startswith("tags: 'Red' and 'red' differ only in spelling, and they are 2 labels.")
+    table.write(rows(tags=[cells[row % 4].lower() for row in range(400)]))
+    assert table.ingest(label_column="tags", problem="multi-label").target == Labels(("red", "round", "square"))
+    assert len(table.profile()["problem"]["notes"]) == 1
+
+
 @pytest.mark.parametrize(
     "names",
     [

@@ -1,6 +1,7 @@
 """The problem of a table, and the target of each row."""
 
 import math
+import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -30,6 +31,8 @@ _ID_SHARE = 0.5  # share of different labels from which they are no classes
 _SEPARATORS = ("|", ";", ",", "/")  # of several labels in a cell
 _LIST_SHARE = 0.05  # of the rows that have several labels
 _LIST_REUSE = 1.2  # texts in which a label of a list occurs, on average
+_NESTED_LABELS = r"^[\[({].*[\[{]|^\{[^,]*:\s"  # records and lists inside a list, or one record
+_FLAGS = {"0", "1", "0.0", "1.0", "0.", "1.", "True", "False", "true", "false"}
 _TRUE = {"1": 1.0, "0": 0.0, "true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -260,6 +263,7 @@ def _check_single(column: _Label, settings: DataSettings, *, has_numbers: bool) 
     """Check that the texts of a label column are no lists of labels, and most of them no numbers to predict."""
     separator = _list_separator(column.counts)
     if separator is not None:
+        _check_lists(column)
         example = min(text for text in column.counts if len(_labels_in(text, separator)) > 1)
         problem = (
             f"{column.name!r} has several labels in a cell, separated by {separator!r}, such as {example!r}. Fix: "
@@ -271,6 +275,27 @@ def _check_single(column: _Label, settings: DataSettings, *, has_numbers: bool) 
     else:
         return
     raise _two_readings(column, settings, problem)
+
+
+def _check_lists(column: _Label) -> None:
+    """Check that lists in cells have names of labels: no records, no lists, and not 0 and 1 for each label.
+
+    Raises:
+        DataError: naming a cell.
+    """
+    nested = next((text for text in column.counts if re.search(_NESTED_LABELS, text)), None)
+    if nested is not None:
+        raise DataError(
+            f"{column.where}: label column {column.name!r} has lists or records inside a cell, such as "
+            f"{nested[:60]!r}. Fix: write only the names of the labels, separated by |"
+        )
+    lists = {text: _labels_in(text, ",") for text in column.counts if text[:1] in "[("}
+    flags = {label for parts in lists.values() for label in parts} <= _FLAGS
+    if len(lists) == len(column.counts) and flags and len({len(parts) for parts in lists.values()} - {1}) == 1:
+        raise DataError(
+            f"{column.where}: label column {column.name!r} has 0 and 1 for each label in one cell, such as "
+            f"{min(lists)!r}. Fix: write them in a column of each label, and list these in data.label_column"
+        )
 
 
 def _check_unlabelled(column: _Label, classes: Sequence[str], limit: float | None) -> tuple[str, ...]:
@@ -376,13 +401,13 @@ def _plain_classes(column: _Label, wanted: Sequence[str] | None) -> tuple[pl.Ser
     return column.texts.replace(changed), (f"{column.name}: the final point is removed, as in {min(changed)!r}",)
 
 
-def _spellings(column: str, classes: Sequence[str]) -> tuple[str, ...]:
-    """Return a note about each group of classes that look alike, such as yes and Yes."""
+def _spellings(column: str, classes: Sequence[str], noun: str = "classes") -> tuple[str, ...]:
+    """Return a note about each group of classes or labels that look alike, such as yes and Yes."""
     alike: dict[str, list[str]] = defaultdict(list)
     for name in classes:
         alike[skeleton(name)].append(name)
     return tuple(
-        f"{column}: {' and '.join(map(repr, names))} differ only in spelling, and they are {len(names)} classes. To "
+        f"{column}: {' and '.join(map(repr, names))} differ only in spelling, and they are {len(names)} {noun}. To "
         "make them one, write them alike in the file"
         for names in alike.values()
         if len(names) > 1
@@ -439,6 +464,7 @@ def _labels(columns: Sequence[_Label], settings: DataSettings, where: str, why: 
 
 def _listed(column: _Label, where: str, why: str) -> TargetTable:
     """Return the labels of a column with texts such as "red|round"; an empty cell has no label."""
+    _check_lists(column)
     separator = _list_separator(column.counts) or next(
         (mark for mark in _SEPARATORS[:3] if any(mark in text for text in column.counts)), _SEPARATORS[0]
     )
@@ -463,7 +489,7 @@ def _listed(column: _Label, where: str, why: str) -> TargetTable:
             f"{column.name}: no row has two labels ({', '.join(map(repr, names[:_FEW]))}, ...). If a cell has several, "
             f"separate them by {' or '.join(_SEPARATORS)}"
         )
-    notes = (note, *_check_unlabelled(column, names, None))
+    notes = (note, *_spellings(column.name, names, "labels"), *_check_unlabelled(column, names, None))
     return TargetTable(Labels, why, names, values, column.texts.fill_null(""), {}, notes)
 
 

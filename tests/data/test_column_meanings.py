@@ -99,6 +99,26 @@ def test_times_and_months_are_dates(table, text: str, expected: float) -> None:
     assert table.types()["when"] == "datetime"
 
 
+@pytest.mark.parametrize(
+    "end", ["+01", "+01:00", "+0100", " +01", " UTC", "UTC", " GMT", " Z", ".250+01", ".250 UTC", ",250", ",250Z"]
+)
+@pytest.mark.parametrize("start", ["%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%d.%m.%Y %H:%M:%S"])
+def test_zones_of_databases_are_read(table, start: str, end: str) -> None:
+    """PostgreSQL writes +01, BigQuery UTC, and Python's logging a comma before milliseconds."""
+    first = datetime.datetime(2024, 5, 13, 8, 30, 5, tzinfo=datetime.UTC)
+    times = [first + datetime.timedelta(hours=7 * row) for row in range(400)]
+    texts = [time.strftime(start) + end for time in times]
+    table.write(rows(when=texts, label=labels()))
+    manifest = table.ingest()
+    (column,) = (each for each in manifest.input.columns if each.name == "when")
+    assert column.type == "datetime"
+    offset = 3600 if "+01" in end else 0
+    part = 0.25 if "250" in end else 0
+    expected = [time.timestamp() - offset + part for time in times]
+    assert seconds(pl.Series(texts), column.form).to_list() == expected
+    assert table.profile()["notes"] == []
+
+
 def test_months_of_an_older_model_are_still_read() -> None:
     (day,) = seconds(pl.Series(["May 2024"]), "%b %Y")
     assert day == datetime.datetime(2024, 5, 1, tzinfo=datetime.UTC).timestamp()
@@ -391,8 +411,14 @@ def test_numbers_in_a_form_that_is_not_read_are_named(table, form: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "form", ["%a, %d %b %Y %H:%M:%S GMT", "%d/%b/%Y:%H:%M:%S", "%Y\u5e74%m\u6708%d\u65e5", "%G-W%V-%u"]
-)
+    "form",
+    [
+        "%a, %d %b %Y %H:%M:%S GMT", "%d/%b/%Y:%H:%M:%S", "%Y\u5e74%m\u6708%d\u65e5", "%G-W%V-%u", "%Y%m%dT%H%M%SZ",
+        "%d-%b-%y %I.%M.%S.000000 %p", "%b %d %Y %I:%M%p", "%Y-%m-%d %H:%M CET", "%Y-%m-%d %H:%M:%S +0000 UTC",
+        "%d.%m.%Y %H:%M Uhr", "%d.%m.%Y %H.%M", "%Y-%m-%d at %H:%M", "%Y-%m-%d-%H:%M", "%d%b%Y", "%d%b%Y:%H:%M:%S",
+        "%b %d, %Y, %I:%M %p", "%dth %B %Y", "%Y-%m-%dT%H:%M:%S+01:00[Europe/Berlin]",
+    ],
+)  # fmt: skip
 def test_dates_of_mails_and_logs_are_named(table, form: str) -> None:
     first = datetime.datetime(2023, 1, 1, tzinfo=datetime.UTC)
     texts = [(first + datetime.timedelta(days=row)).strftime(form) for row in range(400)]

@@ -52,9 +52,14 @@ _DATED = (
     r"^\d{1,4}[-/. ]\S+[-/. ]\d|^[A-Za-z]{3,9} \d{1,2}, \d{4}|^\d{1,2}:\d\d|^\d{4}[-/]\d\d?$|^\d\d?[-/]\d{4}$"
     r"|^[A-Za-z]{3,9}(?:-\d\d|[- ]\d{4})$|^\d{4}-?[QW]\d\d?$"
 )
+_MONTH = (
+    r"(?:jan|ene|f[eé][bv]|m[aä]r|mrz|a[bpv]r|ma[iy]|jui?[nl]|ao[uû]|a[gu]o|aug|sep|o[ck]t|nov|d[eéi][cz])\p{L}*\.?"
+)
 _OTHER_DATED = (
-    r"(?i)^(?:\d\d?\.? )?(?:jan|ene|f[eé][bv]|m[aä]r|mrz|a[bpv]r|ma[iy]|jui?[nl]|ao[uû]|a[gu]o|aug|sep|o[ck]t|nov|"
-    r"d[eéi][cz])\p{L}*\.?[-/ ]?\d{2,4}$|^\d{4}[-/ ]?[qw]\d\d?(?:-\d)?$|^[qw]\d\d?[-/ ]?\d{4}$"
+    rf"(?i)^(?:\d\d?(?:\.|st|nd|rd|th)?[-/ ]?)?{_MONTH}[-/ ]?\d{{2,4}}(?:$|[ :T]\d)"
+    rf"|^{_MONTH} +\d\d?(?:st|nd|rd|th)?,? +\d{{4}}"
+    r"|^(?:\d{4}[-/.]\d\d?[-/.]\d\d?|\d\d?[-/.]\d\d?[-/.]\d{4})[- T].*\d|^\d{8}T\d{4}"
+    r"|^\d{4}[-/ ]?[qw]\d\d?(?:-\d)?$|^[qw]\d\d?[-/ ]?\d{4}$"
     r"|^(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*[, ].*\d{4}|^\d\d?/[a-z]{3}/\d{4}|^\d{2,4} ?[年년]"
 )
 """Months in other languages, quarters, weeks, and dates of e-mails and logs that no form reads."""
@@ -143,10 +148,9 @@ def typed_column(
     if values.dtype == pl.String and (column.faults or is_mixed):
         texts = cleaned(values, missing) if missing or column.values.dtype != pl.String else column.values
         column = replace(column, notes=column.notes + _mixed_notes(column, texts, missing))
-    if wanted is None and column.values.dtype == pl.String:
-        is_left_out = column.type in ("id", "text") and not column.notes
-        notes = form_notes(name, column.values.drop_nulls(), is_left_out=is_left_out)
-        column = replace(column, notes=column.notes + notes)
+    if wanted is None and column.values.dtype == pl.String and not column.notes:
+        notes = form_notes(name, column.values.drop_nulls(), is_left_out=column.type in ("id", "text"))
+        column = replace(column, notes=notes)
     if wanted is not None:
         column = replace(column, type=wanted, why="data.columns")
     return replace(column, values=coded(column.values)) if column.type == "categorical" else column

@@ -57,8 +57,8 @@ _DATES = {
 """Formats by shape: Y is a year of four digits, 9 another number, a the name of a month. %q is a quarter."""
 
 _SHAPE = (
-    (r"(:\d{1,2})\.\d+", "${1}.f"),
-    (r"(:\d{1,2}(?:\.f)?)\s?(?:Z|[+-]\d\d:?\d\d)$", "${1}z"),
+    (r"(:\d{1,2})[.,]\d+", "${1}.f"),
+    (r"(:\d{1,2}(?:\.f)?)\s?(?:Z|UTC|GMT|[+-]\d\d(?::?\d\d)?)$", "${1}z"),
     (r"\s?[AaPp]\.?[Mm]\.?$", "p"),
     (r"[A-Za-z]{3,9}", "a"),
     (r"\d{4}", "Y"),
@@ -315,6 +315,8 @@ def seconds(texts: pl.Series, form: str) -> pl.Series:
     A date without time is midnight, a time without zone is UTC.
     """
     values = pl.Series([None], dtype=pl.Float64).new_from_index(0, len(texts))
+    if "%#z" in form or "%.f" in form:
+        texts = texts.str.replace(r"\s?(?:UTC|GMT)$", "Z").str.replace(r"(:\d\d),(\d+)", "${1}.${2}")
     for single in form.split("|"):
         if single in _UNITS:
             read = texts.cast(pl.Float64, strict=False).fill_nan(None) / _UNITS[single]

@@ -86,8 +86,8 @@ class Ambiguous(ValueError):
 def numbers(texts: pl.Series, form: str) -> pl.Series:
     """Return the numbers of texts as Float64; null where a text is none in this form. 12.5 % is .125.
 
-    The sign of a currency or a unit may be missing, a percent sign may not. Parentheses mean a negative number. A text
-    with a plus beside another sign or in parentheses is no number.
+    The sign of a currency or a unit may be missing, a percent sign may not. A unit may be a plural. Parentheses mean a
+    negative number. A text with a plus beside another sign or in parentheses is no number.
     """
     if form == PLAIN:
         values = texts.cast(pl.Float64, strict=False)
@@ -100,6 +100,8 @@ def numbers(texts: pl.Series, form: str) -> pl.Series:
     point = re.escape(decimal)
     number = rf"((?:{whole}(?:{point}\d*)?|{point}\d+)(?:[eE][+-]?\d+)?)"
     first, last = (f"(?:{re.escape(mark)}){'' if mark == '%' else '?'}" if mark else "" for mark in (before, after))
+    if len(after) > 2 and after.isalpha():  # 1 year, 2 years
+        last = f"(?:{after.removesuffix('s')}s?)?"
     pattern = rf"^()({_MINUS})(){number}()$"
     if core != form:
         pattern = rf"^(\(?)\s*({_MINUS})\s*{first}\s*({_MINUS})\s*{number}\s*{last}\s*(\)?)$"

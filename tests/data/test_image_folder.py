@@ -26,12 +26,43 @@ def test_given_splits_are_kept_and_validation_is_drawn_from_train(place) -> None
     assert set(index.filter(index["split"] == "validation")["id"].str.slice(0, 6)) == {"train/"}
 
 
-@pytest.mark.parametrize("name", ["val", "valid", "validation", "Validation"])
+@pytest.mark.parametrize("name", ["val", "valid", "validation", "Validation", "dev"])
 def test_a_validation_folder_by_any_of_its_names_is_kept(place, name: str) -> None:
     for split, first in (("train", 0), (name, 3000), ("test", 5000)):
         place.fill(f"{split}/cat", 4, first=first)
         place.fill(f"{split}/dog", 4, first=first + 1000)
     assert [place.ingest().splits[split].rows for split in ("train", "validation", "test")] == [8, 8, 8]
+
+
+def test_training_and_testing_folders_are_splits(place) -> None:
+    for split, first in (("Training", 0), ("Testing", 5000)):
+        place.fill(f"{split}/cat", 8, first=first)
+        place.fill(f"{split}/dog", 8, first=first + 1000)
+    manifest = place.ingest()
+    assert manifest.target.names == ("cat", "dog")
+    index = place.index()
+    assert set(index.filter(index["split"] == "test")["id"].str.slice(0, 8)) == {"Testing/"}
+    assert manifest.splits["test"].rows == 16
+
+
+@pytest.mark.parametrize("inner", ["", "{0}/cat", "{0}/{0}/cat"])
+@pytest.mark.parametrize(
+    "names", [("seg_train", "seg_test"), ("training_set", "test_set"), ("train images", "test images")]
+)
+def test_folders_called_like_splits_stop_with_a_working_fix(place, names: tuple[str, str], inner: str) -> None:
+    """Kaggle's archives have them, also twice inside each other. They would be the two classes."""
+    for number, name in enumerate(names):
+        place.fill(inner.format(name) or name, 20, first=1000 * number)
+    with pytest.raises(DataError, match=r"names of splits \('.*'\)\. Fix: rename them to train.*data\.label_level=1"):
+        place.ingest()
+    assert set(place.ingest(label_level=1).target.names) == set(names)
+
+
+@pytest.mark.parametrize("names", [("trains", "tests"), ("steam train", "model train"), ("train", "bus")])
+def test_classes_with_the_word_of_one_split_are_classes(place, names: tuple[str, str]) -> None:
+    for number, name in enumerate(names):
+        place.fill(name, 20, first=1000 * number)
+    assert set(place.ingest().target.names) == set(names)
 
 
 def test_hidden_files_are_skipped_and_others_are_counted(two_classes) -> None:

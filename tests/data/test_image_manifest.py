@@ -134,6 +134,16 @@ def test_named_classes_fix_their_order_and_exclude_all_others(place) -> None:
     assert place.bad() == {"flat/0000.png": {"unknown-label"}}
 
 
+def test_spaces_after_commas_are_of_no_cell(place) -> None:
+    place.fill("flat", 80)
+    parts = ("train", "train", "val", "Test")
+    lines = [f"flat/{n:04d}.png, {'cat' if n % 2 else 'dog'}, {parts[n // 20]}" for n in range(80)]
+    (place.root / "images" / "labels.csv").write_text("\n".join(["path, label, split", *lines]))
+    manifest = place.ingest(source="image-manifest", manifest="labels.csv")
+    assert manifest.target.names == ("cat", "dog")
+    assert {split: rows.rows for split, rows in manifest.splits.items()} == {"train": 40, "validation": 20, "test": 20}
+
+
 def test_an_unknown_split_is_quarantined_and_numbers_are_typed(place) -> None:
     place.fill("flat", 80)
     lines = [f"flat/{n:04d}.png,{'cat' if n < 40 else 'dog'},,{n},2011-01-{n % 28 + 1:02d}" for n in range(80)]

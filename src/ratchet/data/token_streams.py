@@ -43,7 +43,6 @@ CHOSEN_BY = {"kind": ("tokens",)}
 
 _FEWEST_WHOLE = 10  # files that are assigned whole; fewer are cut
 _SAMPLE_FILES, _SAMPLE_BYTES = 20, 1 << 16  # of a preflight
-_FOLDERS: dict[str, SplitName] = {**SPLIT_FOLDERS, "training": "train", "dev": "validation"}
 _TABLES = (".csv", ".tsv", ".json", ".parquet")
 _LINE_END = b"\n"
 _AT_ONCE = 1 << 23  # bytes that are decoded at a time
@@ -209,7 +208,7 @@ def _line_pieces(content: bytes) -> Iterator[tuple[int, int]]:
 def _given(name: str) -> SplitName | None:
     """Return the split that the file's top folder names."""
     top, inside, _ = name.partition("/")
-    return _FOLDERS.get(top.casefold()) if inside else None
+    return SPLIT_FOLDERS.get(top.casefold()) if inside else None
 
 
 def _split(whole: Sequence[_File], settings: DataSettings) -> list[_File]:

@@ -5,6 +5,7 @@ quarantined.
 """
 
 import posixpath
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -22,7 +23,8 @@ from ratchet.errors import DataError
 __all__ = ["ImageFolder"]
 
 SPLIT_FOLDERS: dict[str, SplitName] = {
-    "train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"
+    "train": "train", "training": "train", "val": "validation", "valid": "validation", "validation": "validation",
+    "dev": "validation", "test": "test", "testing": "test",
 }  # fmt: skip
 LAYOUT = "put one folder per class into it, or train, validation and test folders with one folder per class"
 
@@ -59,9 +61,23 @@ class ImageFolder:
         classes = {split: self._class_folders(top) for split, top in self._tops.items()}
         self.classes = tuple(classes["train" if splits else None])
         if label_level == "auto":
+            self._check_names()
             self._check_level(tree)
         self._check_classes(classes, tree)
         self.listing, self.refused = self._list(tree, classes, levels=label_level != "auto")
+
+    def _check_names(self) -> None:
+        """Check that not all class folders are called like parts of the data, as seg_train and seg_test."""
+        words = {name: re.findall("[^\\W\\d_]+", name.casefold()) for name in self.classes}
+        if len(words) < 2 or not all(SPLIT_FOLDERS.keys() & parts for parts in words.values()):
+            return
+        if len({SPLIT_FOLDERS[part] for parts in words.values() for part in parts if part in SPLIT_FOLDERS}) < 2:
+            return
+        raise DataError(
+            f"{self._where}: the class folders have names of splits ({_some(self.classes)}). Fix: rename them to "
+            "train, validation and test, with one folder per class in each; or set data.label_level=1 if they are the "
+            "classes"
+        )
 
     def _check_level(self, tree: Tree) -> None:
         """Check that only one level of folders can be the classes."""
@@ -91,7 +107,7 @@ class ImageFolder:
         """Return the folder of each split; empty if the top level has class folders."""
         names = self._inner[""]
         meant = [name for name in names if name.casefold() in SPLIT_FOLDERS]
-        train = next((name for name in meant if name.casefold() == "train"), None)
+        train = next((name for name in meant if SPLIT_FOLDERS[name.casefold()] == "train"), None)
         if not meant or (len(meant) < len(names) and not (train and self._inner[train])):
             return {}
         others = [name for name in names if name not in meant]

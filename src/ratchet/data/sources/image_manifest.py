@@ -105,6 +105,7 @@ class ImageManifest:
         rows = table.with_columns(
             normal=table["path"].map_elements(_normal, return_dtype=pl.String, skip_nulls=True),
             assigned=pl.col("split")
+            .str.strip_chars()
             .str.to_lowercase()
             .replace_strict(SPLIT_FOLDERS, default=None, return_dtype=pl.String),
         )

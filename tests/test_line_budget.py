@@ -8,7 +8,7 @@ LIMITS = {
     "baselines": 650,
     "code": 450,
     "commands": 4_823,
-    "data": 11_552,
+    "data": 11_553,
     "doctor": 1_225,
     "evaluation": 3_343,
     "exports": 740,

@@ -230,6 +230,17 @@ def test_the_index_of_pandas_is_no_feature(table) -> None:
     assert table.types()["__index_level_0__"] == "numeric"
 
 
+def test_the_index_of_pandas_can_order_the_rows(table) -> None:
+    """A series in time has its dates as index."""
+    days = pd.date_range("2024-01-01", periods=400, name="day")
+    frame = pd.DataFrame({"x": DRAWN.random(400), "label": ["a", "b"] * 200}, index=days)
+    frame.sample(frac=1, random_state=0).to_parquet(table.root / "rows.parquet")
+    table.ingest("rows.parquet", order_by="day")
+    assert table.types() == {"x": "numeric", "day": "ignored"}
+    dates = {name: part["day"].cast(pl.String).sort() for (name,), part in table.index().group_by("split")}
+    assert dates["train"][-1] < dates["validation"][0] <= dates["validation"][-1] < dates["test"][0]
+
+
 @pytest.mark.parametrize(("numbers", "edges", "counts"), [
     ([0.0] * 98 + [1.0] * 2, [1.0], [98, 2]),
     ([0.0] * 92 + list(range(1, 9)), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], [92] + [1] * 8),

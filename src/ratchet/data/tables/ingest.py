@@ -113,7 +113,8 @@ class _Ingest:
         return frame, rows, bad
 
     def _typed(self, values: pl.Series) -> TypedColumn:
-        if values.name in self.row_labels and values.name not in self.settings.columns:
+        chosen = {*self.settings.columns, self.settings.order_by}
+        if values.name in self.row_labels and values.name not in chosen:
             return self._role(values.cast(pl.String), "index of pandas")
         return typed_column(
             values,

@@ -2,6 +2,7 @@
 
 import datetime
 import random
+import unicodedata
 
 import polars as pl
 import pytest
@@ -452,6 +453,36 @@ def test_several_labels_without_a_known_separator_are_named(table, mark: str) ->
     table.write(rows(label=[f"a{mark}b" if row % 3 else f"b{mark}c" for row in range(400)]))
     table.ingest(problem="multi-label")
     assert any(note.startswith("label: no row has two labels") for note in table.profile()["problem"]["notes"])
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "jsonl"])
+@pytest.mark.parametrize(("stored", "written"), [("NFD", "NFC"), ("NFC", "NFD"), ("NFD", "NFD")])
+def test_names_of_columns_match_in_any_unicode_form(table, kind: str, stored: str, written: str) -> None:
+    """macOS and some exports write letters with separate accents; keyboards do not."""
+    names = ["gr\u00f6\u00dfe", "jahr\u00e9", "gel\u00f6scht", "klass\u00eb", "t\u00e4glich"]
+    there, written_names = ([unicodedata.normalize(form, name) for name in names] for form in (stored, written))
+    count = range(400)
+    columns = [
+        [f"{row % 7}" for row in count],
+        [str(row % 5) for row in count],
+        ["x"] * 400,
+        labels(),
+        list(map(str, count)),
+    ]
+    frame = pl.DataFrame(dict(zip(there, columns, strict=True)))
+    write = {"csv": frame.write_csv, "parquet": frame.write_parquet, "jsonl": frame.write_ndjson}[kind]
+    write(table.root / f"rows.{kind}")
+    options = {
+        "columns": {written_names[1]: "categorical"},
+        "drop": (written_names[2],),
+        "label_column": written_names[3],
+        "order_by": written_names[4],
+    }
+    manifest = table.ingest(f"rows.{kind}", **options)
+    assert [(column.name, column.type) for column in manifest.input.columns] == [
+        (names[0], "numeric"), (names[1], "categorical"),
+    ]  # fmt: skip
+    assert manifest.target.names == ("no", "yes")
 
 
 def test_a_column_name_like_a_pattern_is_refused(table) -> None:

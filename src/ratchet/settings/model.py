@@ -1,5 +1,7 @@
 """Every setting: its default, bounds and description. The only source of params.yaml, the schema and docs tables."""
 
+import unicodedata
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -7,6 +9,7 @@ from pydantic import (
     GetJsonSchemaHandler,
     SerializerFunctionWrapHandler,
     create_model,
+    field_validator,
     model_serializer,
 )
 from pydantic.json_schema import JsonSchemaValue
@@ -141,6 +144,17 @@ class DataSettings(Section):
     code: Text = setting(
         "src/ratchet/training/custom_class.py", "file or folder with the code of your own kind, tracked by DVC"
     )
+
+    @field_validator(
+        "path_column", "label_column", "split_column", "group_column", "drop", "hash", "columns", "order_by"
+    )
+    @classmethod
+    def _composed(cls, names: Any) -> Any:
+        """Return names of columns in the Unicode form NFC, as those of a table."""
+        if isinstance(names, dict):
+            return {unicodedata.normalize("NFC", name): kind for name, kind in names.items()}
+        compose = partial(unicodedata.normalize, "NFC")
+        return compose(names) if isinstance(names, str) else tuple(map(compose, names))
 
     @property
     def label_columns(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 import codecs
 import difflib
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,8 @@ from ratchet.errors import DataError
 
 __all__ = [
     "BYTE_ORDER_MARKS", "EXACT", "FIRST_ROW", "MISSING", "SEPARATORS", "RowStart", "TableFile", "check_single_values",
-    "column_names", "csv_rows", "encoding_of", "largest", "read_table", "require_column", "stream_csv", "text_blocks",
+    "column_names", "composed", "csv_rows", "encoding_of", "largest", "read_table", "require_column", "stream_csv",
+    "text_blocks",
 ]  # fmt: skip
 
 MISSING = ("", "NaN", "nan", "-NaN", "-nan", "None", "null", "NULL", "NA", "<NA>", "N/A", "n/a", "#N/A")
@@ -171,13 +173,18 @@ class TableFile:
         return replace(self, table=self.table.clear(), head="", cells=None)
 
 
+def composed(name: str) -> str:
+    """Return the name of a column without surrounding spaces, in the Unicode form NFC: macOS writes others."""
+    return unicodedata.normalize("NFC", name.strip())
+
+
 def column_names(header: Sequence[str], where: str) -> list[str]:
-    """Return the names of the columns without surrounding spaces; those without one are numbered.
+    """Return the names of the columns without surrounding spaces, in the Unicode form NFC; unnamed ones are numbered.
 
     Raises:
         DataError: a name is there twice, or polars cannot use it.
     """
-    names = [name.strip() or f"column_{place}" for place, name in enumerate(header, start=1)]
+    names = [composed(name) or f"column_{place}" for place, name in enumerate(header, start=1)]
     doubled = [name for name, count in Counter(names).items() if count > 1]
     if doubled:
         raise DataError(f"{where}: column {doubled[0]!r} is in the header twice. Fix: rename one")
@@ -234,7 +241,7 @@ def read_table(
     """
     if content[:4] == b"PAR1":
         table, row_labels = read_parquet(content, where, drop)
-        return replace(_whole(table), row_labels=row_labels)
+        return replace(_whole(table), row_labels=tuple(map(composed, row_labels)))
     require_text(content, where=where)
     content = _utf8(content, where)
     head = content[:HEADER_BYTES].decode(errors="replace")
@@ -416,7 +423,7 @@ def encoding_of(content: bytes) -> tuple[bytes, str]:
 
 def separator_of(text: str, needed: Sequence[str]) -> str:
     """Return the separator that gives the header the needed columns, else the most columns."""
-    cells = {mark: [cell.strip() for cell in cells_of(text, mark)] for mark in SEPARATORS}
+    cells = {mark: list(map(composed, cells_of(text, mark))) for mark in SEPARATORS}
     for mark, names in cells.items():
         if needed and set(needed) <= set(names):
             return mark

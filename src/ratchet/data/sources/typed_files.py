@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
@@ -57,7 +58,9 @@ def read_parquet(content: bytes, where: str, drop: Collection[str] = ()) -> tupl
     empty = pl.Series([None]).new_from_index(0, table.num_rows)
     frame = pl.DataFrame(
         [
-            empty.alias(name) if name in drop else _series(name, table[name], geometries, where)
+            empty.alias(name)
+            if unicodedata.normalize("NFC", name.strip()) in drop
+            else _series(name, table[name], geometries, where)
             for name in table.column_names
         ]
     )

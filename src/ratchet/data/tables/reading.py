@@ -14,7 +14,7 @@ from ratchet.data import quarantine
 from ratchet.data.reading.storage import expanded, is_url, open_storage, read_whole, why_unusable
 from ratchet.data.refusal_reasons import REASONS
 from ratchet.data.sources.csv_records import cells_of
-from ratchet.data.sources.table_file import SEPARATORS, TableFile, column_names, read_table, require_column
+from ratchet.data.sources.table_file import SEPARATORS, TableFile, column_names, composed, read_table, require_column
 from ratchet.data.system_files import is_system_name
 from ratchet.data.tables.columns import GROUP_NAME, ID_NAME
 from ratchet.data.tables.encode import MISSING_TEXTS
@@ -120,7 +120,7 @@ def open_table(settings: DataSettings, *, root: Path, typed: bool = False) -> Ra
     may_be_numbers = _numeric_names(settings) if typed and not settings.missing else None
     file = read_table(content, where=where, needed=needed, drop=settings.drop, may_be_numbers=may_be_numbers)
     _check_layout(file.first_lines, where)
-    has_header = not _looks_like_data([name.strip() for name in file.header], file.table, wanted=needed)
+    has_header = not _looks_like_data(list(map(composed, file.header)), file.table, wanted=needed)
     if not has_header:
         file = read_table(content, where=where, needed=(), is_header=lambda cells: False)
     frame = file.named(column_names(file.header, where))
@@ -139,7 +139,7 @@ def _numeric_names(settings: DataSettings) -> Callable[[str], bool]:
     texts = special.union(settings.label_columns, settings.columns, settings.hash)
 
     def may_be_numbers(name: str) -> bool:
-        has_texts = name in texts or name in MISSING_TEXTS or ID_NAME.search(name) or GROUP_NAME.search(name)
+        has_texts = composed(name) in texts or name in MISSING_TEXTS or ID_NAME.search(name) or GROUP_NAME.search(name)
         return not has_texts and numbers(pl.Series([name]), PLAIN).null_count() == 1  # a header may be repeated
 
     return may_be_numbers

@@ -19,7 +19,7 @@ from ratchet.data.reading.subset import subset
 from ratchet.data.sample_table import LabelledSamples
 from ratchet.data.sources.decoding import Decoded, decode, encoding_of
 from ratchet.data.sources.image_folder import SPLIT_FOLDERS, ImageFolder
-from ratchet.data.sources.table_file import check_single_values
+from ratchet.data.sources.table_file import check_single_values, composed
 from ratchet.data.tables.reading import open_table, require, with_notes
 from ratchet.data.tables.targets import TargetTable, read_labels
 from ratchet.errors import DataError, check_lasting
@@ -99,7 +99,7 @@ def _read_table(settings: DataSettings, *, root: Path, report: Report) -> Labell
         DataError: the file is no table, or lacks a column.
     """
     source = open_table(settings, root=root)
-    text_column = settings.text_column
+    text_column = composed(settings.text_column)
     require(source, text_column, "data.text_column")
     for column in settings.label_columns:
         require(source, column, "data.label_column")

@@ -10,7 +10,7 @@ LIMITS = {
     "commands": 4_823,
     "data": 11_563,
     "doctor": 1_225,
-    "evaluation": 3_343,
+    "evaluation": 3_346,
     "exports": 740,
     "flows": 3_766,
     "gate": 1_655,

@@ -32,6 +32,14 @@ def test_swapping_the_models_changes_the_sign() -> None:
     assert forth.low > 0 > back.high
 
 
+@pytest.mark.parametrize(("ours", "theirs"), [(-1.2, -1.5), (1.0, 0.0), (-1.5, -1.2), (0.0, 1.0)])
+def test_one_row_shows_no_difference(ours: float, theirs: float) -> None:
+    scores = (np.array([score]) for score in (ours, theirs))
+    interval = paired_difference(*scores, resamples=100, confidence=0.95, seed=0)
+    assert interval.value == pytest.approx(ours - theirs)
+    assert interval.low < 0 < interval.high
+
+
 def test_share_interval_equals_scipy() -> None:
     for right, rows in ((0, 1), (1, 1), (0, 20), (20, 20), (285, 300), (7, 11)):
         plain = binomtest(right, rows).proportion_ci(0.9, method="wilson")

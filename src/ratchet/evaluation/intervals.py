@@ -43,7 +43,8 @@ def paired_difference(score_a: Floats, score_b: Floats, *, resamples: int, confi
     affects both models cancels out. The interval consists of quantiles of the resampled difference. A row contributes
     +1 (only A is right), -1 (only B is right) or 0. Drawing rows with replacement therefore draws three counts from a
     multinomial, and these are drawn here: the distribution is the same and the cost does not grow with the rows.
-    Other scores have the interval of the mean of the rows' differences (`mean_of`).
+    Other scores have the interval of the mean of the rows' differences (`mean_of`). One row shows no spread, so its
+    difference can be chance: the interval reaches as far beyond 0.
 
     Args:
         score_a: (rows,), larger is better.
@@ -54,9 +55,11 @@ def paired_difference(score_a: Floats, score_b: Floats, *, resamples: int, confi
     """
     if score_a.shape != score_b.shape or score_a.ndim != 1 or score_a.size == 0:
         raise ValueError(f"paired rows of shape {score_a.shape} and {score_b.shape}: need the same, and at least one")
+    rows = score_a.size
+    if rows == 1 and (value := float(score_a[0] - score_b[0])):
+        return Interval(-abs(value), value, abs(value))
     if not (_is_binary(score_a) and _is_binary(score_b)):
         return mean_of(score_a - score_b, confidence=confidence)
-    rows = score_a.size
     wins, losses = int(np.count_nonzero(score_a > score_b)), int(np.count_nonzero(score_b > score_a))
     return _drawn(wins, losses, rows, resamples, confidence, seed)
 

@@ -48,6 +48,33 @@ def test_texts_are_read_as_the_file_writes_them() -> None:
     assert codes.tolist() == [[3, 3, 4]]
 
 
+@pytest.mark.parametrize("stored", [("true", "false"), ("False", "True"), ("TRUE", "FALSE"), ("true",)])
+@pytest.mark.parametrize("value", [True, "True", "true", "TRUE", " True "])
+def test_flags_are_the_same_in_each_format(stored: tuple[str, ...], value: object) -> None:
+    """Parquet and JSON have booleans; pandas writes them as True into CSV, Excel as TRUE."""
+    flag = TableInput((Column("open", "categorical", categories=stored),))
+    _, codes = encode(pl.DataFrame({"open": [value]}), flag)
+    assert stored[codes[0, 0] - 2].lower() == "true"
+
+
+def test_spellings_of_flags_that_are_two_categories_stay_two() -> None:
+    flag = TableInput((Column("open", "categorical", categories=("True", "TRUE", "other")),))
+    _, codes = encode(pl.DataFrame({"open": ["TRUE", "True", "true"]}), flag)
+    assert codes.ravel().tolist() == [3, 2, 1]
+
+
+@pytest.mark.parametrize("end", ["", "+02:00", "+02", "Z", " UTC"])
+@pytest.mark.parametrize(
+    "start", ["2024-05-31T10:30", "2024-05-31 10:30", "2024-05-31 10:30:00", "2024-05-31 10:30:00.000000"]
+)
+def test_texts_of_typed_dates_are_iso(start: str, end: str) -> None:
+    """A model that learned from Parquet scores a CSV file, where pandas writes 2024-05-31 10:30:00+02:00."""
+    day = TableInput((Column("day", "datetime"),))
+    numbers, _ = encode(pl.DataFrame({"day": [start + end]}), day)
+    time = datetime.datetime(2024, 5, 31, 8 if "02" in end else 10, 30, tzinfo=datetime.UTC).timestamp()
+    assert numbers[0, 0] == np.float32(time)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [

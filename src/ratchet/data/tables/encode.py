@@ -22,7 +22,9 @@ __all__ = [
 MISSING_TEXTS = (*MISSING, "?")
 """Texts that mean a missing value in any table."""
 
-_ISO = "%Y-%m-%d|%Y-%m-%dT%H:%M:%S%.f|%Y-%m-%d %H:%M:%S%.f|%Y-%m-%dT%H:%M:%S%.f%#z"
+_ISO = "|".join(
+    ["%Y-%m-%d"] + [f"%Y-%m-%d{gap}%H:%M{end}" for end in (":%S%.f", ":%S%.f%#z", "", "%#z") for gap in ("T", " ")]
+)
 _NESTED = (pl.List, pl.Array, pl.Struct, pl.Binary, pl.Object)
 _NOT_A_TIME = "NaT"  # how pandas and MLflow's client write a missing date
 _UNSEEN, _FIRST = 1, 2
@@ -262,8 +264,10 @@ def _categories(values: pl.Series, column: Column, missing: tuple[str, ...]) -> 
     forms = {unicodedata.normalize("NFC", name): name for name in column.categories if not name.isascii()}
     if forms:  # a model of an earlier release can have categories in another form
         texts = texts.replace({form: name for form, name in forms.items() if form not in column.categories})
-    if values.dtype == pl.Boolean:  # a CSV file may have True, TRUE or true
-        return texts.replace({name.lower(): name for name in column.categories if name.lower() in ("true", "false")})
+    flags = {name.lower(): name for name in column.categories if name.lower() in ("true", "false")}
+    if values.dtype == pl.Boolean or (values.dtype == pl.String and len(flags) == len(column.categories)):
+        written = {way(text): name for text, name in flags.items() for way in (str.lower, str.upper, str.title)}
+        return texts.replace(written)  # a CSV file has True, TRUE or true, and Parquet and JSON have booleans
     if not values.dtype.is_numeric():
         return texts
     named = pl.Series(column.categories, dtype=pl.String)

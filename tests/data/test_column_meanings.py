@@ -455,6 +455,27 @@ def test_several_labels_without_a_known_separator_are_named(table, mark: str) ->
     assert any(note.startswith("label: no row has two labels") for note in table.profile()["problem"]["notes"])
 
 
+def test_a_class_without_training_rows_names_no_setting_that_fails(table) -> None:
+    table.write(
+        rows(day=[f"{row}" for row in range(400)], label=["c" if row > 380 else "ab"[row % 2] for row in range(400)])
+    )
+    with pytest.raises(
+        DataError, match=r"class 'c' has 0; .*Fix: add training samples, or remove the class, whose other"
+    ):
+        table.ingest(order_by="day", min_per_class=1)
+    table.write(rows(380, day=[f"{row}" for row in range(380)], label=["ab"[row % 2] for row in range(380)]))
+    assert table.ingest(order_by="day").target.names == ("a", "b")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_fewer_groups_than_splits_name_no_share(table, count: int) -> None:
+    table.write(rows(group=[f"p{row % count}" for row in range(400)], label=labels()))
+    with pytest.raises(DataError, match=f"in {count} groups of 'group' that stay whole") as stop:
+        table.ingest()
+    assert "_fraction" not in str(stop.value)
+    table.ingest(drop=("group",))
+
+
 @pytest.mark.parametrize("kind", ["csv", "parquet", "jsonl"])
 @pytest.mark.parametrize(("stored", "written"), [("NFD", "NFC"), ("NFC", "NFD"), ("NFD", "NFD")])
 def test_names_of_columns_match_in_any_unicode_form(table, kind: str, stored: str, written: str) -> None:

@@ -80,7 +80,8 @@ class SetRules:
         groups = index["group"].drop_nulls().n_unique() if "group" in index.columns else 0
         for split in SPLITS:
             if not sizes.get(split):
-                fraction = "" if split == "train" else f", or raise data.{split}_fraction"
+                is_divisible = split != "train" and not 0 < groups < len(SPLITS)
+                fraction = f", or raise data.{split}_fraction" if is_divisible else ""
                 undivided = (
                     f", in {groups:,} groups of {self.settings.group_column!r} that stay whole" if groups else ""
                 )
@@ -107,6 +108,9 @@ class SetRules:
         ]
         more = f" and {len(labels) - _CLASSES_SHOWN} more classes" if len(labels) > _CLASSES_SHOWN else ""
         fix = "add samples, remove the class, or lower it"
+        if absent := [label for label in labels if not sizes.get(label)]:  # the setting is 1 or more
+            fix = "add training samples, or remove the class"
+            fix += ", whose other samples are in validation or test" if index["label"].is_in(absent).any() else ""
         if any(self.quarantined.get(label) for label in labels):
             fix = f"correct the quarantined files, which {self.table} lists with a fix for each; or {fix}"
         raise DataError(

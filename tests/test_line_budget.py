@@ -8,7 +8,7 @@ LIMITS = {
     "baselines": 650,
     "code": 450,
     "commands": 4_823,
-    "data": 11_571,
+    "data": 11_575,
     "doctor": 1_225,
     "evaluation": 3_346,
     "exports": 740,

@@ -356,6 +356,18 @@ def test_flags_of_labels_in_a_cell_stop_with_fix(table, cells: list[str], proble
     assert table.ingest(label_column=["a", "b"]).target == Labels(("a", "b"))
 
 
+@pytest.mark.parametrize("yes", ["1", "yes", "True"])
+def test_empty_cells_that_mean_no_are_named_with_the_fix(table, yes: str) -> None:
+    flags = [yes if row % 3 == 0 else "" for row in range(400)]
+    others = ["1" if row % 2 else "0" for row in range(400)]
+    table.write(rows(red=others, round=flags))
+    with pytest.raises(DataError, match=r"'round' has no value in 266 of 400 rows, .*write 0 there, if that means no"):
+        table.ingest(label_column=["red", "round"])
+    table.write(rows(red=others, round=[flag or "0" for flag in flags]))
+    assert table.ingest(label_column=["red", "round"]).target == Labels(("red", "round"))
+    assert table.array("targets").sum(axis=0).tolist() == [200, 134]
+
+
 def test_spellings_of_several_labels_are_named(table) -> None:
     cells = ["Red|round", "red|square", "round", "square|red"]
     table.write(rows(tags=[cells[row % 4] for row in range(400)]))

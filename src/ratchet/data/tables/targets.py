@@ -448,9 +448,13 @@ def _labels(columns: Sequence[_Label], settings: DataSettings, where: str, why: 
     binary = [column.binary() for column in columns]
     for column, flags in zip(columns, binary, strict=True):
         if flags.null_count() > 0.5 * len(flags):
+            empty, has = column.texts.null_count(), f"values such as {column.present[0]!r}"
+            fix = f"write them in {column.name!r}"
+            if 2 * empty >= flags.null_count():
+                has, fix = f"no value in {empty:,} of {len(flags):,} rows", "write 0 there, if that means no"
             raise DataError(
-                f"{where}: label column {column.name!r} has values such as {column.present[0]!r}, and multi-label "
-                f"needs 0 and 1. Fix: write them in {column.name!r}, or set data.label_column to other columns"
+                f"{where}: label column {column.name!r} has {has}, and multi-label needs 0 and 1. Fix: {fix}, or set "
+                "data.label_column to other columns"
             )
     missing, odd = (pl.Series([False]).new_from_index(0, len(columns[0].texts)) for _ in range(2))
     for column, flags in zip(columns, binary, strict=True):

@@ -332,10 +332,11 @@ GENRES = (
 )  # fmt: skip
 NESTED = ("[['a'], ['b']]", "[['b'], ['a']]", "[['a']]")
 FLAGS = ("{'a': 1, 'b': 0}", "{'b': 0, 'a': 1}", "{'a': 1}")
+OBJECTS = ('{"a":1,"b":0}', '{"b":0,"a":1}', '{"a":1}')
 
 
 @pytest.mark.parametrize("problem", ["auto", "multi-label"])
-@pytest.mark.parametrize("cells", [GENRES, NESTED, FLAGS])
+@pytest.mark.parametrize("cells", [GENRES, NESTED, FLAGS, OBJECTS])
 def test_records_in_a_label_stop_with_a_working_fix(table, cells: tuple[str, ...], problem: str) -> None:
     table.write(rows(tags=[cells[row % len(cells)] for row in range(400)]))
     with pytest.raises(DataError, match=r"'tags' has lists or records inside a cell.*only the names of the labels"):

@@ -1,11 +1,13 @@
 """Images are adapted to the champion's input as Pillow does it, which ingest uses for resizing."""
 
+from unicodedata import normalize
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from ratchet.kinds import ImageInput
+from ratchet.kinds import Column, ImageInput, TableInput
 from tasks.champion_input import InputAdapter, right_answers
 
 
@@ -48,6 +50,27 @@ def test_images_of_the_same_shape_are_unchanged() -> None:
 def test_other_pixel_types_and_channels_are_a_mismatch() -> None:
     assert adapter((8, 8, 3), (8, 8, 3), "float32").mismatch == "it takes float32 pixels, and these are uint8"
     assert adapter((8, 8, 4), (8, 8, 3)).mismatch == "it takes images of 4 channels, and these have 3"
+
+
+@pytest.mark.parametrize(("have", "want"), [("NFC", "NFD"), ("NFD", "NFC")])
+def test_columns_in_another_unicode_form_are_the_same(have: str, want: str) -> None:
+    """Ingest writes NFC; the champion of an earlier release can have the form of its file."""
+    packed, wanted = (
+        TableInput(
+            (
+                Column(normalize(form, "gr\u00f6\u00dfe"), "numeric"),
+                Column(normalize(form, "klass\u00eb"), "categorical", categories=("a", "b")),
+            )
+        )
+        for form in (have, want)
+    )
+    champion = InputAdapter(packed, wanted)
+    assert not champion.mismatch
+    numbers, codes = champion.inputs((torch.tensor([[1.5], [-2.0]]), torch.tensor([[3], [2]])))
+    assert numbers.tolist() == [[1.5], [-2.0]]
+    assert codes.tolist() == [[3], [2]]
+    turned = TableInput((Column(packed.columns[0].name, "categorical", categories=("a", "b")), packed.columns[1]))
+    assert "which has categories now" in InputAdapter(turned, wanted).mismatch
 
 
 def test_answers_are_matched_by_class_name() -> None:

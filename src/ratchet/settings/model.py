@@ -1,7 +1,5 @@
 """Every setting: its default, bounds and description. The only source of params.yaml, the schema and docs tables."""
 
-import unicodedata
-from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -9,7 +7,6 @@ from pydantic import (
     GetJsonSchemaHandler,
     SerializerFunctionWrapHandler,
     create_model,
-    field_validator,
     model_serializer,
 )
 from pydantic.json_schema import JsonSchemaValue
@@ -20,6 +17,8 @@ from ratchet.settings.search_settings import SearchSettings
 from ratchet.settings.section import (
     MAILBOX,
     Amount,
+    ColumnName,
+    ColumnNames,
     ColumnType,
     Confidence,
     Count,
@@ -92,18 +91,18 @@ class DataSettings(Section):
     )
 
     manifest: Text = setting("none", "CSV, JSON or Parquet file in data.path")
-    path_column: Text = setting("path", "column with the path of each image in data.path")
-    label_column: Text | Names = setting(
+    path_column: ColumnName = setting("path", "column with the path of each image in data.path")
+    label_column: ColumnName | ColumnNames = setting(
         "label", "column with the class; of tables also a number, or a list of columns"
     )
     text_column: Text = setting(
         "text", "column with the text, of kind text; key of the text in JSON Lines of kind tokens"
     )
-    split_column: Text = setting("split", "column with train, validation or test; may be absent")
-    group_column: Text = setting("group", "column with a group whose samples stay in one split; may be absent")
+    split_column: ColumnName = setting("split", "column with train, validation or test; may be absent")
+    group_column: ColumnName = setting("group", "column with a group whose samples stay in one split; may be absent")
     classes: Literal["auto"] | Names = setting("auto", "class names in order; auto: the labels found in the data")
-    drop: Names = setting((), "columns to leave out")
-    hash: Names = setting((), "columns to keep as keyed hashes; the key is in RATCHET_HASH_KEY")
+    drop: ColumnNames = setting((), "columns to leave out")
+    hash: ColumnNames = setting((), "columns to keep as keyed hashes; the key is in RATCHET_HASH_KEY")
     refuse_personal: bool = setting(
         False, "quarantine samples with e-mail addresses, phone or card numbers in the table"
     )
@@ -111,10 +110,12 @@ class DataSettings(Section):
     problem: Literal["auto", "classification", "regression", "multi-label"] = setting(
         "auto", "auto: by the label column; classification, regression or multi-label"
     )
-    columns: dict[str, ColumnType] = setting(
+    columns: dict[ColumnName, ColumnType] = setting(
         {}, "type of single columns: numeric, categorical, datetime, text, id or ignored; the others: by their values"
     )
-    order_by: Text = setting("none", "column by which rows are sorted: train is the oldest, test the latest; or none")
+    order_by: ColumnName = setting(
+        "none", "column by which rows are sorted: train is the oldest, test the latest; or none"
+    )
     missing: Names = setting((), "texts that mean a missing value, beside empty, NA, NaN, null and ?")
 
     image_size: Literal["auto"] | Annotated[int, Field(ge=8, le=4096)] = setting(
@@ -144,17 +145,6 @@ class DataSettings(Section):
     code: Text = setting(
         "src/ratchet/training/custom_class.py", "file or folder with the code of your own kind, tracked by DVC"
     )
-
-    @field_validator(
-        "path_column", "label_column", "split_column", "group_column", "drop", "hash", "columns", "order_by"
-    )
-    @classmethod
-    def _composed(cls, names: Any) -> Any:
-        """Return names of columns in the Unicode form NFC, as those of a table."""
-        if isinstance(names, dict):
-            return {unicodedata.normalize("NFC", name): kind for name, kind in names.items()}
-        compose = partial(unicodedata.normalize, "NFC")
-        return compose(names) if isinstance(names, str) else tuple(map(compose, names))
 
     @property
     def label_columns(self) -> tuple[str, ...]:
@@ -346,7 +336,7 @@ class EvaluationSettings(Section):
     threshold: Literal["auto"] | InnerShare = setting(
         "auto", "probability from which a label or the second of two classes is predicted; auto: see docs/evaluation.md"
     )
-    slices: Literal["auto"] | Names = setting(
+    slices: Literal["auto"] | ColumnNames = setting(
         "auto", "columns whose values are evaluated separately; auto: brightness, contrast, size and your own"
     )
     slice_rows: Positive = setting(20, "fewest samples of a slice that is evaluated")
@@ -527,7 +517,7 @@ class ServingSettings(Section):
     log_inputs: Literal["hash", "sample", "keep", "none"] = setting(
         "hash", "inputs in the log: hash (SHA-256), sample (also 200 rows of each window as they are), keep, or none"
     )
-    log_columns: Names = setting((), "columns of a table that are logged as they are, for slices")
+    log_columns: ColumnNames = setting((), "columns of a table that are logged as they are, for slices")
     log_days: PositiveAmount = setting(
         30.0, "days after which logged requests are deleted, if the clock says so twice, a day apart"
     )

@@ -1,5 +1,6 @@
 """Base class of all sections of params.yaml, and the types of settings."""
 
+import unicodedata
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -7,6 +8,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 __all__ = [
     "MAILBOX",
     "Amount",
+    "ColumnName",
+    "ColumnNames",
     "ColumnType",
     "Confidence",
     "Count",
@@ -57,11 +60,18 @@ def _require_different(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+def _composed(name: str) -> str:
+    """Return the name of a column in the Unicode form NFC, as tables have it."""
+    return unicodedata.normalize("NFC", name)
+
+
 _DAY = 1440  # minutes
 Text = Annotated[str, Field(min_length=1)]
 Function = Annotated[str, Field(pattern=r"^(none|[\w.]+:\w+)$")]
 Kind = Annotated[str, Field(pattern=r"^(image|table|text|tokens|[\w.]+:\w+)$")]
 Names = Annotated[tuple[str, ...], Field(strict=False), AfterValidator(_require_different)]
+ColumnName = Annotated[Text, AfterValidator(_composed)]
+ColumnNames = Annotated[tuple[ColumnName, ...], Field(strict=False), AfterValidator(_require_different)]
 ValidationMetric = Literal[
     "validation/accuracy",
     "validation/balanced_accuracy",

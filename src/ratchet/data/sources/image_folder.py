@@ -68,10 +68,10 @@ class ImageFolder:
 
     def _check_names(self) -> None:
         """Check that not all class folders are called like parts of the data, as seg_train and seg_test."""
-        words = {name: re.findall("[^\\W\\d_]+", name.casefold()) for name in self.classes}
-        if len(words) < 2 or not all(SPLIT_FOLDERS.keys() & parts for parts in words.values()):
+        terms = {name: re.findall("[^\\W\\d_]+", name.casefold()) for name in self.classes}
+        if len(terms) < 2 or not all(SPLIT_FOLDERS.keys() & parts for parts in terms.values()):
             return
-        if len({SPLIT_FOLDERS[part] for parts in words.values() for part in parts if part in SPLIT_FOLDERS}) < 2:
+        if len({SPLIT_FOLDERS[part] for parts in terms.values() for part in parts if part in SPLIT_FOLDERS}) < 2:
             return
         raise DataError(
             f"{self._where}: the class folders have names of splits ({_some(self.classes)}). Fix: rename them to "

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -142,10 +143,12 @@ class Tables(Kind[TableInput]):
                 yield Unusual(row, column.name, reason, value, column)
 
     def obstacle(self, have: TableInput, want: TableInput) -> str:
-        missing = {column.name for column in want.columns} - {column.name for column in have.columns}
+        forms = {normalize("NFC", column.name) for column in have.columns}  # as `encode` finds them
+        missing = {column.name for column in want.columns if normalize("NFC", column.name) not in forms}
         if missing:
             return f"it takes the column {min(missing)}, which these data do not have"
-        changed = {column.name for column in want.numeric} & {column.name for column in have.categorical}
+        texts = {normalize("NFC", column.name) for column in have.categorical}
+        changed = {column.name for column in want.numeric if normalize("NFC", column.name) in texts}
         if changed:
             return f"it takes numbers or dates in the column {min(changed)}, which has categories now"
         return ""

@@ -72,7 +72,7 @@ def judge_model(
     gate, rows = params.gate, test_set.rows
     answers = hashlib.sha256(predictions.score.tobytes()).hexdigest()
     case, compared = Case(candidate, champion, gate, params.evaluation), np.zeros(len(rows), np.bool_)
-    units = case.units.digest(case.compared, len(rows)) if case.units else ""
+    units = " ".join(units.digest(case.compared, len(rows)) for units in case.units)
     question = TryKey(run_id, over, answers, rows, gate.model_dump(include=_COMPARISON_SETTINGS), units)
     compared[case.compared] = True
     return promotions.decide(

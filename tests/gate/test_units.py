@@ -11,7 +11,7 @@ from ratchet.gate import Candidate, Case, Champion, judge, reload_rule
 from ratchet.gate.case import ChampionTest
 from ratchet.gate.rules import ChampionResult
 from ratchet.gate.significance import p_better, p_larger_mean
-from ratchet.gate.units import Units, UnitVotes
+from ratchet.gate.units import SharedBy, Units, UnitVotes
 from ratchet.gate.verdict import Verdict
 from ratchet.gate.verdict_text import rule_text
 from ratchet.problems import Numbers
@@ -25,13 +25,13 @@ SETTINGS = EvaluationSettings(resamples=400)
 Scores = np.ndarray
 
 
-def units_of(keys: np.ndarray, *, grouped: bool = True) -> Units:
-    units = Units.of(keys, np.full(len(keys), grouped))
+def units_of(keys: np.ndarray, by: SharedBy = "groups") -> Units:
+    units = Units.of(by, keys)
     assert units is not None
     return units
 
 
-COPIES = units_of(np.arange(600) % 60, grouped=False)  # 60 images, each 10 times
+COPIES = units_of(np.arange(600) % 60, "copies")  # 60 images, each 10 times
 
 
 def decide(new: Candidate, old: Champion, **gate: object) -> Verdict:
@@ -45,7 +45,7 @@ def champion_rule(new: Candidate, old: Champion, **gate: object) -> ChampionResu
     return result
 
 
-def compare(ours: Scores, theirs: Scores, units: Units | None, **gate: object) -> ChampionTest:
+def compare(ours: Scores, theirs: Scores, *units: Units, **gate: object) -> ChampionTest:
     test = Case(candidate(ours, units=units), champion(theirs), GateSettings(**gate), SETTINGS).comparison
     assert test is not None
     return test
@@ -58,7 +58,7 @@ def repeated(correct: np.ndarray) -> np.ndarray:
 def test_copies_of_one_fixed_error_prove_nothing() -> None:
     new, old = candidate(repeated(right(60, 60))), champion(repeated(right(59, 60)))
     assert champion_rule(new, old).passed  # each copy for itself: 10 errors fixed
-    new = replace(new, units=COPIES)
+    new = replace(new, units=(COPIES,))
     result = champion_rule(new, old)
     assert not result.passed
     assert rule_text(result).measured == (
@@ -75,7 +75,7 @@ def test_copies_of_one_fixed_error_prove_nothing() -> None:
 
 
 def test_three_groups_are_too_few() -> None:
-    new = candidate(right(300, 300), units=units_of(np.arange(300) // 100))
+    new = candidate(right(300, 300), units=(units_of(np.arange(300) // 100),))
     old = champion(right(50, 300))
     result = champion_rule(new, old)
     assert "only 3 groups of 300 test images can be compared, and gate" in rule_text(result).measured
@@ -86,24 +86,23 @@ def test_three_groups_are_too_few() -> None:
     assert "Counted by 3 groups: 3 better, 0 worse;" in rule_text(result).details
 
 
-def test_the_fixes_of_too_few_units_work() -> None:
+@pytest.mark.parametrize("by", ["groups", "copies"])
+def test_the_fixes_of_too_few_units_work(by: SharedBy) -> None:
     """More different images, or more groups, of which each adds one."""
-    for grouped in (True, False):
-        units = units_of(np.arange(1200) % 120, grouped=grouped)
-        result = champion_rule(candidate(right(1200, 1200), units=units), champion(right(1000, 1200)))
-        assert result.passed
+    units = units_of(np.arange(1200) % 120, by)
+    assert champion_rule(candidate(right(1200, 1200), units=(units,)), champion(right(1000, 1200))).passed
 
 
 @pytest.mark.parametrize("rows", [100, 200, 300])
 def test_one_pair_of_copies_lets_no_worse_model_pass(rows: int) -> None:
     """The candidate is worse by the tolerance, and most test sets show no or few of its losses."""
     draw = np.random.default_rng(rows)
-    units = units_of(np.r_[0, np.arange(rows)], grouped=False)
+    units = units_of(np.r_[0, np.arange(rows)], "copies")
     for _ in range(100):
         theirs = np.ones(rows + 1)
         theirs[0] = 0.0  # the label of one copy contradicts that of the other
         ours = np.where(draw.random(rows + 1) < 0.01, 0.0, theirs)
-        by_row = compare(ours, theirs, None, champion="not-worse", tolerance=0.01)
+        by_row = compare(ours, theirs, champion="not-worse", tolerance=0.01)
         by_unit = compare(ours, theirs, units, champion="not-worse", tolerance=0.01)
         assert by_unit.p >= by_row.p
         assert not by_unit.won
@@ -127,10 +126,10 @@ def test_without_shared_units_no_byte_changes() -> None:
     old = champion(right(375))
     units = units_of(np.r_[np.zeros(101, int), np.arange(1, 300)])
     plain = to_plain(decide(new, old))
-    assert to_plain(decide(replace(new, units=units), old)) == plain
+    assert to_plain(decide(replace(new, units=(units,)), old)) == plain
     assert not {"votes", "by"} & set(json.dumps(plain).replace('"', " ").split())
     few = to_plain(decide(new, old, minimum_rows=350))
-    assert to_plain(decide(replace(new, units=units), old, minimum_rows=350)) == few
+    assert to_plain(decide(replace(new, units=(units,)), old, minimum_rows=350)) == few
 
 
 @pytest.mark.parametrize("goal", ["better", "not-worse"])
@@ -146,8 +145,8 @@ def test_clusters_win_no_more_often_than_the_level(goal: str, kind: str) -> None
     for _ in range(histories):
         gain = np.repeat(draw.normal(shifts, 0.2), sizes) - tolerance
         ours, theirs = draw.random((2, len(gain))) < 0.5 + np.stack([gain, -gain]) / 2
-        for at, used in enumerate((units, None)):
-            test = compare(ours, theirs, used, **gate)
+        for at, used in enumerate(((units,), ())):
+            test = compare(ours, theirs, *used, **gate)
             wins[at] += test.won
             level = test.level
     by_unit, by_row = wins / histories
@@ -169,46 +168,60 @@ def test_real_scores_count_units() -> None:
     """The p-value of copies is that of each once, and groups, not rows, must show rare failures."""
     ours, theirs = -np.abs(np.random.default_rng(4).normal([[0.0], [0.2]], 1.0, (2, 500)))
     target, twice = Numbers(("y",), (0.0,), (1.0,)), np.arange(1000) % 500
-    new = candidate(ours[twice], labels=None, target=target, units=units_of(twice))
+    new = candidate(ours[twice], labels=None, target=target, units=(units_of(twice),))
     old = champion(theirs[twice], target=target)
     result = champion_rule(new, old)
     assert result.comparison is not None
     assert result.comparison.p == pytest.approx(p_larger_mean(ours - theirs), rel=1e-9)
     assert result.comparison.p > p_larger_mean((ours - theirs)[twice])
-    result = champion_rule(replace(new, units=units_of(np.arange(1000) % 400)), old)
+    result = champion_rule(replace(new, units=(units_of(np.arange(1000) % 400),)), old)
     assert "only 400 groups of 1,000 test images can be compared, and 473 are needed" in rule_text(result).measured
 
 
-def test_units_are_groups_and_copies_with_their_groups() -> None:
+def test_units_are_groups_and_also_copies() -> None:
     content, none = np.arange(1, 7, dtype=np.uint64), np.zeros(6, np.uint64)
     copied = np.array([7, 7, 8, 9, 9, 9], np.uint64)
-    assert Samples(content, content, none, are_copies=True).units is None
-    assert Samples(content, copied, none).units is None  # rows of a table with equal values
+    assert Samples(content, content, none, are_copies=True).units == ()
+    assert Samples(content, copied, none).units == ()  # rows of a table with equal values
     for alone in (none, content):  # without a group, and with a column that has another value for each file
-        copies = Samples(content, copied, alone, are_copies=True).units
-        assert copies is not None
+        (copies,) = Samples(content, copied, alone, are_copies=True).units
         assert (copies.numbers.tolist(), copies.by) == ([0, 0, 1, 2, 2, 2], "copies")
-    groups = np.array([0, 0, 2**63, 2**63, 0, 0], np.uint64)
-    some = Samples(content, copied, groups).units
-    assert some is not None
-    assert (some.numbers.tolist(), some.by) == ([0, 1, 2, 2, 3, 4], "both")
-    mixed = Samples(content, copied, groups, are_copies=True).units
-    assert mixed is not None
-    assert mixed.numbers.tolist() == [0, 0, 1, 1, 1, 1]  # the fourth image joins its group and its copies
-    later = mixed.at(np.array([2, 3]))
+    some = np.array([0, 0, 2**63, 2**63, 0, 0], np.uint64)
+    (groups,) = Samples(content, copied, some).units
+    assert (groups.numbers.tolist(), groups.by) == ([0, 1, 4, 4, 2, 3], "groups")
+    both = Samples(content, copied, some, are_copies=True).units
+    assert [units.by for units in both] == ["groups", "copies"]
+    assert both[0].at(np.array([0, 2])) is None
+    later = both[0].at(np.array([2, 3]))
     assert later is not None
-    assert (later.count, later.by) == (1, "groups")
-    assert mixed.at(np.array([0, 2])) is None
+    assert later.count == 1
 
 
-def test_an_image_that_groups_share_may_have_no_group() -> None:
-    """One frame of each of 20 videos is black."""
-    content, groups = np.arange(100, dtype=np.uint64), np.repeat(np.arange(1, 21, dtype=np.uint64), 5)
-    black = content % 5 == 0
-    for given, units in ((groups, 1), (np.where(black, 0, groups), 21)):
-        videos = Samples(content, np.where(black, 0, content), given, are_copies=True).units
-        assert videos is not None
-        assert videos.count == units
+def test_an_image_that_groups_share_does_not_join_them() -> None:
+    """One frame of each of 120 videos is black. The larger p-value, and the smaller number of units, decide."""
+    rows, groups = np.arange(600, dtype=np.uint64), np.repeat(np.arange(1, 121, dtype=np.uint64), 5)
+    videos = Samples(rows, np.where(rows % 5 == 0, 0, rows), groups, are_copies=True).units
+    assert [units.count for units in videos] == [120, 481]
+    new, old = candidate(right(600, 600), units=videos), champion(right(400, 600))
+    result = champion_rule(new, old)
+    assert result.passed
+    assert result.comparison is not None
+    assert result.comparison.votes == UnitVotes(120, "groups", better=40, worse=0)
+    alone = [compare(new.score, old.score, units) for units in videos]
+    assert result.comparison.p == max(test.p for test in alone) == alone[0].p
+    few = champion_rule(new, old, minimum_rows=130)
+    assert "only 120 groups of 600 test images" in rule_text(few).measured
+
+
+def test_copies_in_many_groups_are_counted_once() -> None:
+    """Ten images in each of 120 groups."""
+    images, groups = np.tile(np.arange(1, 11, dtype=np.uint64), 120), np.repeat(np.arange(1, 121, dtype=np.uint64), 10)
+    units = Samples(np.arange(1200, dtype=np.uint64), images, groups, are_copies=True).units
+    theirs = images < 5
+    result = champion_rule(candidate(np.ones(1200), units=units), champion(theirs), minimum_rows=10)
+    assert not result.passed
+    assert "Counted by 10 different images: 6 better, 0 worse" in rule_text(result).details
+    assert champion_rule(candidate(np.ones(1200), units=units[:1]), champion(theirs), minimum_rows=10).passed
 
 
 def test_another_group_column_is_another_try() -> None:
@@ -270,13 +283,13 @@ def test_a_large_group_that_decides_has_its_fix(gate: dict[str, object]) -> None
     """A gain of 10 points on 200 patients of 20 images each; the images without a patient are one group of 1,000."""
     ours, theirs = np.random.default_rng(7).random((2, 5000)) < np.array([[0.9], [0.8]])
     patients = np.r_[np.zeros(1000, int), np.repeat(np.arange(1, 201), 20)]
-    new, old = candidate(ours, units=units_of(patients)), champion(theirs)
+    new, old = candidate(ours, units=(units_of(patients),)), champion(theirs)
     result = champion_rule(new, old, **gate)
     assert not result.passed
     assert "this test set lacks groups as large as one here (1,000) and wrong" in rule_text(result).details
     assert rule_text(result).fix.startswith("leave the group empty where it is not known")
-    empty = Units.of(np.r_[np.arange(1000, 2000), patients[1000:]], patients > 0)
-    result = champion_rule(replace(new, units=empty), old, **gate)
+    empty = units_of(np.r_[np.arange(1000, 2000), patients[1000:]])
+    result = champion_rule(replace(new, units=(empty,)), old, **gate)
     assert result.passed
     assert "lacks" not in rule_text(result).details
 
@@ -285,8 +298,8 @@ def test_one_frequent_image_keeps_no_model_from_winning() -> None:
     """46 errors are fixed and 22 new, on other images than the one that the test set has 50 times."""
     images = np.arange(1000)
     ours, theirs = (images < 46) | (images >= 68), images >= 46
-    units = units_of(np.minimum(images, 950), grouped=False)
-    assert champion_rule(candidate(ours, units=units), champion(theirs)).passed
+    units = units_of(np.minimum(images, 950), "copies")
+    assert champion_rule(candidate(ours, units=(units,)), champion(theirs)).passed
 
 
 def test_equal_models_are_not_worse_by_groups() -> None:
@@ -306,7 +319,7 @@ def test_interval_is_that_of_the_units() -> None:
     ours, theirs = right(590, 600), right(500, 600)
     once = champion_rule(candidate(ours), champion(theirs))
     ten = champion_rule(
-        candidate(repeated(ours), units=units_of(np.arange(6000) % 600, grouped=False)), champion(repeated(theirs))
+        candidate(repeated(ours), units=(units_of(np.arange(6000) % 600, "copies"),)), champion(repeated(theirs))
     )
     assert once.scores is not None
     assert ten.scores is not None

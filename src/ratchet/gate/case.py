@@ -100,7 +100,7 @@ class Candidate:
     kind: str = "image"  # of its input
     input_shape: tuple[int, ...] = ()  # height, width, channels of images
     saw: Mask  # (rows,), used to train or select it
-    units: Units | None = None  # of the rows; None: each row is its own unit
+    units: tuple[Units, ...] = ()  # of the rows: each counts them in another way; empty: each row is its own unit
     slices: Mapping[str, Sequence[str | None]] = field(default_factory=dict)  # column -> value of each row
     exported: Parity | NotExported | None = None  # check of its ONNX program; None: it was stored without one
     baseline: BaselineResult | None = None  # None: no baseline was measured
@@ -161,10 +161,9 @@ class Case:
         return np.flatnonzero(~(self.unknown | self.seen))
 
     @functools.cached_property
-    def units(self) -> Units | None:
-        """The units of the compared samples; None: each sample is one."""
-        units = self.candidate.units
-        return None if units is None else units.at(self.compared)
+    def units(self) -> tuple[Units, ...]:
+        """The units of the compared samples; empty: each sample is one."""
+        return tuple(units for all_rows in self.candidate.units if (units := all_rows.at(self.compared)))
 
     @property
     def left_out(self) -> LeftOut:
@@ -200,17 +199,23 @@ class Case:
             p = p_not_worse(*self.counts, rows, tolerance=tolerance)
         else:
             p = p_larger_mean(gains, tolerance=tolerance)
-        if self.units is not None:
-            votes = self.units.votes(gains)
-            sums, sizes = self.units.sums(gains + tolerance), self.units.sizes()
-            p = max(p, p_larger_mean(sums))
-            if self.is_exact:  # real scores have so many units that they show failures
-                p = p if tolerance else max(p, p_better(votes.better, votes.worse))
-                unseen = p_unseen_losses(float(sums.sum()), (1 - tolerance) * sizes)
-                largest = int(sizes.max()) if p <= spent.level < unseen else 0
-                p = max(p, unseen)
+        for units in self.units:
+            by_unit, unseen = self._p_of_units(units, gains, tolerance)
+            if votes is None or max(by_unit, unseen) > p:
+                votes, size = units.votes(gains), int(units.sizes().max())
+                largest = size if size > 1 and max(p, by_unit) <= spent.level < unseen else 0
+            p = max(p, by_unit, unseen)
         number, level = self.tries.count + 1, spent.level
         return ChampionTest(number, rows, p, level, spent.remaining, p <= level, votes, largest)
+
+    def _p_of_units(self, units: Units, gains: Scores, tolerance: float) -> tuple[float, float]:
+        """Return the p-value of the measured units, and that of those that the test set lacks."""
+        sums, votes = units.sums(gains + tolerance), units.votes(gains)
+        p = p_larger_mean(sums)
+        if not self.is_exact:  # real scores have so many units that they show failures
+            return p, 0.0
+        p = p if tolerance else max(p, p_better(votes.better, votes.worse))
+        return p, p_unseen_losses(float(sums.sum()), (1 - tolerance) * units.sizes())
 
     def mean(self, score: Scores) -> NamedMetric:
         """Return the mean of some rows' scores in the units that people read, with its interval."""
@@ -272,8 +277,9 @@ class Case:
             return Obstacle("same weights")
         if champion.saw is None:
             return Obstacle("no record", mismatch=champion.unknown)
-        units, minimum = self.units, self.gate.minimum_rows
-        compared, by = (len(self.compared), None) if units is None else (units.count, units.by)
+        minimum, compared, by = self.gate.minimum_rows, len(self.compared), None
+        for units in self.units:
+            compared, by = min((compared, by), (units.count, units.by), key=operator.itemgetter(0))
         if self.candidate.labels is None:
             level = spend(self.tries, confidence=self.gate.confidence).level
             minimum = max(minimum, rows_showing_failures(1 / minimum, level=level))

@@ -16,7 +16,7 @@ from ratchet.evaluation.intervals import Interval, mean_of
 
 __all__ = ["SharedBy", "UnitVotes", "Units"]
 
-SharedBy = Literal["groups", "copies", "both"]
+SharedBy = Literal["groups", "copies"]
 _ROUNDING = 1e-12  # of the sum of all sizes: a smaller sum is 0
 
 
@@ -34,29 +34,22 @@ class UnitVotes:
 class Units:
     """Units of samples, at least two of which share one."""
 
+    by: SharedBy
     numbers: NDArray[np.int64]  # of each sample's unit, (samples,), from 0 without a gap
-    grouped: NDArray[np.bool_]  # (samples,), those that share their group with others
 
     @classmethod
-    def of(cls, keys: NDArray[np.number], grouped: NDArray[np.bool_]) -> "Units | None":
+    def of(cls, by: SharedBy, keys: NDArray[np.number]) -> "Units | None":
         """Return the units of samples, where equal keys are one unit; None: each sample is one."""
         different, numbers = np.unique(keys, return_inverse=True)
-        return cls(numbers, grouped) if len(different) < len(keys) else None
+        return cls(by, numbers) if len(different) < len(keys) else None
 
     def at(self, rows: NDArray[np.int64]) -> "Units | None":
         """Return the units of some of the samples; None: each of these is one."""
-        return Units.of(self.numbers[rows], self.grouped[rows])
+        return Units.of(self.by, self.numbers[rows])
 
     @property
     def count(self) -> int:
         return int(self.numbers.max()) + 1
-
-    @property
-    def by(self) -> SharedBy:
-        """Why samples share a unit; "both" also where only some of the samples have a group."""
-        if self.grouped.all():
-            return "groups"
-        return "both" if self.grouped.any() else "copies"
 
     def digest(self, rows: NDArray[np.int64], count: int) -> str:
         """Return the SHA-256 (hex) over which of `count` samples share a unit, whatever the units are called.
@@ -84,9 +77,8 @@ class Units:
         Groups that are not among the samples may be as large as any. That an image has copies here says nothing about
         images that are not here: each is one.
         """
-        sizes = np.bincount(self.numbers).astype(np.float64)
-        is_group = np.bincount(self.numbers, weights=self.grouped) > 0
-        return np.where(is_group, sizes.max(where=is_group, initial=0.0), 1.0)
+        sizes = np.bincount(self.numbers)
+        return np.where((sizes > 1) & (self.by == "groups"), sizes.max(), 1.0)
 
     def mean(self, values: NDArray[np.float64], *, confidence: float) -> Interval:
         """Return the mean of the samples' values, with the interval that its units give."""

@@ -53,19 +53,12 @@ class Samples:
         return len(self) > 0 and bool((self.groups != _NO_GROUP).all())
 
     @property
-    def units(self) -> Units | None:
-        """Groups, and copies with all groups that they are in; None: each sample is its own unit."""
-        from scipy.sparse import coo_array
-        from scipy.sparse.csgraph import connected_components
-
-        _, names, sizes = np.unique(self.groups, return_inverse=True, return_counts=True)
-        grouped = (self.groups != _NO_GROUP) & (sizes[names] > 1)
-        if not self.are_copies and not grouped.any():
-            return None
-        _, contents = np.unique(self.pixels if self.are_copies else np.arange(len(self)), return_inverse=True)
-        ends, count = (contents[grouped], len(self) + names[grouped]), 2 * len(self)
-        links = coo_array((np.ones(len(ends[0])), ends), shape=(count, count))
-        return Units.of(connected_components(links, directed=False)[1][contents], grouped)
+    def units(self) -> tuple[Units, ...]:
+        """The samples by group, and images also with their copies; only where at least two samples share one."""
+        single = self.groups == _NO_GROUP
+        groups = np.where(single, np.arange(len(self)), len(self) + np.unique(self.groups, return_inverse=True)[1])
+        copies = (Units.of("copies", self.pixels),) if self.are_copies else ()
+        return tuple(units for units in (Units.of("groups", groups), *copies) if units)
 
     @property
     def fingerprint(self) -> str:

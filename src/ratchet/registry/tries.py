@@ -41,7 +41,7 @@ class TryKey:
     answers: str  # digest of the test samples that the candidate classifies correctly
     rows: Samples  # the test samples
     settings: Mapping[str, Any]
-    units: str = ""  # digest of the units of the compared samples; empty: each is its own unit
+    units: str = ""  # digests of the units of the compared samples; empty: each is its own unit
 
     @cached_property
     def digest(self) -> str:

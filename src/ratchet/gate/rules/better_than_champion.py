@@ -107,9 +107,9 @@ def better_than_champion(case: Case) -> ChampionResult:
     scores, passed = None, False
     if comparison is not None:
         ours, theirs = (case.mean(score) for score in case.scores)
-        units, difference = case.units, case.difference()
-        if units is not None:
-            difference = units.mean(np.subtract(*case.scores), confidence=gate.confidence)
+        gains = np.subtract(*case.scores)
+        by_unit = [units.mean(gains, confidence=gate.confidence) for units in case.units]
+        difference = max(by_unit, key=lambda interval: interval.high - interval.low, default=None) or case.difference()
         scores = PairedTest(ours, theirs, difference, case.candidate.unit, *case.counts, case.is_exact)
         passed = comparison.won or (case.counts == (0, 0) and gate.champion == "not-worse")
     shapes, obstacle = (case.candidate.input_shape, champion.input_shape), case.obstacle
@@ -175,15 +175,13 @@ def _units(count: int, by: SharedBy | None, noun: Noun) -> str:
             return f"{count:,} {'group' if count == 1 else 'groups'}"
         case "copies":
             return f"{count:,} different {noun[count != 1]}"
-        case "both":
-            return f"{count:,} groups and single {noun[1]}"
         case None:
             return f"{count:,}"
 
 
 def _to_add(by: SharedBy | None, noun: Noun) -> str:
     """Return the test samples that would be more units."""
-    more = {"groups": "test groups", "copies": f"different test {noun[1]}", "both": f"test {noun[1]} of other groups"}
+    more = {"groups": "test groups", "copies": f"different test {noun[1]}"}
     return more.get(by or "", f"test {noun[1]}")
 
 

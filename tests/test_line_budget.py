@@ -30,7 +30,7 @@ LIMITS = {
     "tasks": 5_541,
     "tokens": 400,
     "traffic": 1_187,
-    "training": 9_932,
+    "training": 9_933,
 }
 
 

@@ -25,6 +25,7 @@ from ratchet.training.teacher import Teacher
 __all__ = ["StepMetrics", "Stepper", "compiled", "cut", "micro_batches", "needs_two_samples", "pieces_of"]
 
 _MOST_SHAPES = 256  # of batches that are compiled
+_WITH_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile that replay CUDA graphs
 
 _ONE_VALUE = "Expected more than 1 value per channel when training"  # PyTorch's error
 
@@ -136,15 +137,15 @@ class Stepper:
         for number in range(count):
             factor = self.held.begin_pass(ends_piece=number == count - 1, ends_step=ends_step, is_idle=is_idle)
             inputs, targets = next(feed)
-            if self.plan.compile != "none":
-                # else it writes over what the last backward pass needs
-                torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
             with self.precision.autocast(self.device):
                 outputs = self.network(*inputs)
             loss = objective(outputs, targets)
             if self.teacher is not None:
                 loss = self.teacher.mixed(loss, inputs, outputs, targets)
             torch.autograd.backward(state.scaler.scale(loss / weight if factor == 1.0 else loss / weight * factor))
+            if number == 0 < count - 1 and self.plan.compile in _WITH_GRAPHS:  # the next run writes over its outputs
+                for parameter in state.parameters.values():
+                    parameter.grad = None if parameter.grad is None else parameter.grad.clone()
             total += loss.detach()
             correct += objective.num_correct(outputs.detach(), targets)
         return total, correct

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ratchet import files
+from ratchet import files, git
 from ratchet.data.manifest import Manifest
 from ratchet.errors import ChampionMoved
 from ratchet.settings.model import Params
@@ -89,6 +89,7 @@ def register(
     result = replace(candidate.decide(), is_new=not was_registered)
     if result.version:
         candidate.run.journal.seal(candidate.weights)
+        candidate.keep_commit()
     candidate.run.journal.close()
     if head := promotions.ledger.head:
         result = replace(result, ledger=head.to_json())
@@ -199,6 +200,14 @@ class _Candidate:
             run_id=self.run_id,
             provenance=self.record.id,
         )
+
+    def keep_commit(self) -> None:
+        """Let git keep the commit that `ratchet reproduce` needs."""
+        try:
+            if self.record.git_commit:
+                git.keep(self.workspace.root, self.record.git_commit)
+        except git.GitError as error:
+            self.progress.say(f"the commit of this version may be deleted when no branch has it any more: {error}")
 
     @property
     def _rules(self) -> str:

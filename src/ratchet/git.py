@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ratchet.errors import WorkspaceError
 
-__all__ = ["HEAD", "GitError", "GitMissing", "NoRepository", "line", "run", "text"]
+__all__ = ["HEAD", "GitError", "GitMissing", "NoRepository", "keep", "line", "run", "text"]
 
 NO_RESULT = "it calls git; DVC does not track what the commit is"
 
@@ -113,6 +113,15 @@ def line(root: Path, *arguments: str) -> str | None:
         if error.code not in _NONE:
             raise
         return None
+
+
+def keep(root: Path, commit: str) -> None:
+    """Keep a commit for as long as the repository: git deletes one that an amend or a rebase replaced, after weeks.
+
+    Raises:
+        GitError: git cannot write to the repository.
+    """
+    run(root, "update-ref", f"refs/ratchet/{commit}", commit)
 
 
 def _damaged_repository(root: Path) -> Path | None:

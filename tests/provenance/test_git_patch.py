@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.errors import WorkspaceError
+from ratchet.git import keep, line
 from ratchet.provenance.git_patch import MAX_UNTRACKED, UncommittedChanges, uncommitted_changes
 from ratchet.provenance.record import begin_record, new_record
 from ratchet.registry.provenance_record import Provenance
@@ -298,6 +299,22 @@ def test_a_commit_meanwhile_does_not_separate_patch_and_commit(
     git(clone, "checkout", "--quiet", "--detach", first)
     git(clone, "apply", "--binary", str(tmp_path / "run" / "uncommitted.patch"))
     assert content(clone) == content(root)
+
+
+def test_the_commit_of_a_version_outlives_an_amend(root: Path) -> None:
+    """git deletes a commit that no branch has any more, and no other repository has one that was never pushed."""
+    (root / "a.py").write_text("a = 2\n")
+    recorded, lost = git(root, "rev-parse", "HEAD").decode().strip(), ""
+    for content in ("two", "three"):
+        (root / "a.py").write_text(content)
+        git(root, "commit", "--quiet", "--amend", "--all", "--message=one")
+        if content == "two":
+            lost = git(root, "rev-parse", "HEAD").decode().strip()
+    keep(root, recorded)
+    git(root, "reflog", "expire", "--expire=now", "--all")
+    git(root, "gc", "--quiet", "--prune=now")
+    assert line(root, "rev-parse", "--quiet", "--verify", f"{recorded}^{{commit}}") == recorded
+    assert line(root, "rev-parse", "--quiet", "--verify", f"{lost}^{{commit}}") is None
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,7 @@ def test_record_is_complete_and_equal_everywhere(lineage: Lineage) -> None:
     for number, expected in (("1", lineage.first), ("2", lineage.second)):
         missing = {name for name, value in expected.items() if value is None} - {"git_origin"}
         assert missing == {"search"}  # no search chose the settings
+        assert lineage.project.good("git", "show-ref", f"refs/ratchet/{expected['git_commit']}")
         assert expected["dvc_inputs"]["data/raw/pets"].endswith(".dir")
         tags = lineage.client.get_model_version("pets", number).tags
         run = lineage.client.get_run(expected["mlflow_run"])

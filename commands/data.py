@@ -53,13 +53,12 @@ def release(
     ],
 ) -> None:
     """Let a quarantined sample in, until its content changes."""
-    import getpass
-
     from ratchet.data import overrides
     from ratchet.data.quarantine import read
+    from ratchet.registry.access import user
 
     workspace = Workspace.find()
-    rules = overrides.add(workspace.releases, read(workspace.quarantine), source, reason=reason, by=getpass.getuser())
+    rules = overrides.add(workspace.releases, read(workspace.quarantine), source, reason=reason, by=user())
     echo(f"{source}: released from {', '.join(rules)}; recorded in {workspace.releases}: commit it with git")
     echo("next: ratchet train")
 

@@ -70,6 +70,18 @@ def test_a_completed_run_keeps_its_settings(workspace: Workspace) -> None:
     assert workspace.params.read_bytes() == kept
 
 
+def test_a_link_to_settings_stays_and_its_file_changes(workspace: Workspace) -> None:
+    """As of settings that several projects share."""
+    shared = workspace.root / "shared.yaml"
+    before = workspace.params.read_text()
+    workspace.params.rename(shared)
+    workspace.params.symlink_to(shared.name)
+    run(workspace)  # it sets others, and restores these
+    assert (workspace.params.is_symlink(), shared.read_text()) == (True, before)
+    settings.override(workspace.params, {"training.epochs": 7})
+    assert (workspace.params.is_symlink(), settings.load(shared).training.epochs) == (True, 7)
+
+
 def test_settings_that_are_set_at_once_are_all_kept(workspace: Workspace) -> None:
     changes: dict[str, object] = {
         "seed": 5, "training.epochs": 7, "training.patience": 2, "training.batch_size": 33, "serving.port": 8123,

@@ -48,8 +48,9 @@ def test_quarantine_diff_and_card_follow_a_change_of_data(pets) -> None:
     assert f"images of them: {pets.workspace.card}" in output
     assert "needs a reason" in pets.refused("ratchet", "data", "release", "cat/tiny.png", "--reason", " ")
     assert "not in quarantine" in pets.refused("ratchet", "data", "release", "cat/0001.png", "--reason", "x")
-    output = pets.good("ratchet", "data", "release", "cat/tiny.png", "--reason", "all we have")
+    output = pets.good("ratchet", "data", "release", "cat/tiny.png", "--reason", "all we have", LOGNAME="another")
     assert "released from too-small" in output
+    assert "another" not in (pets.root / "data" / "releases.csv").read_text()  # the system's user counts
 
     folder = pets.root / "data" / "raw" / "pets"
     (folder / "dog" / "1001.png").unlink()

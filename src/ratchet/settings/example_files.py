@@ -125,7 +125,7 @@ def use(root: Path, name: str, *, force: bool = False) -> dict[str, tuple[object
                 "params.yaml: it has uncommitted changes (see `git diff params.yaml`). Fix: commit them first, or "
                 f"replace them with `ratchet use {name} --force`"
             )
-        files.write_text(params, compose(example, own=own, has_code=has_code))
+        files.write_text(params.resolve(), compose(example, own=own, has_code=has_code))
     loaded = settings.load(params)
     source = root / Path(loaded.data.path).expanduser()
     folder = source.parent if source.suffix else source

@@ -118,7 +118,7 @@ def changing(path: Path, changes: Mapping[str, object]) -> Iterator[Edit]:
         edit = plan(path, changes)
         yield edit
         if edit.after != edit.before:
-            files.write_text(path, edit.after)
+            files.write_text(path.resolve(), edit.after)  # a link stays: its file may be of several projects
 
 
 def plan(path: Path, changes: Mapping[str, object]) -> Edit:

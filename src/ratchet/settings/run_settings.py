@@ -108,7 +108,7 @@ def _put_back(path: Path, before: str, after: str, keys: Iterable[str]) -> dict[
             return None
         text, restored = result
         if text != now:
-            files.write_text(path, text)
+            files.write_text(path.resolve(), text)
     return restored
 
 

@@ -220,6 +220,17 @@ def test_a_postgresql_stop_loses_no_written_entry(database: Ledger, postgres: An
     assert chain_faults(database) == []
 
 
+def test_the_lock_in_postgresql_is_held_without_a_transaction(database: Ledger) -> None:
+    """Servers with idle_in_transaction_session_timeout end a session whose transaction waits, and its lock with it."""
+    engine = create_engine(database.uri)
+    query = "SELECT state FROM pg_stat_activity JOIN pg_locks USING (pid) WHERE locktype = 'advisory'"
+    with database.exclusive(), engine.connect() as other:
+        assert other.execute(text(query)).scalars().all() == ["idle"]
+    with engine.connect() as other:
+        assert other.execute(text(query)).scalars().all() == []
+    engine.dispose()
+
+
 @pytest.mark.parametrize(
     ("uri", "message"),
     [

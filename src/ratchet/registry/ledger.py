@@ -217,7 +217,7 @@ class Ledger:
     def exclusive(self) -> Iterator[None]:
         """Hold the ledger, so that no other process on any machine acts meanwhile; released when the process ends.
 
-        The same object can enter it again within.
+        The same object can enter it again within. A server may end idle transactions, and with them a lock of theirs.
         """
         if self._depth:
             yield
@@ -240,7 +240,7 @@ class Ledger:
                 yield
             return
         with self._errors():
-            connection = self._engine.connect()
+            connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")  # below: no transaction
             connection.execute(text("SELECT pg_advisory_lock(hashtext('ratchet.exclusive'))"))
         try:
             yield

@@ -20,7 +20,7 @@ LIMITS = {
     "project_files": 30,
     "provenance": 1_115,
     "ratchet": 2_382,
-    "registry": 4_757,
+    "registry": 4_792,
     "reports": 2_165,
     "scale": 730,
     "search": 1_170,

@@ -1,6 +1,6 @@
 """A slow, failing or stopped MLflow server while a model is registered: clear errors, limited retries, no duplicates.
 
-A proxy in front of a real server can lose answers or return status 500.
+A proxy in front of a real server can lose answers or return status 500 or 404.
 """
 
 import socket
@@ -8,11 +8,15 @@ import threading
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ratchet.errors import TrackingUnavailable
+from ratchet.provenance.archive import Archive
+from ratchet.registry.provenance_record import PROVENANCE_FILE, PROVENANCE_TAG, Provenance
+from ratchet.registry.statement import STATEMENT
 from ratchet.settings.model import TrackingSettings
 from ratchet.workspace import Workspace
 
@@ -28,7 +32,7 @@ class Proxy(ThreadingHTTPServer):
     def __init__(self, port: int) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.behind = port
-        self.fails: Callable[[str], str | None] = lambda request: None  # "500", "lost" or None
+        self.fails: Callable[[str], str | None] = lambda request: None  # "500", "404", "lost" or None
         self.requests: list[str] = []
 
     @property
@@ -47,8 +51,8 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         self.server.requests.append(request)
         failure = self.server.fails(request)
-        if failure == "500":
-            self.reply(500, b"broken", "text/plain")
+        if failure in ("500", "404"):
+            self.reply(int(failure), b"broken", "text/plain")
             return
         connection = HTTPConnection("127.0.0.1", self.server.behind)
         headers = {name: value for name, value in self.headers.items() if name.lower() in PASSED_ON}
@@ -135,6 +139,42 @@ def test_a_single_failure_is_retried(line: Any, proxy: Proxy) -> None:
     promote(line, run_id, model_uri)
     assert len(proxy.requests) > 5
     assert line.aliases() == {"champion": "1"}
+
+
+def test_a_failed_download_is_no_missing_file(
+    served: Any, proxy: Proxy, new_line: Callable[[Any], Any], record: Provenance, tmp_path: Path
+) -> None:
+    """Nor a record that is not there: a second one would be made, and lineage would call the run's origin unknown."""
+    through = TrackingSettings(uri=proxy.uri, experiment="files", artifacts="mlflow-artifacts:///files")
+    served.params = served.params.model_copy(update={"tracking": through})  # else the test reads the server's folder
+    line = new_line(served)
+    run_id, model_uri = line.run()
+    served.client.set_tag(run_id, PROVENANCE_TAG, record.id)  # as for a record that is too long for a tag
+    promote(line, run_id, model_uri)
+    archive = Archive(served.workspace, line.params)
+    reads: list[Callable[[], object]] = [
+        lambda: archive.run(run_id),
+        lambda: archive.file(run_id, PROVENANCE_FILE, tmp_path),
+        line.faults,
+    ]
+    proxy.fails = lambda request: "500" if "provenance.json" in request else None
+    for read in reads:
+        with pytest.raises(TrackingUnavailable, match="start the server"):
+            read()
+    proxy.fails = lambda request: "404" if "provenance.json" in request else None
+    refused = archive.run(run_id)  # of one run, which hides no other
+    assert refused is not None
+    assert refused.record is None
+    assert "refuses this" in refused.doubts[0]
+    proxy.fails = lambda request: None
+    run = archive.run(run_id)
+    assert run is not None
+    assert (run.record, run.doubts, line.faults()) == (record, (), [])
+    path = archive.file(run_id, PROVENANCE_FILE, tmp_path)
+    assert path is not None
+    assert b'"git_commit"' in path.read_bytes()
+    assert archive.file(run_id, "provenance/none.json", tmp_path) is None
+    assert archive.file("f" * 32, STATEMENT, tmp_path) is None
 
 
 def test_a_lost_answer_does_not_create_a_second_version(line: Any, proxy: Proxy) -> None:

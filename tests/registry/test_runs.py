@@ -3,6 +3,7 @@
 The values are read from MLflow itself: a SQLite database as shipped, and a server over HTTP.
 """
 
+import errno
 import json
 import re
 import resource
@@ -390,6 +391,9 @@ def test_a_refused_file_is_not_called_an_outage(server: Any, tmp_path: Path, s3:
         match = rf"x: its files cannot be read \(.*{reason}.*\)\. Fix: restore"
         with pytest.raises(RegistryError, match=match), file_errors("x", DEAD):
             store.download_artifacts("file")
+    for number, kind in ((errno.ENOENT, RegistryError), (errno.EMFILE, TrackingUnavailable)):
+        with pytest.raises(kind), file_errors("x", DEAD):
+            raise OSError(number, "of a file")
     of_none = get_artifact_repository(f"{DEAD}/api/2.0/mlflow-artifacts/artifacts/a")
     with pytest.raises(TrackingUnavailable) as silent, reachable(DEAD):
         of_none.log_artifact(str(tmp_path / "file"))

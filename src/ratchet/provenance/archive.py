@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ratchet.errors import RegistryError
-from ratchet.registry.mlflow_store import GONE, all_pages, or_none, reachable
+from ratchet.errors import RegistryError, TrackingRefused
+from ratchet.registry.mlflow_store import all_pages, or_none, reachable, run_file
 from ratchet.registry.provenance_record import Provenance, parse_object, read_record
 from ratchet.registry.versions import Version, Versions, as_version
 
@@ -63,8 +63,7 @@ class Archive(Versions):
                 f"{reference}: has no provenance record, so its origin is unknown: its MLflow run "
                 f"{stored.run_id or ''} does not exist"
             )
-        with reachable(self.uri):
-            record, doubts = self._record(run.run_id, stored.tags)
+        record, doubts = self._record(run.run_id, stored.tags)
         return replace(run, record=record, doubts=tuple(dict.fromkeys((*run.doubts, *doubts)))), stored
 
     def run(self, run_id: str) -> ArchivedRun | None:
@@ -86,17 +85,10 @@ class Archive(Versions):
 
     def file(self, run_id: str, path: str, into: Path) -> Path | None:
         """Copy a file of the run's artifacts into a folder; return None if it is not among them."""
-        from mlflow.exceptions import MlflowException
-
         folder = into / run_id
         folder.mkdir(exist_ok=True)
         with reachable(self.uri):
-            try:
-                return Path(self.client.download_artifacts(run_id, path, str(folder)))
-            except (MlflowException, FileNotFoundError) as error:
-                if getattr(error, "error_code", GONE[0]) not in GONE:
-                    raise
-                return None
+            return run_file(self.client, run_id, path, folder)
 
     def model(self, version: Version, into: Path) -> Path:
         """Copy the version's files into a folder; return the folder that has model.json and the weights.
@@ -128,10 +120,11 @@ class Archive(Versions):
         )
 
     def _record(self, run_id: str, tags: Mapping[str, str]) -> tuple[Provenance | None, tuple[str, ...]]:
-        """Read the record of a run or version. A damaged one is a doubt, so that it does not hide other runs."""
+        """Read the record of a run or version. A damaged or refused one is a doubt: it does not hide other runs."""
         try:
-            return read_record(self.client, run_id, tags), ()
-        except RegistryError as error:
+            with reachable(self.uri):
+                return read_record(self.client, run_id, tags), ()
+        except (RegistryError, TrackingRefused) as error:
             return None, (str(error),)
 
     def _versions_by_run(self, condition: str = "") -> dict[str, list[Version]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ratchet import files
+from ratchet.errors import TrackingRefused
 from ratchet.provenance.archive import Archive, ArchivedRun
 from ratchet.registry.alias_state import replay
 from ratchet.registry.ledger import Ledger, LedgerEntry
@@ -108,11 +109,15 @@ class SealedReader:
         doubts: list[str],
         kind: type[T],
     ) -> T | None:
-        """Return the content of a sealed file; None, and a doubt, if it was changed or is damaged."""
+        """Return the content of a sealed file; None, and a doubt, if it was changed, is damaged or is refused."""
         if path not in evidence:
             return None
         with tempfile.TemporaryDirectory() as folder:
-            copy = self._archive.file(run.run_id, path, Path(folder))
+            try:
+                copy = self._archive.file(run.run_id, path, Path(folder))
+            except TrackingRefused as error:  # of the place of this run's files; others may have another
+                doubts.append(f"{path}: {error}")
+                return None
             if copy is None:
                 doubts.append(f"{path} is gone, so its sealed values are unknown")
                 return None

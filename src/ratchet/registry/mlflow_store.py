@@ -8,11 +8,12 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ratchet import files
-from ratchet.errors import RegistryError, TrackingRefused, TrackingUnavailable, first_line
+from ratchet.errors import RegistryError, TrackingRefused, TrackingUnavailable, first_line, is_momentary
 from ratchet.registry.relocation import require_here
 from ratchet.settings.model import TrackingSettings
 from ratchet.workspace import DISK_FIXES, Workspace
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 __all__ = [
-    "GONE",
     "VIEW",
     "VIEW_TAG",
     "active",
@@ -35,12 +35,14 @@ __all__ = [
     "make_database",
     "or_none",
     "reachable",
+    "run_file",
+    "run_files",
 ]
 
 NO_RESULT = "of a check at the start, and of records in MLflow"
 
 T = TypeVar("T")
-GONE = (
+_GONE = (
     "RESOURCE_DOES_NOT_EXIST",
     "INVALID_PARAMETER_VALUE",
     "NOT_FOUND",
@@ -315,10 +317,30 @@ def _gone(error: Exception) -> bool | None:
     from requests import RequestException
 
     if isinstance(error, MlflowException):
-        return error.error_code in GONE or _status(error) == 404
+        return error.error_code in _GONE or _status(error) == 404
     if _of_s3(error) or isinstance(error, RequestException):
         return _status(error) == 404
-    return True if isinstance(error, OSError) else None
+    return not is_momentary(error) if isinstance(error, OSError) else None
+
+
+def run_files(client: "MlflowClient", run_id: str) -> Any:  # its methods have no types
+    """Return MLflow's store of a run's files. The download by a run's id calls every failure a missing file.
+
+    Raises:
+        MlflowException: there is no such run, or MLflow does not answer.
+    """
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    return get_artifact_repository(client.get_run(run_id).info.artifact_uri, tracking_uri=client.tracking_uri)
+
+
+def run_file(client: "MlflowClient", run_id: str, path: str, into: Path) -> Path | None:
+    """Copy a file of a run into a folder; return None if there is no such run or file. To be called in `reachable`."""
+    store = or_none(partial(run_files, client, run_id))
+    folder = str(PurePosixPath(path).parent)
+    if store is None or path not in {file.path for file in store.list_artifacts(folder)}:
+        return None
+    return Path(store.download_artifacts(path, str(into)))
 
 
 def or_none(query: Callable[[], T]) -> T | None:
@@ -328,7 +350,7 @@ def or_none(query: Callable[[], T]) -> T | None:
     try:
         return query()
     except MlflowException as error:
-        if error.error_code not in GONE:
+        if error.error_code not in _GONE:
             raise
         return None
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ratchet import files
 from ratchet.errors import RegistryError
+from ratchet.registry.mlflow_store import run_file
 from ratchet.typed_json import STRICT, parse, to_plain
 
 if TYPE_CHECKING:
@@ -128,20 +129,19 @@ def parse_object(content: str | bytes) -> dict[str, Any] | None:
 def read_record(client: "MlflowClient", run_id: str, tags: Mapping[str, str]) -> Provenance | None:
     """Read the record of a run or version from its tags, else from the run's file; None where there is none.
 
+    To be called in `reachable`.
+
     Raises:
         RegistryError: the tag or the file is not a provenance record; the message names it and the wrong field.
     """
-    from mlflow.exceptions import MlflowException
-
     if RECORD_TAG in tags:
         place, content = f"the tag {RECORD_TAG}", tags[RECORD_TAG].encode(errors="surrogatepass")
     elif PROVENANCE_TAG in tags:
         with TemporaryDirectory() as folder:
-            try:
-                path = client.download_artifacts(run_id, PROVENANCE_FILE, folder)
-            except (MlflowException, OSError):  # the run was cut off before the gate, or the file was deleted
+            path = run_file(client, run_id, PROVENANCE_FILE, Path(folder))
+            if path is None:  # the run was cut off before the gate, or the file was deleted
                 return None
-            place, content = PROVENANCE_FILE, Path(path).read_bytes()
+            place, content = PROVENANCE_FILE, path.read_bytes()
     else:
         return None
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from ratchet import files
-from ratchet.registry.mlflow_store import reachable
+from ratchet.registry.mlflow_store import reachable, run_file
 from ratchet.typed_json import STRICT, parse, to_plain
 
 if TYPE_CHECKING:
@@ -114,12 +114,11 @@ def edits(registry: "ModelRegistry", version: "Version") -> Iterator[str]:
         TrackingUnavailable: MLflow does not answer.
     """
     with reachable(registry.uri), tempfile.TemporaryDirectory() as folder:
-        stored = registry.client.list_artifacts(version.run_id, str(Path(STATEMENT).parent))
-        if STATEMENT not in {file.path for file in stored}:
+        path = run_file(registry.client, version.run_id, STATEMENT, Path(folder))
+        if path is None:
             return
-        content = Path(registry.client.download_artifacts(version.run_id, STATEMENT, folder)).read_bytes()
         try:
-            sealed = parse(SealedValues, content)
+            sealed = parse(SealedValues, path.read_bytes())
         except ValueError as error:
             # A recovery can seal a damaged file: the person who confirms a version does not see its content.
             yield (

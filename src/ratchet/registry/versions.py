@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ratchet.errors import RegistryError
-from ratchet.registry.mlflow_store import active, address, all_pages, connect, file_errors, or_none, reachable
+from ratchet.registry.mlflow_store import (
+    active,
+    address,
+    all_pages,
+    connect,
+    file_errors,
+    or_none,
+    reachable,
+    run_files,
+)
 from ratchet.registry.provenance_record import Provenance, read_record
 from ratchet.registry.relocation import local_path
 from ratchet.settings.model import Params
@@ -193,13 +202,18 @@ class Versions:
     def download(self, name: str, into: Path, *, fix: str = "restore them", **source: str) -> Path:
         """Copy files to the folder `into`; `source` is as of MLflow's `download_artifacts`, `name` is for messages.
 
+        With a run's id a path is needed too.
+
         Raises:
             RegistryError: they cannot be read, or there are none.
         """
         from mlflow.artifacts import download_artifacts
 
         with active(self.workspace, self.params.tracking), file_errors(name, self.uri, fix):
-            copy = Path(download_artifacts(dst_path=str(into), **source))
+            if run_id := source.get("run_id"):
+                copy = Path(run_files(self.client, run_id).download_artifacts(source["artifact_path"], str(into)))
+            else:
+                copy = Path(download_artifacts(dst_path=str(into), **source))
             if copy.is_dir() and {path.name for path in copy.iterdir()} <= {MLFLOW_NOTE}:
                 raise RegistryError(self._missing(name, source.get("artifact_uri", ""), fix))
         return copy

@@ -1,5 +1,7 @@
 """The rule W3 on counts: its ranks, bets, seasons and floor."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -43,6 +45,22 @@ def test_wealth_follows_its_definition() -> None:
                 total += np.log(shares.sum())
                 shares /= shares.sum()
             assert wealth[place][column] == pytest.approx(total, abs=1e-9)
+
+
+def test_memory_of_ranks_does_not_grow_with_the_columns() -> None:
+    random, starts = np.random.default_rng(4), [HOUR * place for place in range(300)]
+    values, uniform = random.integers(0, 50, (300, 400)) / 50, random.random((300, 400))
+    values[random.random(values.shape) < 0.1] = np.nan
+    rule, together = DriftRule(HOUR, "none", 0.05, 20), Martingales(1, 400)
+    tracemalloc.start()
+    together.add(starts, values, uniform, rule)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 48 << 20, "bytes; 256 windows of 400 columns are compared with each other"
+    for column in (0, 63, 64, 399):
+        alone = Martingales(1, 1)
+        alone.add(starts, values[:, [column]], uniform[:, [column]], rule)
+        assert together.wealth[0, column] == alone.wealth[0, 0] != 0
 
 
 def test_season_classes_are_judged_apart() -> None:

@@ -45,7 +45,7 @@ _FLOOR_SD, _FLOOR_TV = 0.1, 0.05  # a smaller change is no alarm
 _EVEN_SD = math.sqrt(1 / 12)  # of evenly spread ranks: where all normal rows are in one bin
 _LEAST_P = 1e-12
 _NO_SCORE = 65_535  # level of a window without rows of a feature
-_AT_ONCE = 256  # windows that are ranked together
+_AT_ONCE, _COLUMNS = 256, 64  # windows and columns that are ranked together: about 20 MB
 _DIRECTIONS = ("different", "higher", "lower")
 Counts = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -224,8 +224,11 @@ class Martingales:
         before, classes = self.starts // rule.window % rule.classes, np.array([rule.season_class(at) for at in starts])
         ranks = np.full(values.shape, np.nan)
         for season_class in np.unique(classes):
-            rows = classes == season_class
-            ranks[rows] = _ranks(self.levels[before == season_class], levels[rows], random[rows], rule.good_windows)
+            earlier, rows = self.levels[before == season_class], classes == season_class
+            for begin in range(0, values.shape[1], _COLUMNS):
+                part = slice(begin, begin + _COLUMNS)
+                among = earlier[:, part], levels[rows, part], random[rows, part]
+                ranks[rows, part] = _ranks(*among, rule.good_windows)
         evidence: list[float] = []
         for window, season_class in enumerate(classes.tolist()):
             self._bet(season_class, ranks[window], starts[window])

@@ -15,7 +15,7 @@ LIMITS = {
     "flows": 3_766,
     "gate": 1_655,
     "kinds": 2_521,
-    "monitoring": 3_215,
+    "monitoring": 3_222,
     "problems": 1_010,
     "project_files": 30,
     "provenance": 1_115,

@@ -9,8 +9,10 @@ import polars as pl
 import pytest
 
 from ratchet.errors import NoRequests
+from ratchet.evaluation.intervals import Interval, difference_of
 from ratchet.kinds import ModelSpec
 from ratchet.kinds.inputs import ImageInput
+from ratchet.monitoring import recorded
 from ratchet.monitoring.recorded import Recorded
 from ratchet.monitoring.rule import DriftRule
 from ratchet.monitoring.sketch import Reference
@@ -161,6 +163,26 @@ def test_trainings_gain_nothing_from_noise(tmp_path: Path) -> None:
     chosen.write_parquet(tmp_path / "chosen-by-entropy.parquet")
     fair = Recorded.read(folder, window=HOUR, period=6 * HOUR, now=BEGIN + LAST * HOUR)
     assert [fair.answered(0, period).rows for period in (2, 3)] == [1200, 1050]
+
+
+def test_each_training_is_judged_once_whatever_the_periods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two versions answer in 20 periods each; the loss of the second rises in its ninth."""
+    judged: list[Interval] = []
+
+    def noted(later: Interval, earlier: Interval) -> Interval:
+        judged.append(later)
+        return difference_of(later, earlier)
+
+    monkeypatch.setattr(recorded, "difference_of", noted)
+    random = np.random.default_rng(0)
+    lost = [(random.random(200) < (0.6 if period >= 28 else 0.1)).astype(np.float64) for period in range(40)]
+    record = [Answered(200, float(rows.sum())) for rows in lost]
+    history = Recorded(tmp_path, ["x/1"] * 20 + ["x/2"] * 20, record, lost, 0.0)
+    compare(history, CALENDARS, price=0.1, seed=0)
+    assert 30 < len(judged) <= 40
+    assert history.answered(28, 30).loss == record[29].loss, "trained before the rise"
+    assert history.answered(29, 30).loss == pytest.approx(200 * np.mean(lost[20:23]))
+    assert [history.answered(model, 20).loss for model in (0, 19)] == [record[19].loss] * 2
 
 
 def test_missing_history_says_what_to_do(tmp_path: Path) -> None:

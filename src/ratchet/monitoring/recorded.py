@@ -79,19 +79,33 @@ class Recorded(History):
         return cls(folder, versions, record, rows, 0.0)
 
     def __post_init__(self) -> None:
-        self.periods = len(self.record)
+        self.periods, self._first = len(self.record), list[int]()  # periods before those of the version of a period
+        for place, version in enumerate(self.versions):
+            self._first.append(self._first[-1] if place and self.versions[place - 1] == version else place)
+        self._rises: dict[tuple[int, int], tuple[float, float] | None] = {}
 
     def answered(self, model: int, period: int) -> Answered:
-        recorded, first = self.record[period - 1], self._first(period)
-        before = [rows for rows in self.losses[first:model] if len(rows)]
-        if len(before) < 2 or not recorded.rows:
+        recorded, first = self.record[period - 1], self._first[period - 1]
+        if model < first + 2 or not recorded.rows:
             return recorded
+        if (first, model) not in self._rises:
+            self._rises[first, model] = self._rise(first, model)
+        rise = self._rises[first, model]
+        if rise is None:
+            return recorded
+        (usual, last), level = rise, recorded.loss / recorded.rows
+        learned = min(last - usual, max(0.0, level - usual))
+        return replace(recorded, loss=(level - learned) * recorded.rows)
+
+    def _rise(self, first: int, model: int) -> tuple[float, float] | None:
+        """Return the loss per row at first, and in the last period before a training, if it has risen until then."""
+        before = [rows for rows in self.losses[first:model] if len(rows)]
+        if len(before) < 2:
+            return None
         normal, last = np.concatenate(before[:-1][:_FIRST]), before[-1]
         if difference_of(_interval(last), _interval(normal)).low <= 0:
-            return recorded
-        level, usual = recorded.loss / recorded.rows, float(normal.mean())
-        learned = min(float(last.mean()) - usual, max(0.0, level - usual))
-        return replace(recorded, loss=(level - learned) * recorded.rows)
+            return None
+        return float(normal.mean()), float(last.mean())
 
     def reference(self, model: int) -> Reference | None:
         version, windows = self.versions[model], self.record[model].windows
@@ -107,13 +121,6 @@ class Recorded(History):
 
     def ends(self, period: int) -> bool:
         return self.versions[period - 1 : period] != self.versions[period : period + 1]
-
-    def _first(self, period: int) -> int:
-        """Return the number of periods before those in which the version of a period answers."""
-        first = period - 1
-        while first and self.versions[first - 1] == self.versions[period - 1]:
-            first -= 1
-        return first
 
 
 def _interval(values: Floats) -> Interval:

@@ -9,7 +9,7 @@ LIMITS = {
     "code": 450,
     "commands": 4_823,
     "data": 11_577,
-    "doctor": 1_225,
+    "doctor": 1_298,
     "evaluation": 3_346,
     "exports": 740,
     "flows": 3_766,

@@ -274,6 +274,8 @@ ACTIVATIONS = {
     "table, numbers": (torch.relu, "bounded-numbers"),
     "image, numbers": (torch.tanh, "bounded-numbers"),
     "image, labels": (torch.relu, "activation-before-loss"),
+    "text, numbers": (lambda outputs: outputs.clamp(-0.5, 0.5), "bounded-numbers"),
+    "table, labels": (torch.tanh, "activation-before-loss"),
 }
 
 

@@ -187,6 +187,14 @@ class RunningMean(Net):
         return outputs - self.seen
 
 
+class CosineOnly(Net):
+    """Cosines of features and weights are from -1 to 1: the loss of ten classes stays above .79."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features, weight = functional.normalize(self.features(images)), functional.normalize(self.head.weight)
+        return functional.linear(features, weight)
+
+
 class SharedNorm(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -239,6 +247,12 @@ FAULTS: dict[str, tuple[type[Net], str, tuple[str, ...]]] = {
     "sigmoid": (after(lambda _, x: x.sigmoid()), "activation-before-loss", ()),
     "tanh": (after(lambda _, x: x.tanh()), "activation-before-loss", ()),
     "ReLU": (after(lambda _, x: x.relu()), "activation-before-loss", ()),
+    "ReLU6": (after(lambda _, x: functional.relu6(x)), "activation-before-loss", ()),
+    "clamp": (after(lambda _, x: x.clamp(-1, 1)), "activation-before-loss", ()),
+    "clamp at 0": (after(lambda _, x: x.clamp(min=0)), "activation-before-loss", ()),
+    "hardtanh": (after(lambda _, x: functional.hardtanh(x)), "activation-before-loss", ()),
+    "normalised outputs": (after(lambda _, x: functional.normalize(x)), "activation-before-loss", ()),
+    "cosine without a factor": (CosineOnly, "activation-before-loss", ()),
     "detached branch": (between(lambda _, x: x.detach()), "no-gradient", ("conv1", "bn1")),
     "path through NumPy": (between(numpy_path), "no-gradient", ("conv1", "bn1")),
     "layer that is not used": (built(lambda self: setattr(self, "gate", nn.Linear(2, 2))), "no-gradient", ("gate",)),
@@ -317,10 +331,20 @@ class SoftCapped(Net):
         return 30 * torch.tanh(super().forward(images) / 30)
 
 
-class Cosine(Net):
+class Cosine(CosineOnly):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        features, weight = functional.normalize(self.features(images)), functional.normalize(self.head.weight)
-        return 10 * functional.linear(features, weight)
+        return 10 * super().forward(images)
+
+
+class LearnedFactor(CosineOnly):
+    """Only the size of the factor is like that of no factor."""
+
+    def __init__(self, change: Callable[[torch.Tensor], torch.Tensor] = lambda outputs: outputs) -> None:
+        super().__init__()
+        self.factor, self.change = nn.Parameter(torch.ones(())), change
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.factor * self.change(super().forward(images))
 
 
 class InputNorm(Net):
@@ -426,14 +450,20 @@ class OwnFunctions(Net):
         self.hidden.register_forward_hook(lambda _module, _args, output: output * self.scale)
 
 
-SOUND = {
+SOUND: dict[str, Callable[[], Net]] = {
     "zero head": built(lambda self: self.head.weight.zero_()),
     "spectral norm": built(
         lambda self: setattr(self, "hidden", nn.utils.parametrizations.spectral_norm(self.hidden))
     ),
+    "wide clamp": after(lambda _, x: x.clamp(-30, 30)),
+    "clamp from below": after(lambda _, x: x.clamp(min=-30)),
+    "layer norm at the end": built(
+        lambda self: setattr(self, "head", nn.Sequential(nn.Linear(64, 10), nn.LayerNorm(10)))
+    ),
+    "normalised outputs with a learned factor": lambda: LearnedFactor(functional.normalize),
     **{each.__name__: each for each in (
-        SoftCapped, Cosine, InputNorm, Noisy, Ensemble, OwnBackbone, RandomDepth, RandomSlopes, RepeatedBlock,
-        OldWeightNorm, OwnFunctions, Attending, DroppedPaths,
+        SoftCapped, Cosine, LearnedFactor, InputNorm, Noisy, Ensemble, OwnBackbone, RandomDepth, RandomSlopes,
+        RepeatedBlock, OldWeightNorm, OwnFunctions, Attending, DroppedPaths,
     )},
 }  # fmt: skip
 

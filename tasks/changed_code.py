@@ -62,7 +62,7 @@ def resumed(workspace: Workspace, job: TrainingJob) -> TrainingJob:
         return job
     other, changed = others[0], others[0].changed(job)
     if os.environ.get(ALLOWED_VARIABLE):
-        commit = git.line(workspace.root, *git.HEAD)
+        commit = git.commit(workspace.root)
         return other.continued(job, ContinuedCode(other.step, tuple(changed), commit))
     if workspace.is_checkout and not checkpoint_paths(workspace.running / job.key):
         return job

@@ -4,20 +4,19 @@ Variables that name another repository, index or object store are removed, hooks
 password, and replacement objects (`git replace`) do not hide the real history.
 """
 
+import errno
 import itertools
 import os
+import shlex
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 from ratchet.errors import WorkspaceError
 
-__all__ = ["HEAD", "GitError", "GitMissing", "NoRepository", "keep", "line", "run", "text"]
+__all__ = ["GitError", "GitMissing", "NoRepository", "commit", "keep", "line", "run", "text"]
 
 NO_RESULT = "it calls git; DVC does not track what the commit is"
-
-HEAD = ("rev-parse", "--verify", "--quiet", "HEAD")
-"""Arguments of `line` for the commit that is checked out."""
 
 _OPTIONS = ("-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false")
 _FIXED = {"GIT_TERMINAL_PROMPT": "0", "GIT_NO_REPLACE_OBJECTS": "1", "LC_ALL": "C"}
@@ -79,7 +78,8 @@ def run(root: Path, *arguments: str, environment: Mapping[str, str] | None = Non
     except (FileNotFoundError, PermissionError) as error:
         raise GitMissing(f"git cannot be run ({error}). Fix: install git") from error
     except OSError as error:
-        raise GitError(f"git cannot be run now ({error}). Fix: end other programs, then run this again") from error
+        fix = "install git again" if error.errno == errno.ENOEXEC else "end other programs, then run this again"
+        raise GitError(f"git cannot be run now ({error}). Fix: {fix}") from error
     if done.returncode:
         command = next((argument for argument in arguments if not argument.startswith("-")), "")
         reason = " ".join(done.stderr.decode(errors="replace").split()) or f"exit code {done.returncode}"
@@ -122,6 +122,28 @@ def keep(root: Path, commit: str) -> None:
         GitError: git cannot write to the repository.
     """
     run(root, "update-ref", f"refs/ratchet/{commit}", commit)
+
+
+def commit(root: Path) -> str | None:
+    """Return the commit that is checked out; None without git, outside of a repository and before the first commit.
+
+    Raises:
+        GitError: git fails, or takes a branch for one without commits because its file is damaged.
+    """
+    checked_out = line(root, "rev-parse", "--verify", "--quiet", "HEAD")
+    head = None if checked_out else line(root, "rev-parse", "--git-path", "HEAD")
+    kind, _, branch = (root / head).read_text().strip().partition(" ") if head else ("", "", "")
+    if kind != "ref:":
+        return checked_out
+    file, log = (root / text(root, "rev-parse", "--git-path", name) for name in (branch, f"logs/{branch}"))
+    if file.is_file():  # as a power cut can leave it
+        commits = log.read_text(errors="replace").split("\n")[-2:-1] if log.is_file() else []
+        last = next((each.split()[1] for each in commits if each), "COMMIT")
+        remove = f"rm {shlex.quote(os.path.abspath(file))}"
+        raise GitError(
+            f"{file}: damaged, so git knows no commit of this branch. Fix: `{remove} && git update-ref HEAD {last}`"
+        )
+    return None
 
 
 def _damaged_repository(root: Path) -> Path | None:

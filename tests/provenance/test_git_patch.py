@@ -220,10 +220,23 @@ def test_a_git_that_cannot_start_now_begins_no_record(
     (tmp_path / "programs" / "git").touch(0o755)
     with monkeypatch.context() as only:
         only.setenv("PATH", str(tmp_path / "programs"))
-        with pytest.raises(WorkspaceError, match=r"git cannot be run now .*Exec format error.*Fix: "):
+        with pytest.raises(WorkspaceError, match=r"git cannot be run now .*Exec format error.*Fix: install git again"):
             begin(root, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     assert begin(root, tmp_path / "run").git_commit
+
+
+def test_a_damaged_branch_is_not_taken_for_no_commit(root: Path) -> None:
+    """A power cut can empty its file: git then says that there are no commits yet."""
+    commit_id, branch = git(root, "rev-parse", "HEAD").decode().strip(), root / ".git" / "refs" / "heads" / "main"
+    for damaged in (b"", bytes(41), b"garbage\n"):
+        branch.write_bytes(damaged)
+        with pytest.raises(WorkspaceError, match=r"refs/heads/main: damaged.*Fix: `rm ") as refused:
+            uncommitted_changes(root)
+        subprocess.run(str(refused.value).split("`")[1], shell=True, cwd=root, check=True)
+        assert uncommitted_changes(root).commit == commit_id
+    git(root, "checkout", "--quiet", "--orphan", "new")
+    assert uncommitted_changes(root).commit is None
 
 
 def test_a_git_that_fails_in_between_begins_no_record(

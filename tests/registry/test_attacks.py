@@ -433,6 +433,20 @@ def test_git_variables_and_replacements_hide_no_head(
     assert [head.number for head in Ledger(project, URI).heads.committed] == [3]
 
 
+def test_a_git_that_refuses_hides_no_head(project: Workspace) -> None:
+    """As a folder of another user in a container, or an emptied branch: an audit would take it for no history."""
+    fill(project, 3).publish()
+    assert Ledger(project, URI).heads.committed == [], "before the first commit"
+    commit(project, FILE)
+    config = project.root / ".git" / "config"
+    content = config.read_text()
+    config.write_text("[damaged")
+    with pytest.raises(RegistryError, match=r"ledger\.heads in Git's history: .*bad config.*Fix: repair"):
+        list(auditing.audit(project, Params()))
+    config.write_text(content)
+    assert [head.number for head in Ledger(project, URI).heads.committed] == [3]
+
+
 def test_a_ledger_that_git_does_not_know_is_noted(project: Workspace) -> None:
     """A replaced ledger with a forged log looks like that of a clone, so audit reports what Git's history has."""
     ledger = fill(project, 3)

@@ -47,7 +47,7 @@ def uncommitted_changes(root: Path, *, data: Sequence[str] = (), code: Sequence[
     Raises:
         WorkspaceError: git cannot read the tree.
     """
-    commit = git.line(root, *git.HEAD)
+    commit = git.commit(root)
     if commit is None:
         return UncommittedChanges()
     untracked = _untracked(root)

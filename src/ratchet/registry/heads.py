@@ -186,13 +186,18 @@ def _heads(content: bytes, where: str) -> list[Head]:
 
 
 def _committed_lines(root: Path) -> Iterator[Head]:
-    commit = ""
     # Neither git attributes (--text, --no-textconv) nor the user's settings may hide a line.
     shown = ("--patch", "--unified=0", "--text", "--no-textconv", "--no-ext-diff", "--no-color")
     try:
+        if git.commit(root) is None:
+            return
         log = git.run(root, "-c", "log.showRoot=true", "log", *shown, "--format=commit %H", "--", FILE)
-    except git.GitError:  # no git, no repository or no commit
-        return
+    except git.GitError as error:
+        raise RegistryError(
+            f"the ledger cannot be compared with {FILE} in Git's history: {error}. Fix: repair what git names; a "
+            "partial clone needs its origin"
+        ) from error
+    commit = ""
     for line in log.decode(errors="replace").splitlines():
         if line.startswith("commit "):
             commit = line.removeprefix("commit ")

@@ -479,3 +479,14 @@ def test_a_text_on_a_failing_disk_is_not_bad(place: Place) -> None:
         place.ingest("data")
     place.ingest("data")
     assert place.quarantined() == {}
+
+
+def test_a_failing_disk_is_no_fault_of_the_files(place: Place) -> None:
+    """The fix would be that of another cause: the layout of the folder, or the permissions of this user."""
+    place.write("t.csv", TABLE)
+    for name, content in (("data/good.txt", GOOD), ("data/bad.txt", BAD)):
+        place.write(name, "".join(f"{content.format(n)}\n" for n in range(40)))
+    for name, path in (("t.csv", "t.csv"), ("good.txt", "data")):
+        with failing_disk(name), pytest.raises(StorageUnavailable, match=rf"{name}: cannot be read now .*`ulimit -n`"):
+            place.ingest(path)
+        assert place.ingest(path).target.names == ("bad", "good")

@@ -14,6 +14,7 @@ from ratchet.data.reading.input_files import Storages
 from ratchet.errors import DataError, StorageUnavailable
 from ratchet.kinds import Column, ImageInput, TableInput, TextInput
 from ratchet.serving.batch.row_reader import RowRange, RowReader
+from tests.data.conftest import no_free_descriptor
 
 TEXTS = TextInput("hashed", buckets=512, longest=64)
 ACCENTS = TableInput(
@@ -126,6 +127,15 @@ def test_a_folder_is_listed_as_by_ingest(tmp_path: Path) -> None:
         "ignored 1 file that systems write or hide, such as a/.hidden.png",
         f"ignored 2 files with other endings, such as {tmp_path}/top/a/5.avif",
     ]
+
+
+def test_a_folder_that_cannot_be_listed_now_is_not_refused(tmp_path: Path) -> None:
+    png(tmp_path / "a" / "1.png")
+    reader = RowReader(Storages("FILE"), ImageInput(4, 4, 1, (0.0,), (1.0,)), column=None)
+    before = reader.files([str(tmp_path)])
+    with no_free_descriptor(), pytest.raises(StorageUnavailable, match=r"now \(Too many open files\).*`ulimit -n`"):
+        reader.files([str(tmp_path)])
+    assert reader.files([str(tmp_path)]) == before
 
 
 @pytest.mark.skipif(not hasattr(os, "seteuid"), reason="file permissions as POSIX has them")

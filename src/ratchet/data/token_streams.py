@@ -31,7 +31,7 @@ from ratchet.data.sources.typed_files import json_object
 from ratchet.data.split import SPLITS, SplitName, assign
 from ratchet.data.system_files import Ignored
 from ratchet.data.tables.targets import TargetTable
-from ratchet.errors import DataError, check_lasting, first_line
+from ratchet.errors import DataError, first_line
 from ratchet.kinds import TokensInput
 from ratchet.kinds.pieces import piece_bounds
 from ratchet.problems import NextToken
@@ -151,7 +151,6 @@ def _read(storage: Storage, names: Sequence[str], task: IngestTask) -> tuple[lis
             if decoded.rule is None and name.casefold().endswith((".jsonl", ".ndjson")):
                 content, decoded = _field(content, task.settings.text_column)
         except OSError as error:
-            check_lasting(error, name)
             content, decoded = b"", Decoded(None, "unreadable-text", error.strerror or first_line(error))
         if decoded.rule is not None:
             failures.append((name, row, decoded.rule, str(decoded.problem)))

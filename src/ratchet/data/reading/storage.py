@@ -97,12 +97,21 @@ class Storage(Protocol):
 
 
 def read_whole(storage: Storage, name: str) -> bytes:
-    """Return the content of the file with this relative path. Raises OSError."""
-    content = storage.read(name)
-    if isinstance(content, bytes):
-        return content
-    with content as file:
-        return file.read()
+    """Return the content of the file with this relative path.
+
+    Raises:
+        StorageUnavailable: it cannot be read now.
+        OSError: it cannot be read.
+    """
+    try:
+        content = storage.read(name)
+        if isinstance(content, bytes):
+            return content
+        with content as file:
+            return file.read()
+    except (MemoryError, OSError) as error:
+        check_lasting(error, name)
+        raise
 
 
 def expanded(path: str) -> Path:
@@ -210,6 +219,7 @@ def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...], tree: Tr
         with os.scandir(folder) as listed:
             entries = list(listed)
     except OSError as error:
+        check_lasting(error, folder)
         raise DataError(
             f"{folder}: cannot be listed ({error.strerror}). Fix: give this user read permission, or remove it"
         ) from error

@@ -22,7 +22,7 @@ from ratchet.data.sources.image_folder import SPLIT_FOLDERS, ImageFolder
 from ratchet.data.sources.table_file import check_single_values, composed
 from ratchet.data.tables.reading import open_table, require, with_notes
 from ratchet.data.tables.targets import TargetTable, read_labels
-from ratchet.errors import DataError, check_lasting
+from ratchet.errors import DataError
 from ratchet.problems import Classes
 from ratchet.settings.model import DataSettings
 
@@ -156,7 +156,6 @@ def _read_folder(storage: Storage, settings: DataSettings, report: Report, *, sa
             content = read_whole(storage, name)
             decoded = decode(content)
         except OSError as error:
-            check_lasting(error, name)
             content, decoded = b"", Decoded(None, "unreadable-text", error.strerror or str(error))
         rows.append((row, name, *decoded, _digest(content), split, None))
         report(done, listed.height)

@@ -20,7 +20,7 @@ LIMITS = {
     "project_files": 30,
     "provenance": 1_115,
     "ratchet": 2_403,
-    "registry": 4_797,
+    "registry": 4_814,
     "reports": 2_165,
     "scale": 730,
     "search": 1_170,

@@ -178,7 +178,9 @@ def test_a_full_disk_makes_nothing_be_sent_twice(folder: Path, monkeypatch: pyte
             journal.mark_sent("run", 20)
         journal.refresh()
         assert (journal.run_id, journal.sent) == ("run", 20)
+    journal.seal("weights")
     another = Journal(folder)
+    assert (journal.sent, another.sent) == (20, 20)
     another.mark_sent("run", 30)
     journal.refresh()
     assert journal.sent == 30
@@ -194,6 +196,9 @@ def test_what_went_to_another_store_is_not_sent_here(folder: Path) -> None:
     sync.mark_sent("new run", 300)
     training.refresh()
     assert (training.run_id, training.sent) == ("new run", 300)
+    before.seal("weights")
+    training.refresh()
+    assert training.sent == 300
     before.refresh()  # its run is unknown again, and gets everything
     assert (before.run_id, before.sent) == (None, 0)
     for journal in (before, training, sync):

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from mlflow import MlflowClient
 from waiting import until
 
 from flows.server.runs_page import TRAINING, runs_page
 from ratchet.cost import TrainingCost
 from ratchet.errors import RegistryError, TrackingRefused, TrackingUnavailable, TrainingError
+from ratchet.registry import runs
 from ratchet.registry.mlflow_store import VIEW, check_experiment, connect, experiment_id, file_errors, reachable
 from ratchet.registry.runs import NAME, Run, send_all, total_cost
 from ratchet.servers.supervisor import Service
@@ -465,6 +467,21 @@ def test_journal_of_a_running_training_is_left_to_it(database: Any, key: str) ->
         assert run.journal.run_id is None
     sent = dict(send_all(database.workspace, database.params))
     assert database.points(sent[key], "loss") == [(1, 1.0)]
+
+
+def test_a_journal_that_another_process_sends_has_a_limit(
+    database: Any, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hung MLflow held up the training, and the sync, without a word."""
+    monkeypatch.setattr(runs, "_SENDING_WAIT", 0.0)
+    run = Run(database.workspace, database.params, key)
+    log_training(run)
+    with FileLock(run.journal.folder / "sending.lock"):
+        with pytest.raises(TrackingUnavailable, match=r"another process has been sending it.*Fix: wait for `ratchet s"):
+            run.send()
+        assert (key, "") in send_all(database.workspace, database.params)
+    run_id = closed(run).send()
+    assert database.client.get_run(run_id).info.status == "FINISHED"
 
 
 def test_another_store_gets_everything_and_the_first_no_duplicates(tmp_path: Path) -> None:

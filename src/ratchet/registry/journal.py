@@ -180,12 +180,9 @@ class Journal:
         self._remember(run_id=run_id, sent=end, **({"store": self._store} if self._store else {}))
 
     def refresh(self) -> None:
-        """Read how far another process has sent. What this one has sent counts also if a full disk did not take it."""
-        run_id, sent = self.run_id, self.sent
+        """Read how far another process has sent."""
         with self._state_lock:
-            self._state |= self._read_state()
-        if self.run_id == run_id:  # else the bytes went to another run, or to another store
-            self._state["sent"] = max(sent, self.sent)
+            self._merge()
 
     def clear_drafts(self) -> None:
         """Delete the drafts of killed processes. A process that writes its state now holds the lock."""
@@ -198,8 +195,16 @@ class Journal:
 
     def _remember(self, **state: Any) -> None:
         with self._state_lock:  # register seals a run while `ratchet sync` sends it
-            self._state = {"uid": uuid.uuid4().hex} | self._read_state() | state
+            self._merge()
+            self._state = {"uid": uuid.uuid4().hex} | self._state | state
             files.write_json(self._state_path, self._state)
+
+    def _merge(self) -> None:
+        """Read the stored state. What this process has sent counts also if a full disk did not take it."""
+        run_id, sent = self.run_id, self.sent
+        self._state |= self._read_state()
+        if run_id and self.run_id == run_id:  # else the bytes went to another run, or to another store
+            self._state["sent"] = max(sent, self.sent)
 
     def _whole(self) -> int:
         """Return the length without the partial line of a killed writer."""

@@ -36,6 +36,7 @@ _MODEL_WIDTH = 14  # characters of the model's name in the run's name: MLflow's 
 _LOCK = "training.lock"  # in the journal's folder
 _SENDING = "sending.lock"  # in the journal's folder
 _DOUBLE = ("IntegrityError", "UniqueViolation", "/gkpj")  # names of SQLite and MySQL, of PostgreSQL, and of SQLAlchemy
+_SENDING_WAIT = 60.0  # seconds for another process that sends the journal
 _BATCH = 900  # metrics in a request; MLflow accepts 1,000
 _EXIT_WAIT = 30.0  # seconds that leaving the context waits for MLflow
 _EXIT_WAIT_STOPPED = 10.0  # the same for a run that ends early: a cancelled one is killed after 30 s in all
@@ -143,9 +144,16 @@ class Run:
         """Send everything now and return the MLflow run's id.
 
         Raises:
-            TrackingUnavailable: MLflow does not answer.
+            TrackingUnavailable: MLflow does not answer, also to another process that sends the journal.
         """
-        return _send(self.journal, self.workspace, self.params)
+        try:
+            return _send(self.journal, self.workspace, self.params)
+        except Timeout:
+            raise TrackingUnavailable(
+                f"{self.journal.folder}: another process has been sending it to MLflow at {self.params.tracking.uri} "
+                f"for {_SENDING_WAIT:.0f} s. Fix: wait for `ratchet sync`, or the training that sends it, to end, "
+                "then run the same command again"
+            ) from None
 
     def _write(self, kind: str, content: dict[str, Any], *, again: bool = False) -> None:
         if self.is_closed:
@@ -255,8 +263,12 @@ def end_trials(workspace: Workspace, params: Params, parent: str, statuses: Mapp
 
 
 def _send(journal: Journal, workspace: Workspace, params: Params) -> str:
-    """Send what no process has sent. One at a time does it: two would create two runs, or send an older status."""
-    with FileLock(journal.folder / _SENDING):
+    """Send what no process has sent. One at a time does it: two would create two runs, or send an older status.
+
+    Raises:
+        Timeout: another process is sending it, and MLflow is slow.
+    """
+    with FileLock(journal.folder / _SENDING, timeout=_SENDING_WAIT):
         journal.refresh()
         try:
             return _send_entries(connect(workspace, params.tracking), journal, workspace, params)

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,12 +65,7 @@ class Request:
 
 
 def score(
-    params: Params,
-    workspace: Workspace,
-    request: Request,
-    *,
-    progress: StageProgress,
-    forgotten: Path | None = None,
+    params: Params, workspace: Workspace, request: Request, *, progress: StageProgress, forgotten: Path | None = None
 ) -> Scored:
     """Score the files of a request, or continue where an earlier attempt was killed.
 
@@ -98,14 +93,12 @@ def score(
             reader, listing = _listed(loaded, request, progress)
             job = _new_job(loaded, listing, request, before, reference=reference, threads=serving.threads)
             if before:
-                jobs.begin(output, job, before)  # before rows are counted, which can take hours
-            ranges = list(jobs.plan(reader, listing, job.shard_rows))
+                job = jobs.require_same(output, job, before)  # before rows are counted, which can take hours
+            ranges = jobs.plan(reader, listing, job.shard_rows)
+            shards = _shards(ranges, job, workspace, output, serving.variant)
             if request.again:
                 _forget(output, forgotten)  # by now version and inputs are read: no answers are lost to a wrong name
-            job = jobs.begin(output, job, before)
-            about: dict[str, Any] = {"project": str(workspace.root), "version": name, "variant": serving.variant}
-            about |= {"threads": serving.threads, "column": job.column, "output": output.where, "job": job.digest}
-            shards = [{**about, "shard": number, "ranges": each} for number, each in enumerate(ranges)]
+            job = before or jobs.begin(output, job)
             began = time.monotonic()
             results, earlier = _score_shards(params.scale, workspace.state, shards, output, progress)
             counts = jobs.write_summary(output, job, results)
@@ -153,6 +146,15 @@ def _listed(loaded: LoadedVersion, request: Request, progress: StageProgress) ->
     for text in reader.left_out:
         progress.say(text)
     return reader, listing
+
+
+def _shards(
+    ranges: Iterable[list[list[Any]]], job: Job, workspace: Workspace, output: ResultFolder, variant: str
+) -> list[dict[str, Any]]:
+    """Return the shards as `score_shard` takes them."""
+    about: dict[str, Any] = {"project": str(workspace.root), "version": job.version, "variant": variant}
+    about |= {"threads": job.threads, "column": job.column, "output": output.where, "job": job.digest}
+    return [{**about, "shard": number, "ranges": each} for number, each in enumerate(ranges)]
 
 
 def _score_shards(

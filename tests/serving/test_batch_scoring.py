@@ -343,10 +343,10 @@ def test_of_two_jobs_that_begin_at_once_one_is_refused(tmp_path: Path, s3: dict[
     s3fs.S3FileSystem(skip_instance_cache=True).mkdir("both")
     output = ResultFolder("s3://both/out")
     job = Job(3, "titanic@champion", "titanic/1", "run", "fp32", "digest", 1, 1, 200, None, 1, {})
-    assert begin(output, job, None) == job
-    assert begin(output, replace(job, reference="titanic/1"), None) == job
+    assert begin(output, job) == job
+    assert begin(output, replace(job, reference="titanic/1")) == job
     with pytest.raises(DataError, match="shard rows was 200, is 100"):
-        begin(output, replace(job, shard_rows=100), None)
+        begin(output, replace(job, shard_rows=100))
     assert read_job(output) == job
 
 

@@ -20,7 +20,18 @@ from ratchet.serving.scoring import score
 from ratchet.serving.versions.loaded import Identity, LoadedVersion
 from ratchet.typed_json import STRICT, parse
 
-__all__ = ["Job", "Scored", "begin", "forget", "plan", "read_job", "results_of", "score_ranges", "write_summary"]
+__all__ = [
+    "Job",
+    "Scored",
+    "begin",
+    "forget",
+    "plan",
+    "read_job",
+    "require_same",
+    "results_of",
+    "score_ranges",
+    "write_summary",
+]
 
 _MANIFEST, _SUMMARY = "manifest.json", "summary.json"
 _LISTING = "inputs.parquet"  # of format 1
@@ -154,23 +165,31 @@ def read_job(output: ResultFolder) -> Job | None:
         raise DataError(f"{output.where}/{_MANIFEST}: is damaged ({error}). Fix: restore it, {fix}") from None
 
 
-def begin(output: ResultFolder, job: Job, before: Job | None) -> Job:
-    """Write the manifest, or check that a repeated command means the job as it began. Return the folder's job.
+def begin(output: ResultFolder, job: Job) -> Job:
+    """Write the manifest of a new job. Return the folder's job.
+
+    Raises:
+        DataError: a process elsewhere has begun another one in the meantime.
+    """
+    try:
+        output.write_json(_MANIFEST, asdict(job), is_new=True)
+    except FileExistsError:
+        return require_same(output, job, read_job(output) or job)
+    return job
+
+
+def require_same(output: ResultFolder, job: Job, before: Job) -> Job:
+    """Check that a repeated command means the job as it began, and return that one.
 
     Raises:
         DataError: something differs, which the message names.
     """
-    if before is None:
-        try:
-            output.write_json(_MANIFEST, asdict(job), is_new=True)
-        except FileExistsError:  # a process elsewhere has begun in the meantime
-            before = read_job(output)
-    if before and (changes := job.changes_since(before)):
+    if changes := job.changes_since(before):
         raise DataError(
             f"{output.where}: its scoring began otherwise: {'; '.join(changes)}. Fix: repeat the first command, "
             "choose another folder, or add --again (again=true of score-flow) to score everything again"
         )
-    return before or job
+    return before
 
 
 def require_own(output: ResultFolder) -> None:

@@ -33,7 +33,7 @@ DISK_FIXES = {
     errno.EEXIST: "another file is in the way. Move it away",
     errno.ENOTDIR: "another file is in the way. Move it away",
     errno.EPERM: "make it readable and writable for this user, or work in a clone",
-    errno.EMFILE: "too many files are open. End other programs, or raise the limit: `ulimit -n 4096`",
+    errno.EMFILE: "too many files are open. End other programs, or raise `ulimit -n` (of a service: LimitNOFILE)",
     errno.ENFILE: "too many files are open. End other programs",
     errno.EIO: "the disk does not answer as it should. Try again; if that fails, move the file away",
     errno.ESTALE: "the network's disk does not answer as it should. Try again; if that fails, mount it again",

@@ -129,7 +129,7 @@ def test_a_removed_key_is_refused_after_a_failed_read(
     with monkeypatch.context() as patched:
         patched.setattr(Path, "open", fails)
         assert [gate.status(other) for _ in range(3)] == [200, 200, 200]
-    assert caplog.text.count("cannot be read (Too many open files). Fix: raise the server's limit of open files") == 1
+    assert caplog.text.count("cannot be read (Too many open files). Fix: too many files are open. End other") == 1
     assert (gate.status(key), gate.status(other)) == (200, 401)
 
 
@@ -146,7 +146,7 @@ def test_a_folder_that_cannot_be_read_refuses_no_known_key(store: KeyStore, monk
     with monkeypatch.context() as patched:
         patched.setattr(Path, "stat", fails)
         assert [gate.status(), gate.status(key)] == [401, 200]
-        assert "cannot be read (Stale file handle). Fix: make it readable" in gate.problem
+        assert "cannot be read (Stale file handle). Fix: the network's disk does not answer" in gate.problem
     assert (gate.status(key), gate.problem) == (200, "")
 
 

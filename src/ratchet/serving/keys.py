@@ -1,7 +1,6 @@
 """API keys of the model server: who may ask."""
 
 import contextlib
-import errno
 import hashlib
 import hmac
 import json
@@ -21,7 +20,7 @@ from ratchet import files
 from ratchet.errors import PlatformError
 from ratchet.servers.addresses import is_loopback
 from ratchet.serving.http_request import Refused, error_response
-from ratchet.workspace import Workspace
+from ratchet.workspace import DISK_FIXES, Workspace
 
 __all__ = ["Key", "KeyFilter", "KeyStore", "require_key"]
 
@@ -32,12 +31,6 @@ _PREFIX = "rk_"  # so that scanners for secrets can find a key that was publishe
 _LOG = logging.getLogger(__name__)
 _LOOK = 1.0  # seconds between two looks at the file
 _MISSING = (0, 0, 0)  # stamp of a missing file
-_FIXES = {  # of a file that cannot be read
-    errno.EACCES: "correct its owner",
-    errno.EPERM: "correct its owner",
-    errno.EMFILE: "raise the server's limit of open files (`ulimit -n`; LimitNOFILE of a service)",
-    errno.ENFILE: "end the programs that have most files open on this machine",
-}
 
 
 @dataclass(frozen=True)
@@ -272,5 +265,5 @@ def _stamp(path: Path) -> tuple[int, int, int]:
 
 
 def _unreadable(path: Path, error: OSError) -> PlatformError:
-    fix = _FIXES.get(error.errno or 0, "make it readable for this user; it is tried again each second")
-    return PlatformError(f"{path}: cannot be read ({error.strerror}). Fix: {fix}")
+    fix = DISK_FIXES.get(error.errno or 0, "make it readable for this user")
+    return PlatformError(f"{path}: cannot be read ({error.strerror}). Fix: {fix}. It is tried again each second")

@@ -9,7 +9,7 @@ import os
 import re
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["ModelVersion", "Project", "ShownComparison", "new", "open"]
 
 _GLOB = "*?["
+_NAMED = 100  # files without answers
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")  # but as escapes of a quoted text
 
 
@@ -164,7 +165,7 @@ class ModelVersion:
                 if not out.exists():
                     raise
                 if error.faults:  # else every row is refused, and `refused` says why
-                    warnings.warn("\n".join(["predict: these files have no answers:", *error.faults]), stacklevel=2)
+                    warnings.warn(_unanswered(error.faults), stacklevel=2)
             return polars.read_parquet(out)
 
     @property
@@ -184,6 +185,12 @@ class ShownComparison(Comparison):
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(repr(self))}</pre>"
+
+
+def _unanswered(faults: Sequence[str]) -> str:
+    others = len(faults) - _NAMED
+    more = [f"and {others:,} more"] if others > 0 else []
+    return "\n".join(["predict: these files have no answers:", *faults[:_NAMED], *more])
 
 
 def _whole_names(changes: Mapping[str, object]) -> dict[str, object]:

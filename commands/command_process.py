@@ -26,6 +26,7 @@ _LINE_SECONDS = "0.5"
 _SHOWN = 12  # lines
 _LOOK = 0.1  # seconds between two looks at what the command wrote
 _LOGGED = 200  # lines that are kept for the message of an error
+_ERROR = "ratchet: "  # begins the message of an error
 _COLOURS = ("FORCE_COLOR", "CLICOLOR_FORCE", "CLICOLOR", "MPLBACKEND")  # that Jupyter sets for the kernel's own output
 _START = """\
 import os, signal, sys
@@ -68,8 +69,7 @@ def run_command(workspace: Workspace, *arguments: str) -> list[str]:
                 _follow(process, log, progress)
                 raise
     if process.returncode:
-        faults = [line.removeprefix("ratchet: ") for line in lines if line.startswith("ratchet: ")]
-        raise CommandEnded(_error(lines, arguments[0], process.returncode), faults)
+        raise CommandEnded(_error(lines, arguments[0], process.returncode), progress.faults)
     return list(lines)
 
 
@@ -116,19 +116,24 @@ def _error(lines: "deque[str]", command: str, code: int) -> str:
     A command that a signal ended wrote none.
     """
     content = list(lines)
-    starts = [number for number, line in enumerate(content) if line.startswith("ratchet: ")]
+    starts = [number for number, line in enumerate(content) if line.startswith(_ERROR)]
     if code < 0:
         name = signal.Signals(-code).name
         return "\n".join([f"the command {command} was ended by {name}; its last lines were:", *content[-_SHOWN:]])
     if not starts:
         return "\n".join([f"the command {command} ended with exit code {code}", *content[-_SHOWN:]])
-    return "\n".join(content[starts[-1] :]).removeprefix("ratchet: ")
+    return "\n".join(content[starts[-1] :]).removeprefix(_ERROR)
 
 
 class CommandProgress:
-    """Lines of a command. In a notebook one output with a bar, which is updated; elsewhere stderr."""
+    """Lines of a command. In a notebook one output with a bar, which is updated; elsewhere stderr.
+
+    Attributes:
+        faults: the first line of each error.
+    """
 
     def __init__(self, lines: "deque[str]", title: str) -> None:
+        self.faults: list[str] = []
         self._lines, self._title, self._bar = lines, title, ""
         self._shown: deque[str] = deque(maxlen=_SHOWN)
         self._display = _notebook()
@@ -146,6 +151,8 @@ class CommandProgress:
     def add(self, line: str) -> None:
         """Show a line. That of a stage's progress takes the place of the one before."""
         self._lines.append(line)
+        if line.startswith(_ERROR):
+            self.faults.append(line.removeprefix(_ERROR))
         if not self._display:
             echo(line, err=True)
         if progress := _PROGRESS.match(line):

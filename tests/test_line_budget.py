@@ -7,7 +7,7 @@ REPOSITORY = Path(__file__).parents[1]
 LIMITS = {
     "baselines": 650,
     "code": 450,
-    "commands": 4_823,
+    "commands": 4_836,
     "data": 11_585,
     "doctor": 1_298,
     "evaluation": 3_346,

@@ -80,6 +80,18 @@ def test_open_finds_a_project_and_names_a_folder_without_one(pets, tmp_path: Pat
         ratchet.new(pets.folder)
 
 
+def test_every_fault_of_a_command_is_known(pets, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more files than are named the warning says how many: 200 lines of a command are kept."""
+    program = (
+        "import sys; [print(f'ratchet: {{n}}.png: cannot be read', file=sys.stderr) for n in range(300)]; sys.exit(1)"
+    )
+    monkeypatch.setattr(command_process, "_START", program)
+    with pytest.raises(command_process.CommandEnded, match=r"^299\.png") as ended:
+        run_command(pets.workspace, "predict")
+    assert ended.value.faults == tuple(f"{n}.png: cannot be read" for n in range(300))
+    assert api._unanswered(ended.value.faults).splitlines()[-2:] == ["99.png: cannot be read", "and 200 more"]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -7,12 +7,13 @@ import os
 import re
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ratchet import files
+from ratchet.empty_database import cached_database, copy_database
 from ratchet.errors import RegistryError, TrackingRefused, TrackingUnavailable, first_line, is_momentary
 from ratchet.registry.relocation import require_here
 from ratchet.settings.model import TrackingSettings
@@ -135,12 +136,11 @@ def _make_tables(draft: Path) -> None:
     from mlflow.version import VERSION
 
     database: Any = utils
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "ratchet", "mlflow")
-    empty = cache / f"{VERSION}.db"
+    empty = cached_database("mlflow", VERSION)
     engine = database.create_sqlalchemy_engine(f"{_SQLITE}{draft}")
     try:
         with suppress(sqlite3.Error, MlflowException):  # there is none, or it is damaged
-            _copy_database(empty, draft)
+            copy_database(empty, draft)
             database._verify_schema(engine)
             return
         engine.dispose()
@@ -149,21 +149,7 @@ def _make_tables(draft: Path) -> None:
     finally:
         engine.dispose()
     with suppress(OSError, sqlite3.Error), files.draft_file(empty) as copy:  # uncached, the next project makes its own
-        _copy_database(draft, copy)
-
-
-def _copy_database(source: Path, to: Path) -> None:
-    """Copy by SQLite, which has written the copy to the disk when it returns.
-
-    Raises:
-        sqlite3.Error: the file is damaged.
-    """
-    readable = sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)
-    with closing(readable), closing(sqlite3.connect(to)) as copy:
-        readable.backup(copy)  # also of damaged pages
-        [(fault,)] = copy.execute("PRAGMA integrity_check(1)")
-    if fault != "ok":
-        raise sqlite3.DatabaseError(fault)
+        copy_database(draft, copy)
 
 
 @contextmanager

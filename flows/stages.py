@@ -12,7 +12,7 @@ from httpx import TransportError
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
-from prefect.runtime import flow_run
+from prefect.runtime import deployment, flow_run
 from prefect.states import Completed
 
 from flows import dvc_stage
@@ -21,7 +21,7 @@ from flows.gpu_slot import gpu_slot
 from flows.lost_server import ending_promptly
 from flows.progress import PrefectProgress, whole
 from ratchet.data.versions import DatasetVersion, read_version
-from ratchet.errors import RatchetError, find_cause
+from ratchet.errors import RatchetError, StorageUnavailable, find_cause
 from ratchet.references import require_measurable
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace, disk_errors
@@ -54,17 +54,17 @@ def as_task(
     result: type[R],
     *,
     unit: str,
-    retries: int = 0,
     knows_flow: bool = False,
     holding: Callable[[Params], AbstractContextManager[None]] = lambda params: nullcontext(),
+    **options: Any,
 ) -> Callable[..., R]:
     """Make a Prefect task of a stage, which runs while `holding` a slot. It gets the flow run's id if it `knows_flow`.
 
-    Further arguments of the task only say which tasks it waits for.
+    Further arguments of the task only say which tasks it waits for. `options` are Prefect's of the task.
     """
     name = stage.__name__
 
-    @task(name=name, description=stage.__doc__, task_run_name=name, retries=retries, **_OPTIONS)
+    @task(name=name, description=stage.__doc__, task_run_name=name, **(_OPTIONS | options))
     def run(params: Params, workspace: Workspace, *waits_for: object) -> "R | State[R]":
         extra = {"flow_run": flow_run.get_id()} if knows_flow else {}
         try:
@@ -108,13 +108,20 @@ def _is_worth_retrying(_task: Any, _run: Any, state: State[Any]) -> bool:
     return not isinstance(error, RatchetError)
 
 
+def _may_read_later(_task: Any, _run: Any, state: State[Any]) -> bool:
+    """Retry an ingest if a storage does not answer now, in a run of a deployment, which no user would start again."""
+    error = state.result(raise_on_failure=False)
+    return isinstance(error, StorageUnavailable) and deployment.id is not None
+
+
 _OPTIONS: Any = {
     "retry_delay_seconds": 2,
     "retry_condition_fn": _is_worth_retrying,
     "cache_policy": NO_CACHE,  # hashing inputs is DVC's work here
     "persist_result": False,
 }
-ingest_stage = as_task(ingest, Dataset, unit="samples")
+_LATER: Any = {"retries": 3, "retry_delay_seconds": [2, 10, 60], "retry_condition_fn": _may_read_later}  # as score-flow
+ingest_stage = as_task(ingest, Dataset, unit="samples", **_LATER)
 train_stage = as_task(train, TrainedModel, unit="steps", retries=2, knows_flow=True, holding=gpu_slot)
 evaluate_stage = as_task(evaluate, Evaluation, unit="rows", retries=1)
 export_stage = as_task(export, Exported, unit="variants", retries=1)

@@ -19,7 +19,7 @@ LIMITS = {
     "problems": 1_010,
     "project_files": 30,
     "provenance": 1_115,
-    "ratchet": 2_434,
+    "ratchet": 2_443,
     "registry": 4_814,
     "reports": 2_165,
     "scale": 730,

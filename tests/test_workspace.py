@@ -187,3 +187,24 @@ def test_the_disk_s_refusals_are_told_and_other_errors_pass(tmp_path: Path) -> N
         raise OSError(30, "Read-only file system", str(tmp_path / "x"))
     with pytest.raises(ConnectionRefusedError), disk_errors(tmp_path):
         raise ConnectionRefusedError(111, "Connection refused")
+
+
+@pytest.mark.parametrize("bare", [True, False])
+def test_a_worktree_without_a_main_folder_is_named(workspace: Workspace, tmp_path: Path, bare: bool) -> None:
+    """Git removes it with the ledger, which it ignores. Beside a main folder the records are there."""
+
+    def git(*arguments: str, root: Path = workspace.root) -> None:
+        own = ("-c", "user.name=tests", "-c", "user.email=tests@localhost")
+        subprocess.run(["git", "-C", str(root), *own, *arguments], check=True, capture_output=True)
+
+    git("init")
+    git("add", "params.yaml")
+    git("commit", "--message=one")
+    git("clone", *["--bare"] * bare, str(workspace.root), str(tmp_path / "apart" / "repository"))
+    git("worktree", "add", str(tmp_path / "tree"), "HEAD", root=tmp_path / "apart" / "repository")
+    tree = Workspace(tmp_path / "tree")
+    with tree.hold("a run") as message:
+        assert ("is a git worktree, and the repository has no main folder" in (message or "")) == bare
+    tree.mlruns.mkdir()
+    with tree.hold("a run") as message:
+        assert message is None

@@ -235,7 +235,7 @@ class Workspace:
         """Be the only run in this workspace. The lock ends with the process.
 
         A process that the holder starts (RATCHET_HOLDER in its environment) may enter too. Settings that a killed run
-        left in params.yaml are restored first. Yield a message about that, or None.
+        left in params.yaml are restored first. Yield a message about that or about records in danger, or None.
 
         Raises:
             WorkspaceBusy: another run holds it after `wait` seconds; the message says which.
@@ -260,7 +260,7 @@ class Workspace:
                 own = {"pid": os.getpid(), "purpose": purpose, "since": time.time(), **this_machine()}
                 holder.write_text(json.dumps(own))
             os.environ[HOLDER_VARIABLE] = str(self.root)
-            yield self._restored()
+            yield self._restored() or self._ends_with_worktree()
         finally:
             os.environ.pop(HOLDER_VARIABLE, None)
             holder.unlink(missing_ok=True)
@@ -273,6 +273,15 @@ class Workspace:
 
         with disk_errors(self.root):
             return run_settings.restore(self.params, self.overrides)
+
+    def _ends_with_worktree(self) -> str | None:
+        """Return a message before the first records of a git worktree that no other folder can keep."""
+        if self.mlruns.exists() or self.project != self or _project_of_worktree(self.root) is None:
+            return None
+        return (
+            f"{self.root}: is a git worktree, and the repository has no main folder of this project. So MLflow's "
+            "records and the ledger are in its mlruns, which `git worktree remove` deletes. Fix: use a clone"
+        )
 
     def restore_if_idle(self) -> str | None:
         """Restore the settings that an incomplete run replaced, unless a run holds the workspace.

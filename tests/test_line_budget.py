@@ -25,11 +25,11 @@ LIMITS = {
     "scale": 730,
     "search": 1_170,
     "servers": 1_500,
-    "serving": 7_116,
+    "serving": 7_145,
     "settings": 2_550,
     "tasks": 5_552,
     "tokens": 400,
-    "traffic": 1_187,
+    "traffic": 1_330,
     "training": 9_933,
 }
 

@@ -3,12 +3,14 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
 
 import orjson
 from starlette.responses import Response
 
+from ratchet.kinds.protocol import go_on
 from ratchet.problems import Target
 from ratchet.problems.named_answers import named_answers
 from ratchet.serving.handler import Call, Endpoint, RequestHandler
@@ -56,7 +58,8 @@ class LabelEndpoint(Endpoint):
     ) -> Response:
         """Answer with the numbers of new, corrected and known labels."""
         assert self._store, "`version` checks it"
-        add = partial(self._add, self._store, body, loaded.spec.target, lifetime.check)
+        lift = partial(_lift, limit, asyncio.get_running_loop())
+        add = partial(self._add, self._store, body, loaded.spec.target, lifetime.check, lift)
         try:
             return json_response(asdict(await self.worker.run(add, lifetime)))
         except FileNotFoundError:
@@ -67,7 +70,14 @@ class LabelEndpoint(Endpoint):
             _LOG.error("labels cannot be stored: %s", error)
             raise Refused(503, f"the labels cannot be stored now ({error.strerror})", {"Retry-After": "10"}) from None
 
-    def _add(self, store: LabelStore, body: bytes, target: Target, check: Callable[[], None]) -> Stored:
+    def _add(
+        self,
+        store: LabelStore,
+        body: bytes,
+        target: Target,
+        check: Callable[[], None],
+        lift: Callable[[], None] = go_on,
+    ) -> Stored:
         labels = _read(body, target)
         logged = store.logged({answer for answer, _ in labels}, check)
         for answer, row in labels:
@@ -85,7 +95,28 @@ class LabelEndpoint(Endpoint):
                     "in another order. Nothing was stored",
                 )
         check()
-        return store.add(labels, problem=target.problem, days=self.handler.settings.log_days)
+        return store.add(labels, problem=target.problem, days=self.handler.settings.log_days, begin=lift)
+
+
+def _lift(limit: asyncio.Timeout, loop: asyncio.AbstractEventLoop) -> None:
+    """Let no deadline end a request whose labels are stored now: its answer would be that they are not. In any thread.
+
+    Raises:
+        TimeoutError: it has ended already.
+    """
+    lifted: Future[bool] = Future()
+
+    def lift() -> None:
+        try:
+            limit.reschedule(None)
+        except RuntimeError:
+            lifted.set_result(False)
+        else:
+            lifted.set_result(True)
+
+    loop.call_soon_threadsafe(lift)
+    if not lifted.result():
+        raise TimeoutError
 
 
 def _read(body: bytes, target: Target) -> dict[tuple[str, int], list[float]]:

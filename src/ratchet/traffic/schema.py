@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -24,9 +25,11 @@ __all__ = [
     "SHADOW",
     "SLICE",
     "Logged",
+    "answer_time",
     "is_sampled",
     "row_schema",
     "size_of",
+    "stamped_id",
     "table_of",
     "target_id",
 ]
@@ -41,6 +44,8 @@ MODEL = "model"
 """Source of the answers that the version itself has made; others are of the cache or the fallback."""
 REPEATED = ("envelope", "model", "version", "provenance", "key", "target")
 """Columns with few different values."""
+_MARK = "72"  # of ids with a time; by chance one in 256 of older ids has it
+_STAMPED = re.compile(rf"[0-9a-f]{{22}}{_MARK}([0-9a-f]{{8}})")
 _OVERHEAD = 1000  # bytes of a request besides its arrays
 
 
@@ -166,6 +171,17 @@ def _joined(parts: "Sequence[NDArray[Any] | Sequence[str]]") -> "pyarrow.Array":
     lengths = np.repeat([math.prod(part.shape[1:]) for part in arrays], [len(part) for part in arrays])
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.ListArray.from_arrays(offsets, np.concatenate([part.ravel() for part in arrays]))
+
+
+def stamped_id(random: str, seconds: float) -> str:
+    """Return the id of an answer: 22 random hexadecimal digits, a mark, and its time, by which it is looked up."""
+    return f"{random[:22]}{_MARK}{int(seconds) & 0xFFFFFFFF:08x}"
+
+
+def answer_time(answer: str) -> int | None:
+    """Return the seconds since 1970 at which an answer was given, as its id says; None: an older server gave it."""
+    match = _STAMPED.fullmatch(answer)
+    return int(match[1], 16) if match else None
 
 
 def is_sampled(answer: str, share: float) -> bool:

@@ -8,6 +8,7 @@
 import json
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import lru_cache
 from types import MappingProxyType
@@ -28,6 +29,7 @@ from ratchet.serving.formats.uploads import is_upload, read_upload
 from ratchet.serving.http_request import Header
 from ratchet.serving.versions.loaded import Identity, LoadedVersion
 from ratchet.serving.versions.text_limit import check_texts
+from ratchet.traffic.schema import stamped_id
 
 __all__ = [
     "SLOW",
@@ -370,7 +372,7 @@ def as_json(content: dict[str, Any]) -> tuple[bytes, tuple[Header, ...]]:
 
 def new_id() -> str:
     """Return the id of an answer. Called in the event loop only."""
-    return next(_NEW_IDS)
+    return stamped_id(next(_NEW_IDS), time.time())
 
 
 def _new_ids() -> Iterator[str]:

@@ -4,6 +4,7 @@ import datetime
 import random
 import unicodedata
 
+import pandas as pd
 import polars as pl
 import pytest
 
@@ -346,6 +347,118 @@ def test_records_in_a_label_stop_with_a_working_fix(table, cells: tuple[str, ...
     assert target == Labels(("Action", "Adventure", "Drama"))
 
 
+def test_commas_in_quotes_are_of_a_label(table) -> None:
+    cells = ["['c, d']", "['a', 'c, d']", "[\"don't\", 'a']", "['a', 'b (x)']"]
+    table.write(rows(tags=[cells[row % 4] for row in range(400)]))
+    with pytest.raises(DataError, match=r"several labels in a cell, separated by ','"):
+        table.ingest(label_column="tags")
+    assert table.ingest(label_column="tags", problem="multi-label").target == Labels(("a", "b (x)", "c, d", "don't"))
+    assert table.array("targets").sum(axis=0).tolist() == [300, 100, 200, 100]
+
+
+def test_labels_in_brackets_are_whole(table) -> None:
+    cells = ["[a]|[b]", "[b]|(c)", "(c)", "[a [x]|b]"]
+    table.write(rows(tags=[cells[row % 4] for row in range(400)]))
+    assert table.ingest(label_column="tags", problem="multi-label").target == Labels(("a", "a [x]", "b", "c"))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "json"])
+@pytest.mark.parametrize("several", [100, 4])
+def test_lists_in_typed_files_are_labels(table, kind: str, several: int) -> None:
+    """`several`: of 400 rows with two labels."""
+    cells: list[list[str] | None] = [["a", "c, d"]] * several + [["a"], ["c, d"], ["b|c"], [], None] * 80
+    frame = pl.DataFrame({"x": [DRAW.random() for _ in range(400)], "tags": cells[:400]})
+    write = {"parquet": frame.write_parquet, "jsonl": frame.write_ndjson, "json": frame.write_json}[kind]
+    write(table.root / f"rows.{kind}")
+    with pytest.raises(DataError, match=r"'tags' has several labels in a cell.*data\.problem=multi-label") as stop:
+        table.ingest(f"rows.{kind}", label_column="tags")
+    target = table.ingest(f"rows.{kind}", label_column="tags", **fixes_of(str(stop.value))[0]).target
+    assert target == Labels(("a", "b|c", "c, d"))
+    expected = [sum(name in (cell or ()) for cell in cells[:400]) for name in target.names]
+    assert table.array("targets").sum(axis=0).tolist() == expected
+
+
+def test_none_in_a_list_is_no_label(table) -> None:
+    cells = ["a|None", "b", "None", "b|a"]
+    table.write(rows(tags=[cells[row % 4] for row in range(400)]))
+    assert table.ingest(label_column="tags", problem="multi-label").target == Labels(("a", "b"))
+    note = table.profile()["problem"]["notes"][1]
+    assert note.startswith("tags: 200 of 400 labels are 'None', which means no label: they do not count. If it is a")
+    target = table.ingest(label_column="tags", problem="multi-label", **fixes_of(note)[0]).target
+    assert target == Labels(("None", "a", "b"))
+    assert table.array("targets").sum(axis=0).tolist() == [200, 200, 200]
+
+
+@pytest.mark.parametrize("typed", [pl.Date, pl.Datetime("us"), pl.Datetime("ns"), pl.Datetime("ms")])
+def test_dates_as_labels_are_the_same_in_each_format(table, typed: pl.DataType) -> None:
+    days = [datetime.date(2024, 1, 1 + row % 3) for row in range(400)]
+    frame = pl.DataFrame({"x": [DRAW.random() for _ in days], "label": pl.Series(days).cast(typed)})
+    frame.write_parquet(table.root / "rows.parquet")
+    frame.with_columns(pl.Series("label", days)).write_csv(table.root / "rows.csv")
+    for name in ("rows.parquet", "rows.csv"):
+        assert table.ingest(name).target == Classes(("2024-01-01", "2024-01-02", "2024-01-03"))
+        with pytest.raises(
+            DataError, match=r"texts such as '2024-01-01', and regression needs numbers. Fix: write num"
+        ):
+            table.ingest(name, problem="regression")
+    numbers = [(day - days[0]).days for day in days]
+    frame.with_columns(pl.Series("label", numbers)).write_parquet(table.root / "rows.parquet")
+    assert isinstance(table.ingest("rows.parquet", problem="regression").target, Numbers)
+
+
+def test_times_as_labels_are_texts(table) -> None:
+    """More than 20 of them were numbers, the seconds since 1970 as float32."""
+    times = [datetime.datetime(2024, 1, 1, 8, 30) + datetime.timedelta(hours=row % 25) for row in range(400)]
+    pl.DataFrame({"x": [DRAW.random() for _ in times], "label": times}).write_parquet(table.root / "rows.parquet")
+    target = table.ingest("rows.parquet").target
+    assert isinstance(target, Classes)
+    assert target.names[:2] == ("2024-01-01 08:30:00", "2024-01-01 09:30:00")
+
+
+@pytest.mark.parametrize("name", ["CustomerNo", "EmployeeNumber", "orderNr", "CustomerId"])
+def test_ids_in_camel_case_are_no_features(table, name: str) -> None:
+    ids = [str(7 * row + 13) for row in range(400)]
+    table.write(rows(**{name: ids, "label": labels()}))
+    table.ingest()
+    assert table.types()[name] == "id"
+    table.ingest(columns={name: "numeric"})
+    assert table.types()[name] == "numeric"
+    table.write(rows(**{name: [str(row % 50) for row in range(400)], "label": labels()}))
+    table.ingest()
+    assert table.types()[name] == "numeric"
+
+
+def test_names_in_single_quotes_stop_with_a_working_fix(table) -> None:
+    path = table.write("'x','y','label'\n" + "".join(f"'{row}','{row % 7}','{'ab'[row % 2]}'\n" for row in range(400)))
+    with pytest.raises(DataError, match=r"are in single quotation marks\. Fix: .*quotechar=\"'\"\)\.to_csv"):
+        table.ingest()
+    pd.read_csv(path, quotechar="'").to_csv(path, index=False)
+    assert table.ingest().target == Classes(("a", "b"))
+
+
+def test_an_unknown_split_names_what_is_allowed(table) -> None:
+    folds = [str(row % 3) for row in range(400)]
+    table.write(rows(fold=folds, label=list("aabb" * 100)))
+    with pytest.raises(
+        DataError, match=r"unknown-split \(found fold 0\): write train, validation or test, or leave it"
+    ):
+        table.ingest(split_column="fold")
+    table.write(rows(fold=[("train", "validation", "test")[int(fold)] for fold in folds], label=list("aabb" * 100)))
+    table.ingest(split_column="fold")
+
+
+@pytest.mark.parametrize("line", [" , ", "\t,  ", ","])
+def test_lines_of_spaces_are_no_rows(table, line: str) -> None:
+    """Excel writes them for cells that were cleared by a space."""
+    good = rows(label=labels())
+    table.write(good)
+    before = table.ingest().splits
+    table.write(good + 100 * f"{line}\n")
+    manifest = table.ingest()
+    assert manifest.splits == before
+    assert manifest.quarantined == 0
+
+
 @pytest.mark.parametrize("problem", ["auto", "multi-label"])
 @pytest.mark.parametrize("cells", [["[1, 0, 1]", "[0, 1, 0]", "[1, 1, 0]"], ["[1.0, 0.0]", "[0.0, 1.0]", "[1.0, 1.0]"]])
 def test_flags_of_labels_in_a_cell_stop_with_fix(table, cells: list[str], problem: str) -> None:
@@ -483,7 +596,7 @@ def test_a_class_without_training_rows_names_no_setting_that_fails(table) -> Non
 @pytest.mark.parametrize("count", [1, 2])
 def test_fewer_groups_than_splits_name_no_share(table, count: int) -> None:
     table.write(rows(group=[f"p{row % count}" for row in range(400)], label=labels()))
-    with pytest.raises(DataError, match=f"in {count} groups of 'group' that stay whole") as stop:
+    with pytest.raises(DataError, match=f"in {count} groups? of 'group' that stay whole") as stop:
         table.ingest()
     assert "_fraction" not in str(stop.value)
     table.ingest(drop=("group",))
@@ -595,7 +708,7 @@ def test_none_among_several_labels_is_named_and_can_be_kept(table) -> None:
     table.write(rows(tags=[cells[row % 6] for row in range(400)]))
     assert table.ingest(label_column="tags", problem="multi-label").target == Labels(("a", "b", "c"))
     note = table.profile()["problem"]["notes"][1]
-    assert note.startswith("tags: 133 of 400 labels are 'None', 'NA', which means no label: their rows have none.")
+    assert note.startswith("tags: 133 of 400 labels are 'None', 'NA', which means no label: they do not count.")
     (fix,) = fixes_of(note)
     target = table.ingest(label_column="tags", problem="multi-label", **fix).target
     assert target == Labels(("NA", "None", "a", "b", "c"))

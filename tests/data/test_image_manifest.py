@@ -1,10 +1,12 @@
 """A table that lists images: the meaning of its rows, and rows that are wrong."""
 
 import json
+import re
 import unicodedata
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import polars as pl
 import pytest
 
@@ -142,6 +144,41 @@ def test_spaces_after_commas_are_of_no_cell(place) -> None:
     manifest = place.ingest(source="image-manifest", manifest="labels.csv")
     assert manifest.target.names == ("cat", "dog")
     assert {split: rows.rows for split, rows in manifest.splits.items()} == {"train": 40, "validation": 20, "test": 20}
+
+
+@pytest.mark.parametrize(("cut", "shown"), [
+    (r"\.png$", "table['path'] = table['path'].astype(str) + '.png'"),
+    (r"^flat/", "table['path'] = 'flat/' + table['path'].astype(str)"),
+    (r"^flat/|\.png$", "table['path'] = 'flat/' + table['path'].astype(str) + '.png'"),
+    ("upper", ""),
+])  # fmt: skip
+def test_paths_without_folder_or_ending_name_the_files(place, cut: str, shown: str) -> None:
+    """Most of Kaggle's lists have ids, such as 000c14 for train_images/000c14.png."""
+    place.fill("flat", 80)
+    files = [f"flat/{n:04d}.png" for n in range(80)]
+    written = [name.upper() if cut == "upper" else re.sub(cut, "", name) for name in files]
+    table = pd.DataFrame({"path": written, "label": ["cat", "dog"] * 40})
+    path = place.root / "images" / "labels.csv"
+    table.to_csv(path, index=False)
+    with pytest.raises(DataError, match=f"{written[0]!r} is not there, and 'flat/0000.png' is") as stop:
+        place.ingest(source="image-manifest", manifest="labels.csv")
+    table = pd.read_csv(path, dtype=str)
+    if shown:
+        assert str(stop.value).endswith(f"such as in pandas: {shown}")
+        exec(shown, {"table": table})
+    else:
+        table["path"] = files
+    table.to_csv(path, index=False)
+    assert place.ingest(source="image-manifest", manifest="labels.csv").target.names == ("cat", "dog")
+
+
+def test_lists_in_parquet_are_labels_of_images(place) -> None:
+    place.fill("flat", 80)
+    cells = [["red", "round"], ["red"], ["blue"], []]
+    frame = pl.DataFrame({"path": [f"flat/{n:04d}.png" for n in range(80)], "label": [cells[n % 4] for n in range(80)]})
+    frame.write_parquet(place.root / "images" / "t.parquet")
+    manifest = place.ingest(source="image-manifest", manifest="t.parquet", problem="multi-label")
+    assert manifest.target == Labels(("blue", "red", "round"))
 
 
 def test_an_unknown_split_is_quarantined_and_numbers_are_typed(place) -> None:
@@ -354,7 +391,7 @@ def test_columns_of_lists_are_refused_by_name(place, column: str, message: str) 
     table = {
         "path": [f"flat/{n:04d}.png" for n in range(4)],
         "label": ["cat", "dog"] * 2,
-        column: [["cat"], ["dog"]] * 2,
+        column: [[{"name": "cat"}], [{"name": "dog"}]] * 2,
     }
     pl.DataFrame(table).write_parquet(place.root / "images" / "t.parquet")
     with pytest.raises(DataError, match=message):

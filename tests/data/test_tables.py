@@ -647,7 +647,7 @@ def test_identical_rows_share_a_split_and_conflicts_are_reported(table) -> None:
 
 def test_one_group_is_refused_by_name(table) -> None:
     table.write(with_column("group", ["all"] * ROWS))
-    with pytest.raises(DataError, match=r"split \w+ is empty .*in 1 groups of 'group' that stay whole"):
+    with pytest.raises(DataError, match=r"split \w+ is empty .*in 1 group of 'group' that stay whole"):
         table.ingest()
     table.ingest(drop=["group"])
 

@@ -57,6 +57,13 @@ def test_flags_are_the_same_in_each_format(stored: tuple[str, ...], value: objec
     assert stored[codes[0, 0] - 2].lower() == "true"
 
 
+def test_whole_numbers_with_a_point_are_the_same_categories() -> None:
+    """pandas writes 1 as 1.0 into CSV once a value of its column is missing."""
+    codes = TableInput((Column("code", "categorical", categories=("1", "-2", "3", "3.0", "v1")),))
+    cells = ["1.0", "1", "-2.0", "3.0", "3", "v1.0", "1.5", "1.00", ""]
+    assert encode(pl.DataFrame({"code": cells}), codes)[1].ravel().tolist() == [2, 2, 3, 5, 4, 1, 1, 1, 0]
+
+
 def test_spellings_of_flags_that_are_two_categories_stay_two() -> None:
     flag = TableInput((Column("open", "categorical", categories=("True", "TRUE", "other")),))
     _, codes = encode(pl.DataFrame({"open": ["TRUE", "True", "true"]}), flag)

@@ -28,9 +28,11 @@ def check_bad_fraction(bad: pl.DataFrame, *, total: int, limit: float, table: Pa
     count = quarantine.samples(bad)
     if count == 0 or (count <= limit * total and count < total):
         return
-    counts = ", ".join(f"{rule} {number}" for rule, number in quarantine.by_rule(bad).items())
+    by_rule = quarantine.by_rule(bad)
+    counts = ", ".join(f"{rule} {number}" for rule, number in by_rule.items())
     first = bad.sort("row", "rule").row(0, named=True)
     value = f" (found {first['value']})" if first["value"] else ""
+    value += f": {first['hint']}" if len(by_rule) == 1 else ""
     fix = "correct or remove them" if count == total else "correct or remove them, or raise data.max_bad_fraction"
     text = (
         f"{count} of {total} samples are bad ({count / total:.1%}, data.max_bad_fraction allows {limit:.1%}): {counts}."
@@ -83,7 +85,9 @@ class SetRules:
                 is_divisible = split != "train" and not 0 < groups < len(SPLITS)
                 fraction = f", or raise data.{split}_fraction" if is_divisible else ""
                 undivided = (
-                    f", in {groups:,} groups of {self.settings.group_column!r} that stay whole" if groups else ""
+                    f", in {groups:,} group{'s' * (groups > 1)} of {self.settings.group_column!r} that stay whole"
+                    if groups
+                    else ""
                 )
                 content = next((index[name] for name in ("normal", "content", "packed") if name in index.columns), None)
                 distinct = index.height if content is None else content.n_unique()

@@ -27,6 +27,7 @@ from ratchet.data.sources.table_file import (
     column_names,
     read_table,
     require_column,
+    with_label_lists,
 )
 from ratchet.data.split import SplitName
 from ratchet.data.system_files import Ignored
@@ -65,7 +66,10 @@ class ImageManifest:
         self.name = storage.name
         self._where = f"{storage.where}/{settings.manifest}"
         self._file = self._table(storage)
-        cells = self._file.named(column_names(self._file.header, f"data.manifest: {self._where}"))
+        where = f"data.manifest: {self._where}"
+        cells = with_label_lists(
+            self._file.named(column_names(self._file.header, where)), settings.label_columns, where
+        )
         table = self._named(cells)
         ragged = self._file.ragged
         table = table.join(ragged.select("row"), on="row", how="anti", maintain_order="left")
@@ -112,7 +116,33 @@ class ImageManifest:
         if stamps is None:
             return rows.with_columns(there=pl.lit(True), stamp=pl.lit(None, pl.String))
         rows = rows.with_columns(normal=_as_stored(rows["normal"], stamps["id"]))
-        return rows.join(stamps, left_on="normal", right_on="id", how="left", maintain_order="left")
+        rows = rows.join(stamps, left_on="normal", right_on="id", how="left", maintain_order="left")
+        if not rows["there"].any():
+            self._check_paths(rows["normal"].drop_nulls().unique(maintain_order=True), stamps["id"])
+        return rows
+
+    def _check_paths(self, paths: pl.Series, stored: pl.Series) -> None:
+        """Check that paths, none of which is there, do not only lack a folder or an ending, or have another case.
+
+        Raises:
+            DataError: one does.
+        """
+        names: dict[str, list[str]] = {}
+        for path in stored.sort():
+            base = posixpath.basename(path).casefold()
+            for name in {base, posixpath.splitext(base)[0]}:
+                names.setdefault(name, []).append(path)
+        column = self._settings.path_column
+        for path in paths:
+            for file in names.get(posixpath.basename(path).casefold(), ()):
+                before, is_inside, after = file.rpartition(path)
+                parts = [repr(before)] * bool(before) + [f"table[{column!r}].astype(str)"] + [repr(after)] * bool(after)
+                how = f"in pandas: table[{column!r}] = {' + '.join(parts)}"
+                raise DataError(
+                    f"data.manifest: {self._where}: no path in column {column!r} is a file in data.path. {path!r} is "
+                    f"not there, and {file!r} is. Fix: write the paths as the files are called"
+                    + (f", such as {how}" if is_inside else "")
+                )
 
     def _is_header(self, table: pl.DataFrame) -> pl.Series:
         """Return whether each row is the header again."""

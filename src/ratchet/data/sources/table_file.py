@@ -24,7 +24,7 @@ from ratchet.errors import DataError
 __all__ = [
     "BYTE_ORDER_MARKS", "EXACT", "FIRST_ROW", "MISSING", "SEPARATORS", "RowStart", "TableFile", "check_single_values",
     "column_names", "composed", "csv_rows", "encoding_of", "largest", "read_table", "require_column", "stream_csv",
-    "text_blocks",
+    "text_blocks", "with_label_lists",
 ]  # fmt: skip
 
 MISSING = ("", "NaN", "nan", "-NaN", "-nan", "None", "null", "NULL", "NA", "<NA>", "N/A", "n/a", "#N/A")
@@ -203,6 +203,11 @@ def require_column(column: str, setting: str, existing: Sequence[str], where: st
         DataError: it has not; the message lists its columns, and names a near one.
     """
     if column not in existing:
+        if repr(column) in existing:
+            raise DataError(
+                f"{where}: the names of its columns are in single quotation marks. Fix: save it with pandas: "
+                f"read_csv(FILE, quotechar=\"'\").to_csv('table.csv', index=False)"
+            )
         near = "".join(difflib.get_close_matches(column, existing, n=1))
         shown = ", ".join(existing[:_SHOWN]) + (", ..." if len(existing) > _SHOWN else "")
         raise DataError(
@@ -220,6 +225,24 @@ def check_single_values(table: pl.DataFrame, where: str, *, needed: Collection[s
         if dtype.is_nested() or dtype in (pl.Binary, pl.Object):
             fix = "save one text or number in each row" if name in needed else f"set data.drop=[{name}]"
             raise DataError(f"{where}: column {name!r} has {dtype}, not single values. Fix: {fix}")
+
+
+def with_label_lists(table: pl.DataFrame, labels: Collection[str], where: str) -> pl.DataFrame:
+    """Return the table with texts such as ["a", "b"] for the lists of texts or numbers in its label columns.
+
+    Raises:
+        DataError: a label has a double quotation mark.
+    """
+    lists = [
+        pl.col(name).cast(pl.List(pl.String)).list.drop_nulls()
+        for name, dtype in table.schema.items()
+        if name in labels and isinstance(dtype, pl.List | pl.Array) and not dtype.inner.is_nested()
+    ]
+    for column in table.select(lists):
+        if column.explode().str.contains('"').any():
+            raise DataError(f"{where}: a label in column {column.name!r} has a double quotation mark. Fix: remove it")
+    texts = [pl.format('["{}"]', column.list.join('", "')).str.replace('[""]', "[]", literal=True) for column in lists]
+    return table.with_columns(texts)
 
 
 def read_table(

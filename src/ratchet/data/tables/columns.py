@@ -47,7 +47,9 @@ GROUP_NAME = re.compile(
 )
 """Names of columns whose equal values are rows of one person or thing."""
 
-ID_NAME = re.compile(r"(?i:(^|[\W_])(id|ids|uuid|guid|key|index|idx|nr|no|number|unnamed.*|column_1)$)|[a-z](Id|ID)$")
+ID_NAME = re.compile(
+    r"(?i:(^|[\W_])(id|ids|uuid|guid|key|index|idx|nr|no|number|unnamed.*|column_1)$)|[a-z](Id|ID|No|Nr|Number)$"
+)
 _DATED = (
     r"^\d{1,4}[-/. ]\S+[-/. ]\d|^[A-Za-z]{3,9} \d{1,2}, \d{4}|^\d{1,2}:\d\d|^\d{4}[-/]\d\d?$|^\d\d?[-/]\d{4}$"
     r"|^[A-Za-z]{3,9}(?:-\d\d|[- ]\d{4})$|^\d{4}-?[QW]\d\d?$"

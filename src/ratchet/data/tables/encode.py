@@ -1,5 +1,6 @@
 """Raw rows to the arrays of a model. Ingest and a served model use this one function."""
 
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -146,10 +147,15 @@ def arrays_of(
 
 
 def _codes(cells: pl.Series, categories: Sequence[str]) -> NDArray[np.integer]:
-    """Return the code of each text: 0 if it is missing, 1 if it is no category of the training rows."""
+    """Return the code of each text: 0 if it is missing, 1 if it is no category of the training rows.
+
+    1.0 is the category 1 if there is no category 1.0: so pandas writes whole numbers of a column with a missing value.
+    """
     cells, known = coded(cells), {name: code for code, name in enumerate(categories, _FIRST)}
     names: Sequence[str] = cells.dtype.categories  # type: ignore[attr-defined]
-    table = np.array([known.get(name, _UNSEEN) for name in names] + [0], np.min_scalar_type(len(known) + _FIRST))
+    whole = [name[:-2] if re.fullmatch(r"-?\d+\.0", name) else name for name in names]
+    codes = [known.get(name, known.get(other, _UNSEEN)) for name, other in zip(names, whole, strict=True)]
+    table = np.array([*codes, 0], np.min_scalar_type(len(known) + _FIRST))
     places = cells.to_physical()
     if places.null_count():
         places = places.cast(pl.UInt32).fill_null(len(names))

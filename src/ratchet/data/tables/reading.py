@@ -14,7 +14,15 @@ from ratchet.data import quarantine
 from ratchet.data.reading.storage import expanded, is_url, open_storage, read_whole, why_unusable
 from ratchet.data.refusal_reasons import REASONS
 from ratchet.data.sources.csv_records import cells_of
-from ratchet.data.sources.table_file import SEPARATORS, TableFile, column_names, composed, read_table, require_column
+from ratchet.data.sources.table_file import (
+    SEPARATORS,
+    TableFile,
+    column_names,
+    composed,
+    read_table,
+    require_column,
+    with_label_lists,
+)
 from ratchet.data.system_files import is_system_name
 from ratchet.data.tables.columns import GROUP_NAME, ID_NAME
 from ratchet.data.tables.encode import MISSING_TEXTS
@@ -58,10 +66,17 @@ class RawTable:
     def good_rows(self, frame: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series, pl.DataFrame]:
         """Return the rows of `frame`, which has columns of this table, their numbers from 1, and quarantine rows.
 
-        An empty line is no row. A record with too many or too few cells, or that is the header again, is bad.
+        An empty line is no row, also with spaces in its cells. A record with too many or too few cells, or that is the
+        header again, is bad.
         """
         rows, names = pl.Series("row", np.arange(1, frame.height + 1)), frame.columns
-        empty = _hold(frame, frame.to_series(0).is_null(), pl.all().is_null())
+        is_csv = bool(self.file.head)
+        filled = [
+            pl.col(name).str.contains(r"\S") if is_csv and kind == pl.String else pl.col(name).is_not_null()
+            for name, kind in frame.schema.items()
+        ]
+        blank = [~cells.fill_null(False) for cells in filled]
+        empty = _hold(frame, frame.select(blank[0]).to_series(), *blank)
         headers = pl.Series([False]).new_from_index(0, frame.height)
         if all(kind == pl.String for kind in frame.dtypes):
             same = [pl.col(name).str.strip_chars() == name for name in names]
@@ -123,7 +138,7 @@ def open_table(settings: DataSettings, *, root: Path, typed: bool = False) -> Ra
     has_header = not _looks_like_data(list(map(composed, file.header)), file.table, wanted=needed)
     if not has_header:
         file = read_table(content, where=where, needed=(), is_header=lambda cells: False)
-    frame = file.named(column_names(file.header, where))
+    frame = with_label_lists(file.named(column_names(file.header, where)), needed, where)
     if frame.is_empty():
         raise DataError(f"{where} has a header and no rows. Fix: add rows")
     name = re.sub(r"(\.\w+)+$", "", path.rpartition("/")[2]) or "table"

@@ -3,7 +3,7 @@
 import math
 import re
 import unicodedata
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,7 +16,7 @@ from ratchet.data.checks.label_spelling import check_known, in_order, look_alike
 from ratchet.data.sources.table_file import EXACT
 from ratchet.data.tables.columns import form_notes
 from ratchet.data.tables.digests import by_text
-from ratchet.data.tables.encode import cleaned, known_texts, plain_values, texts_of, without
+from ratchet.data.tables.encode import MISSING_TEXTS, cleaned, known_texts, plain_values, texts_of, without
 from ratchet.data.tables.notes import far_notes, mixed_notes, point_notes, yaml_list
 from ratchet.data.tables.number_formats import PLAIN, Ambiguous, number_form, numbers
 from ratchet.errors import DataError
@@ -32,6 +32,7 @@ _SEPARATORS = ("|", ";", ",", "/")  # of several labels in a cell
 _LIST_SHARE = 0.05  # of the rows that have several labels
 _LIST_REUSE = 1.2  # texts in which a label of a list occurs, on average
 _NESTED_LABELS = r"^[\[(](?:.*,\s*)?[\[{]|^\{[^,|]*:"  # records and lists inside a list, or one record
+_QUOTES = ("'", '"')
 _FLAGS = {"0", "1", "0.0", "1.0", "0.", "1.", "True", "False", "true", "false"}
 _TRUE = {"1": 1.0, "0": 0.0, "true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 _LARGEST = float(np.finfo(np.float32).max)
@@ -104,9 +105,12 @@ class _Label:
     """A label column: its texts, and its numbers where a text is one."""
 
     def __init__(self, values: pl.Series, settings: DataSettings, where: str) -> None:
+        if isinstance(values.dtype, pl.Date | pl.Datetime):  # as in CSV files
+            values = values.dt.to_string("iso").str.replace(r"(?: 00:00:00)?(?:\.0+)?$", "")
         self.name, self.where, self.cells, self.missing = values.name, where, values, settings.missing
         missing, self.form = settings.missing, ""
-        self.unlabelled: dict[str, int] = {}  # texts such as None, which mean no label
+        self.no_label = {*MISSING_TEXTS, *missing}.difference(() if settings.classes == "auto" else settings.classes)
+        self.unlabelled: Counter[str] = Counter()  # texts such as None, which mean no label
         try:
             typed = plain_values(values, values.name)
             self.is_boolean = values.dtype == pl.Boolean
@@ -119,7 +123,7 @@ class _Label:
             elif typed is None:
                 is_lost = texts.is_null() & (cells.str.len_chars() > 0) & ~cells.is_in(list(missing))
                 lost = cells.filter(is_lost) if codes is None else cells.gather(codes.filter(is_lost.gather(codes)))
-                self.unlabelled = dict(lost.alias("value").value_counts(sort=True).rows())
+                self.unlabelled = Counter(dict(lost.alias("value").value_counts(sort=True).rows()))
             if typed is None:
                 present = texts.drop_nulls()
                 if codes is not None and present.str.contains(r"\d").any():  # the commonest form is that of most rows
@@ -264,7 +268,8 @@ def _check_single(column: _Label, settings: DataSettings, *, has_numbers: bool) 
     separator = _list_separator(column.counts)
     if separator is not None:
         _check_lists(column)
-        example = min(text for text in column.counts if len(_labels_in(text, separator)) > 1)
+        lists = [text for text in column.counts if len(_labels_in(text, separator)) > 1]
+        example = min(lists or column.counts)
         problem = (
             f"{column.name!r} has several labels in a cell, separated by {separator!r}, such as {example!r}. Fix: "
             "`ratchet set data.problem=multi-label`"
@@ -312,8 +317,8 @@ def _check_unlabelled(column: _Label, classes: Sequence[str], limit: float | Non
     fix = f'"data.classes=[{listed}]"' if len(classes) <= _MAX_LISTED else "data.classes to the list of all classes"
     text = f"{count:,} of {len(column.texts):,} labels are {names}, which means no label"
     if limit is None or count <= limit * len(column.texts):
-        effect, noun = ("are left out", "class") if limit is not None else ("have none", "label")
-        return (f"{column.name}: {text}: their rows {effect}. If it is a {noun}: ratchet set {fix}",)
+        effect, noun = ("their rows are left out", "class") if limit is not None else ("they do not count", "label")
+        return (f"{column.name}: {text}: {effect}. If it is a {noun}: ratchet set {fix}",)
     raise DataError(
         f"{column.where}: label column {column.name!r}: {text}, and data.max_bad_fraction allows {limit:.1%} rows "
         f"without one. Fix: if it is a class, ratchet set {fix}; if not, remove these rows, or raise "
@@ -419,7 +424,8 @@ def _numbers(columns: Sequence[_Label], settings: DataSettings, where: str, why:
         if column.numeric_share <= 0.5:
             raise DataError(
                 f"{where}: label column {column.name!r} has texts such as {column.present[0]!r}, and regression needs "
-                "numbers. Fix: set data.problem to classification, or data.label_column to another column"
+                "numbers. Fix: write numbers, such as days for dates; or set data.problem to classification, or "
+                "data.label_column to another column"
             )
         _check_varied(column.name, column.numbers.drop_nulls().to_numpy(), where)
     missing, odd, infinite = (pl.Series([False]).new_from_index(0, len(columns[0].texts)) for _ in range(3))
@@ -473,6 +479,9 @@ def _listed(column: _Label, where: str, why: str) -> TargetTable:
         (mark for mark in _SEPARATORS[:3] if any(mark in text for text in column.counts)), _SEPARATORS[0]
     )
     split = {text: _labels_in(text, separator) for text in column.counts}
+    for text, parts in split.items():
+        column.unlabelled.update(dict.fromkeys(column.no_label.intersection(parts), column.counts[text]))
+        split[text] = [part for part in parts if part not in column.no_label]
     lists = pl.Series([split.get(text, []) for text in column.texts], dtype=pl.List(pl.String))
     names = tuple(sorted(name for name in lists.explode().unique() if name))
     if len(names) < 2:
@@ -508,6 +517,8 @@ def _list_separator(counts: Mapping[str, int]) -> str | None:
     Labels of lists occur in several texts, and a list may have any length or order. "Washington, DC" and "animal/cat"
     have one length, and each part its own place.
     """
+    if all(map(_is_list, counts)):
+        return ","
     for separator in _SEPARATORS:
         lists = {text: _labels_in(text, separator) for text in counts}
         several = {text: parts for text, parts in lists.items() if len(parts) > 1}
@@ -526,11 +537,33 @@ def _list_separator(counts: Mapping[str, int]) -> str | None:
     return None
 
 
+def _is_list(text: str) -> bool:
+    """Return whether a text is a list of Python or JSON with texts, or an empty one."""
+    return text == "[]" or (text[:1] == "[" and text[-1:] == "]" and text[1:2] in _QUOTES)
+
+
 def _labels_in(text: str, separator: str) -> list[str]:
-    """Return the labels of a cell, without the brackets and quotes of a Python list."""
-    text = text[1:-1] if text[:1] + text[-1:] in ("[]", "{}", "()") else text
-    parts = (part.strip().strip("'\"").strip() for part in text.split(separator))
-    return [part for part in parts if part]
+    """Return the labels of a cell, without the brackets and quotes of a list. A separator inside quotes is none."""
+    text = _unwrapped(text)
+    if text.startswith(_QUOTES):
+        end = rf"(?=\s*(?:{re.escape(separator)}|$))"
+        parts = re.findall(rf"""(?:"[^"]*"{end}|'[^']*'{end}|[^{re.escape(separator)}])+""", text)
+    else:
+        parts = text.split(separator)
+    labels = (_unwrapped(part.strip()).strip("'\"").strip() for part in parts)
+    return [label for label in labels if label]
+
+
+def _unwrapped(text: str) -> str:
+    """Return a text without brackets, if they are around all of it."""
+    first, last, depth = text[:1], text[-1:], 0
+    if first + last not in ("[]", "{}", "()"):
+        return text
+    for mark in text[:-1] if last in text[:-1] else "":
+        depth += (mark == first) - (mark == last)
+        if not depth:
+            return text
+    return text[1:-1]
 
 
 def _are_digits(texts: Iterable[str]) -> bool:

@@ -97,6 +97,48 @@ def test_folders_keep_their_splits(place: Place) -> None:
     assert place.profile()["files"] == {"train": 3, "validation": 3, "test": 3}
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"),
+        ("train.txt", "dev.txt", "Test.txt"),
+        ("corpus/train/a.txt", "corpus/val/a.txt", "corpus/test/a.txt"),
+        ("train-00000-of-00001.txt", "validation-00000-of-00001.txt", "test-00000-of-00001.txt"),
+    ],
+)
+def test_files_called_like_splits_keep_them(place: Place, names: tuple[str, ...]) -> None:
+    """They are how most sets for language models come. Cut like other files, their test text would be trained on."""
+    for name, split in zip(names, SPLITS, strict=True):
+        place.write(name, LINES.replace("line", split))
+    place.ingest()
+    assert [place.text(split) for split in SPLITS] == [LINES.replace("line", split) for split in SPLITS]
+
+
+def test_validation_is_cut_from_a_file_called_train(place: Place) -> None:
+    place.write("train.txt", LINES)
+    place.write("test.txt", LINES.replace("line", "test"))
+    place.ingest()
+    assert place.text("train") + place.text("validation") == LINES
+    assert place.text("test") == LINES.replace("line", "test")
+
+
+def test_a_file_without_split_beside_others_stops_with_the_fix(place: Place) -> None:
+    for name in ("train.txt", "test.txt", "README"):
+        place.write(name, LINES.replace("line", name))
+    with pytest.raises(DataError, match=r"'test.txt' names a split, and 'README' names none\. Fix: .* train-README$"):
+        place.ingest()
+    (place.root / "text" / "README").rename(place.root / "text" / "train-README")
+    place.ingest()
+    assert place.profile()["files"]["test"] == 1
+
+
+def test_one_file_called_test_is_an_ordinary_text(place: Place) -> None:
+    for name in ("test.txt", "driving-test.txt", "story.txt"):
+        place.write(name, LINES.replace("line", name))
+    place.ingest()
+    assert place.profile()["files"]["train"] == 3
+
+
 def test_text_of_the_test_split_is_not_in_train(place: Place) -> None:
     for folder in ("train", "val", "test"):
         for number in range(20):

@@ -2,16 +2,16 @@
 
 Files are decoded as texts with labels are. A file that is no text is quarantined. One file, or fewer than ten, are cut
 at line ends: the first part of each is for training, then validation, then test, so that the model is tested on text
-that follows. Ten files and more are assigned whole, by the hash of their content. Folders train, validation (or val)
-and test keep their splits. A split is the text of its files in the order of their names; each file ends with a line
-end.
+that follows. Ten files and more are assigned whole, by the hash of their content. Folders and files that are called
+like splits keep them. A split is the text of its files in the order of their names; each file ends with a line end.
 """
 
 import hashlib
 import os
+import posixpath
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -73,9 +73,10 @@ def ingest_tokens(task: IngestTask) -> Manifest:
     settings = task.settings
     storage, names, ignored = _source(settings, task.root)
     task.say_ignored(ignored)
+    given = _given(names, storage.where)
     if task.sample:
         names = names[:: -(-len(names) // _SAMPLE_FILES)]
-    good, bad = _read(storage, names, task)
+    good, bad = _read(storage, names, given, task)
     whole = [file if file.split else replace(file, split="train") for file in good]
     kept, bad = _without_copies(whole, bad)  # before one of them is cut
     parts = _split([file for file in good if file.id in kept], settings)
@@ -140,7 +141,9 @@ def _refuse_tables(names: Sequence[str]) -> None:
         )
 
 
-def _read(storage: Storage, names: Sequence[str], task: IngestTask) -> tuple[list[_File], pl.DataFrame]:
+def _read(
+    storage: Storage, names: Sequence[str], given: Mapping[str, SplitName], task: IngestTask
+) -> tuple[list[_File], pl.DataFrame]:
     """Return the good files, and the quarantine table of the others."""
     good: list[_File] = []
     failures: list[tuple[str, int, str, str]] = []
@@ -156,7 +159,7 @@ def _read(storage: Storage, names: Sequence[str], task: IngestTask) -> tuple[lis
             failures.append((name, row, decoded.rule, str(decoded.problem)))
         else:
             content = content[: _boundary(content, _SAMPLE_BYTES)] if task.sample else content
-            good.append(_File(row, name, content, hashlib.sha256(raw).hexdigest(), _given(name)))
+            good.append(_File(row, name, content, hashlib.sha256(raw).hexdigest(), given.get(name)))
         task.report(row + 1, len(names))
     return good, quarantine.rows(failures)
 
@@ -204,10 +207,38 @@ def _line_pieces(content: bytes) -> Iterator[tuple[int, int]]:
         start = end
 
 
-def _given(name: str) -> SplitName | None:
-    """Return the split that the file's top folder names."""
-    top, inside, _ = name.partition("/")
-    return SPLIT_FOLDERS.get(top.casefold()) if inside else None
+def _given(names: Sequence[str], where: str) -> dict[str, SplitName]:
+    """Return the splits of the files that have one: by the top folder, by an inner one, or as in wiki.train.tokens.
+
+    Names below the top count only if they name train and another split: a text may be called test.
+
+    Raises:
+        DataError: some files have names of splits, and others have not.
+    """
+    if top := _named(names, lambda name: name.split("/")[:-1][:1]):
+        return top
+    if _divides(inner := _named(names, lambda name: name.split("/")[:-1])):
+        return inner
+    if not _divides(own := _named(names, lambda name: re.findall("[a-z]+", PurePosixPath(name).name.casefold()))):
+        return {}
+    if others := [name for name in names if name not in own]:
+        raise DataError(
+            f"data.path: {where}: {next(iter(own))!r} names a split, and {others[0]!r} names none. Fix: move "
+            f"{others[0]!r} away, or rename it, such as to {posixpath.join(posixpath.dirname(others[0]), 'train-')}"
+            f"{PurePosixPath(others[0]).name}"
+        )
+    return own
+
+
+def _named(names: Sequence[str], parts: Callable[[str], Sequence[str]]) -> dict[str, SplitName]:
+    """Return the split of each file whose parts name one."""
+    folded = {name: [part.casefold() for part in parts(name)] for name in names}
+    splits = {name: {SPLIT_FOLDERS[part] for part in each if part in SPLIT_FOLDERS} for name, each in folded.items()}
+    return {name: next(iter(each)) for name, each in splits.items() if len(each) == 1}
+
+
+def _divides(given: Mapping[str, SplitName]) -> bool:
+    return "train" in given.values() and len(set(given.values())) > 1
 
 
 def _split(whole: Sequence[_File], settings: DataSettings) -> list[_File]:

@@ -87,6 +87,27 @@ def test_a_group_is_in_one_split_and_stays_there(place) -> None:
     }
 
 
+def test_a_row_without_split_gets_that_of_its_group(place) -> None:
+    """Drawn by the group alone, half of the patients would be in two splits."""
+    place.fill("flat", 120)
+    given = ("train", "test", "validation")
+    lines = [f"flat/{n:04d}.png,{n % 2},p{n // 6},{given[n // 6 % 3] if n % 3 else ''}" for n in range(120)]
+    (place.root / "images" / "t.csv").write_text("\n".join(["path,label,group,split", *lines]))
+    place.ingest(source="image-manifest", manifest="t.csv")
+    assert place.index().select((pl.col("id").str.slice(5, 4).cast(pl.Int64) // 6 % 3), "split").unique().height == 3
+
+
+def test_a_group_in_two_given_splits_stops_with_the_fix(place) -> None:
+    place.fill("flat", 120)
+    lines = [f"flat/{n:04d}.png,{n % 2},p{n // 6},{'train' if n % 6 else 'test'}" for n in range(120)]
+    (place.root / "images" / "t.csv").write_text("\n".join(["path,label,group,split", *lines]))
+    with pytest.raises(
+        DataError, match=r"group 'p0' .* is in the splits test and train\. .* in data.drop"
+    ):
+        place.ingest(source="image-manifest", manifest="t.csv")
+    assert place.ingest(source="image-manifest", manifest="t.csv", drop=("group",)).splits["test"].rows == 20
+
+
 WRONG_ROWS = [  # row, rule, source, value
     (
         "flat/0000.png,dog", "duplicate-id", "flat/0000.png",

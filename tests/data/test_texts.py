@@ -250,6 +250,14 @@ def test_extra_columns_groups_and_splits_are_kept(place: Place) -> None:
     assert manifest.splits["test"].rows == 20
 
 
+def test_a_group_in_two_given_splits_stops_with_the_fix(place: Place) -> None:
+    lines = [f"text number {n},{n % 2},w{n // 6},{'train' if n % 6 else 'test'}" for n in range(120)]
+    path = place.write("r.csv", "\n".join(["text,label,writer,split", *lines]))
+    with pytest.raises(DataError, match=r"'w0' of column 'writer' is in .*`ratchet set data.group_column=group`"):
+        place.ingest(path, group_column="writer")
+    assert place.ingest(path, group_column="group").splits["test"].rows == 20
+
+
 def test_a_space_or_form_divides_no_group(place: Place) -> None:
     forms = ("José {}", "Jose\u0301 {}", "José {} ")
     lines = [f'{line},"{forms[row % 3].format(row // 3 % 12)}"' for row, line in enumerate(TABLE.splitlines()[1:])]

@@ -81,6 +81,9 @@ def divide(
 ) -> pl.DataFrame:
     """Return the samples as rows of an index: split by split, each in the order of `good`.
 
+    Raises:
+        DataError: a group is in several given splits.
+
     Args:
         good: id, the split that the source assigns, group, and `normal`, the digest in which duplicates are equal.
         labels: of the same samples. Column `LABEL_PLACE` of the result has their places.
@@ -92,7 +95,7 @@ def divide(
     shown = labels.shown.cast(pl.String)
     assigned = split.assign(
         good.select(identity).to_series(),
-        good["split"],
+        split.of_groups(good["split"], good["group"], settings),
         settings,
         declared=declared,
         classes=shown if labels.classes else None,

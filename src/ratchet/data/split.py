@@ -18,9 +18,10 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from ratchet.errors import DataError
 from ratchet.settings.model import DataSettings
 
-__all__ = ["SPLITS", "SplitName", "assign", "drawn", "even_positions", "keys", "position"]
+__all__ = ["SPLITS", "SplitName", "assign", "drawn", "even_positions", "keys", "of_groups", "position"]
 
 SplitName = Literal["train", "validation", "test"]
 SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
@@ -92,6 +93,28 @@ def even_positions(u: NDArray[np.float64], classes: pl.Series) -> NDArray[np.flo
     even[by_class] = np.minimum((before + start * size) / total[code], 1 - 2**-53)
     result[order] = np.repeat(even, sizes)
     return result
+
+
+def of_groups(given: pl.Series, groups: pl.Series, settings: DataSettings) -> pl.Series:
+    """Return the given splits; a sample without one gets that of its group.
+
+    Raises:
+        DataError: a group has several splits.
+    """
+    rows = pl.DataFrame({"group": groups, "split": given})
+    named = rows.drop_nulls().group_by("group").agg(pl.col("split").unique().sort()).sort("group")
+    several = named.filter(pl.col("split").list.len() > 1)
+    if several.height:
+        (group, places), usual = several.row(0), type(settings).model_fields["group_column"].default
+        column = settings.group_column
+        no_groups = "list the column in data.drop" if column == usual else f"`ratchet set data.group_column={usual}`"
+        raise DataError(
+            f"data.group_column: group {group!r} of column {column!r} is in the splits {' and '.join(places)}. Fix: "
+            f"put its samples into one split; if these are no groups, {no_groups}"
+        )
+    known = named.with_columns(own=pl.col("split").list.first()).select("group", "own")
+    joined = rows.join(known, on="group", how="left", maintain_order="left")
+    return joined.select(pl.coalesce("split", "own")).to_series().alias(given.name)
 
 
 def drawn(u: NDArray[np.float64], settings: DataSettings, *, declared: Collection[str]) -> NDArray[np.int64]:

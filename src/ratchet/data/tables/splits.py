@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from ratchet.combinations import order_fault
 from ratchet.data import split
 from ratchet.data.tables.digests import uniform
-from ratchet.errors import DataError, SettingsError
+from ratchet.errors import SettingsError
 from ratchet.settings.model import DataSettings
 
 __all__ = ["assigned", "check_order"]
@@ -58,7 +58,7 @@ def assigned(
         codes = groups.cast(pl.Enum(distinct)).to_physical().cast(pl.Int64).fill_null(-1).to_numpy()
         u = np.where(codes >= 0, places[codes], u) if len(places) else u
     if given is not None and groups is not None:
-        given = _of_groups(given, groups, settings)
+        given = split.of_groups(given, groups, settings)
     declared = set(given.unique().drop_nulls()) if given is not None else set()
     if classes is not None:
         if given is None:
@@ -71,27 +71,6 @@ def assigned(
         return drawn
     kept = given.replace_strict({"train": None, "validation": 1, "test": 2}, return_dtype=pl.Int64)
     return kept.fill_null(pl.Series(drawn)).to_numpy()
-
-
-def _of_groups(given: pl.Series, groups: pl.Series, settings: DataSettings) -> pl.Series:
-    """Return the given splits; a row without one gets that of its group.
-
-    Raises:
-        DataError: a group has several splits.
-    """
-    rows = pl.DataFrame({"group": groups, "split": given})
-    named = rows.drop_nulls().group_by("group").agg(pl.col("split").unique().sort()).sort("group")
-    several = named.filter(pl.col("split").list.len() > 1)
-    if several.height:
-        group, places = several.row(0)
-        raise DataError(
-            f"data.group_column: group {group!r} of column {settings.group_column!r} is in the splits "
-            f"{' and '.join(places)}. Fix: correct data.split_column {settings.split_column!r}, or list one of the two "
-            "columns in data.drop"
-        )
-    known = named.with_columns(own=pl.col("split").list.first()).select("group", "own")
-    joined = rows.join(known, on="group", how="left", maintain_order="left")
-    return joined.select(pl.coalesce("split", "own")).to_series().alias(given.name)
 
 
 def _ordered(order: pl.Series, settings: DataSettings) -> NDArray[np.int64]:

@@ -1,5 +1,6 @@
 """Settings that name something are checked in a moment by `ratchet set`, and at the start of every run."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,11 @@ EXCLUDING = [  # settings that exclude each other, the beginning of the message,
     ("training.prune_channels=0.5 model.name=baseline", "training.prune_channels: found 0.5", "model.name=auto"),
     ("model.name=blend", "model.name: found blend", "model.name=auto"),
     ("data.kind=table data.order_by=day data.folds=5", "data.order_by: found day", "data.folds=0"),
+    ("data.source=image-folder data.classes=[b,a]", "data.classes: found [b, a]", "data.classes=auto"),
+    ("data.source=image-folder data.split_column=fold", "data.split_column: found fold", "data.split_column=split"),
+    ("data.source=digits data.group_column=who", "data.group_column: found who", "data.group_column=group"),
+    ("data.source=image-folder data.hash=[level_2]", "data.hash: found [level_2]", "data.hash=[]"),
+    ("data.kind=tokens data.group_column=who", "data.group_column: found who", "data.group_column=group"),
     (
         "data.kind=table data.problem=regression training.loss=cross-entropy",
         "training.loss: found cross-entropy", "training.loss=auto",
@@ -86,7 +92,7 @@ def test_settings_that_exclude_each_other_are_refused_until_fixed(
     [fault] = broken_references(changed, workspace)
     assert fault.startswith(message)
     assert "Fix: " in fault
-    with pytest.raises(SettingsError, match=f"^params.yaml: {message}"):
+    with pytest.raises(SettingsError, match=f"^params.yaml: {re.escape(message)}"):
         require_references(changed, workspace)
     fixed = settings.plan(workspace.params, wanted | settings.parse_assignments([fix])).params
     assert list(broken_references(fixed, workspace)) == []

@@ -4,12 +4,13 @@ Standard library only: training imports it, and `ratchet set` waits for no libra
 params.yaml, or a plan, whose fields have the same names.
 """
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 __all__ = [
-    "blend_fault", "objective_faults", "order_fault", "pieces_fault", "pruning_fault", "reduction_fault", "shard_fault",
-    "shard_obstacles", "training_faults",
+    "blend_fault", "column_faults", "objective_faults", "order_fault", "pieces_fault", "pruning_fault",
+    "reduction_fault", "shard_fault", "shard_obstacles", "training_faults",
 ]  # fmt: skip
 
 NO_RESULT = "it refuses combinations of settings"
@@ -104,6 +105,19 @@ def objective_faults(training: Any, target: Any) -> Iterator[str]:
             yield (
                 f"{key}: found {value}, and the problem of the data is {target.problem}. Allowed: auto, "
                 f"{', '.join(allowed)}. Fix: `ratchet set {key}=auto`"
+            )
+
+
+def column_faults(data: Any, source: str, *, but: str = "") -> Iterator[str]:
+    """Yield a message for each setting of columns and classes that has no effect in a source without a table."""
+    for name in ("classes", "split_column", "group_column", "drop", "hash"):
+        value, usual = getattr(data, name), type(data).model_fields[name].default
+        if value != usual and name != but:
+            shown, default = (json.dumps(each, ensure_ascii=False).replace('"', "") for each in (value, usual))
+            fix = f"'data.{name}=[]'" if default == "[]" else f"data.{name}={default}"
+            yield (
+                f"data.{name}: found {shown}. Allowed: only for samples in a table, and {source} has none. Fix: "
+                f"`ratchet set {fix}`, or list the samples in a table"
             )
 
 

@@ -12,13 +12,20 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ratchet.combinations import blend_fault, objective_faults, order_fault, pruning_fault, training_faults
+from ratchet.combinations import (
+    blend_fault,
+    column_faults,
+    objective_faults,
+    order_fault,
+    pruning_fault,
+    training_faults,
+)
 from ratchet.errors import DataError, SettingsError, TrackingRefused, TrackingUnavailable
 from ratchet.kinds.registry import kind_chosen
 from ratchet.problems import PROBLEMS
 from ratchet.settings import model_names, source_names
 from ratchet.settings.file import usual_code
-from ratchet.settings.model import Params, ServingSettings, TrackingSettings
+from ratchet.settings.model import DataSettings, Params, ServingSettings, TrackingSettings
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -124,9 +131,20 @@ def _combinations(params: Params) -> Iterator[str]:
             yield fault
     if fault := order_fault(params.data):
         yield fault
+    yield from _columns_without_table(params.data)
     if problem := PROBLEMS.get(params.data.problem):
         yield from objective_faults(training, problem)
         yield from _missing_metric(params.gate.minimum_metric, problem.problem)
+
+
+def _columns_without_table(data: DataSettings) -> Iterator[str]:
+    """Yield a message for each setting of a table's columns where there is no table. A level of folders is a group."""
+    kind = kind_chosen(data.kind)
+    if kind.has_sources and data.source != "image-manifest":
+        has_levels = data.source == "image-folder"
+        yield from column_faults(data, f"data.source {data.source}", but="group_column" if has_levels else "")
+    elif kind.generates:
+        yield from column_faults(data, f"data.kind {data.kind}")
 
 
 def _unmeasurable(params: Params, packed: Path) -> Iterator[str]:

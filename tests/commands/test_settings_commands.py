@@ -32,10 +32,10 @@ def run(*arguments: str, code: int = 0) -> str:
 
 
 def test_set_prints_what_changed(file: Path) -> None:
-    output = run("set", "training.epochs=3", "data.classes=[a, b]", "seed=0", "data.formats=[png]")
+    output = run("set", "training.epochs=3", "training.betas=[0.8, 0.9]", "seed=0", "data.formats=[png]")
     assert output.splitlines() == [
         "training.epochs: 30 -> 3",
-        "data.classes: auto -> [a, b]",
+        "training.betas: [0.9, 0.999] -> [0.8, 0.9]",
         "seed: 0 (unchanged)",
         "data.formats: [jpeg, png, webp, bmp, tiff] -> [png]",
     ]

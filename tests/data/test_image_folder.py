@@ -65,6 +65,35 @@ def test_classes_with_the_word_of_one_split_are_classes(place, names: tuple[str,
     assert set(place.ingest().target.names) == set(names)
 
 
+@pytest.mark.parametrize("levels", ["{c}/{g}", "{g}/{c}", "all/{c}/{g}"])
+def test_frames_of_a_video_share_a_split(place, levels: str) -> None:
+    """Hashed one by one, the frames of nearly every video would be in training and in the test."""
+    for video in range(20):
+        place.fill(levels.format(c="cat" if video % 2 else "dog", g=f"video {video}"), 6, first=10 * video)
+    depth = levels.split("/").index("{g}") + 1
+    place.ingest(label_level=levels.split("/").index("{c}") + 1, group_column=f"level_{depth}")
+    splits = place.index().group_by("group").agg(pl.col("split").n_unique())
+    assert splits.height == 20
+    assert set(splits["split"]) == {1}
+
+
+def test_a_level_alone_makes_the_class_folders_folders_groups(place) -> None:
+    for video in range(20):
+        place.fill(f"{'cat' if video % 2 else 'dog'}/video {video}", 6, first=10 * video)
+    place.ingest(group_column="level_2")
+    assert place.index()["group"].n_unique() == 20
+
+
+def test_an_unknown_level_stops_with_the_fix(two_classes) -> None:
+    with pytest.raises(DataError, match=r"found video\. Allowed .*: none.* Fix: `ratchet set data.group_column=group`"):
+        two_classes.ingest(group_column="video")
+    two_classes.ingest(group_column="group")
+    two_classes.fill("cat/deep", 6, first=7000)
+    with pytest.raises(DataError, match=r"Allowed for .*: level_2\. Fix: `ratchet set data.group_column=level_2`"):
+        two_classes.ingest(group_column="video")
+    two_classes.ingest(group_column="level_2")
+
+
 def test_hidden_files_are_skipped_and_others_are_counted(two_classes) -> None:
     """Windows' Thumbs.db counts as hidden."""
     cat = two_classes.root / "images" / "cat"

@@ -101,9 +101,7 @@ def test_a_group_in_two_given_splits_stops_with_the_fix(place) -> None:
     place.fill("flat", 120)
     lines = [f"flat/{n:04d}.png,{n % 2},p{n // 6},{'train' if n % 6 else 'test'}" for n in range(120)]
     (place.root / "images" / "t.csv").write_text("\n".join(["path,label,group,split", *lines]))
-    with pytest.raises(
-        DataError, match=r"group 'p0' .* is in the splits test and train\. .* in data.drop"
-    ):
+    with pytest.raises(DataError, match=r"group 'p0' .* is in the splits test and train\. .* in data.drop"):
         place.ingest(source="image-manifest", manifest="t.csv")
     assert place.ingest(source="image-manifest", manifest="t.csv", drop=("group",)).splits["test"].rows == 20
 

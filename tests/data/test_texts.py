@@ -258,6 +258,19 @@ def test_a_group_in_two_given_splits_stops_with_the_fix(place: Place) -> None:
     assert place.ingest(path, group_column="group").splits["test"].rows == 20
 
 
+def test_columns_and_classes_need_a_table(place: Place) -> None:
+    """A folder of texts has the levels of its folders only."""
+    for number in range(60):
+        place.write(
+            f"r/{'neg' if number % 2 else 'pos'}/author {number // 6 % 5}/{number}.txt", f"text number {number}"
+        )
+    for setting, value in (("classes", ("pos", "neg")), ("split_column", "fold"), ("hash", ("level_2",))):
+        with pytest.raises(SettingsError, match=rf"data.{setting}: found .* Fix: `ratchet set '?data.{setting}="):
+            place.ingest("r", **{setting: value})
+    place.ingest("r", label_level=1, group_column="level_2")
+    assert place.index().group_by("group").agg(pl.col("split").n_unique())["split"].to_list() == [1] * 5
+
+
 def test_a_space_or_form_divides_no_group(place: Place) -> None:
     forms = ("José {}", "Jose\u0301 {}", "José {} ")
     lines = [f'{line},"{forms[row % 3].format(row // 3 % 12)}"' for row, line in enumerate(TABLE.splitlines()[1:])]

@@ -151,6 +151,11 @@ class DataSettings(Section):
         """The label columns, even if there is one."""
         return (self.label_column,) if isinstance(self.label_column, str) else self.label_column
 
+    @property
+    def named_group(self) -> str | None:
+        """The group column; None if it is the default, which may be absent."""
+        return None if self.group_column == type(self).model_fields["group_column"].default else self.group_column
+
 
 class ModelSettings(Section):
     """Model architecture and initial weights."""

@@ -99,7 +99,7 @@ def open_source(settings: DataSettings, *, root: Path) -> Source:
         if settings.source == "image-folder":
             from ratchet.data.sources.image_folder import ImageFolder
 
-            return ImageFolder(storage, settings.label_level)
+            return ImageFolder(storage, settings.label_level, group=settings.named_group)
         from ratchet.data.sources.image_manifest import ImageManifest
 
         return ImageManifest(storage, settings)

@@ -38,16 +38,24 @@ class ImageFolder:
     """Images in `storage`; ids are paths relative to it, with `/` between the parts.
 
     The class is the folder of level `label_level`, counted from 1 at the top or inside a split's folder. If the level
-    is set, the folders of all other levels become columns `level_1`, `level_2` and so on.
+    is set, the folders of all other levels become columns `level_1`, `level_2` and so on. `group`: one of them, whose
+    values are the groups.
 
     Raises:
-        DataError: the folder cannot be listed, it has fewer than two class folders, a class is empty, or the level of
-            the class folders is ambiguous.
+        DataError: the folder cannot be listed, it has fewer than two class folders, a class is empty, the level of
+            the class folders is ambiguous, or there is no level `group`.
     """
 
     targets = None  # there is no table
 
-    def __init__(self, storage: Storage, label_level: int | Literal["auto"] = "auto", *, of: str = "images") -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        label_level: int | Literal["auto"] = "auto",
+        *,
+        group: str | None = None,
+        of: str = "images",
+    ) -> None:
         self._of = of  # the samples, in messages
         self.name, self.read, self.is_local = storage.name, storage.read, storage.is_local
         self._where, self._storage = storage.where, storage
@@ -64,7 +72,8 @@ class ImageFolder:
             self._check_names()
             self._check_level(tree)
         self._check_classes(classes, tree)
-        self.listing, self.refused = self._list(tree, classes, levels=label_level != "auto")
+        listed, self.refused = self._list(tree, classes, levels=label_level != "auto" or group is not None)
+        self.listing = self._grouped(listed, group) if group is not None else listed
 
     def _check_names(self) -> None:
         """Check that not all class folders are called like parts of the data, as seg_train and seg_test."""
@@ -223,6 +232,17 @@ class ImageFolder:
         if levels:
             listed = listed.with_columns(self._levels(listed["id"], skipped=depth))
         return listed, quarantine.rows(refused.rows())
+
+    def _grouped(self, listed: pl.DataFrame, group: str) -> pl.DataFrame:
+        """Return the listing with the folders of a level as groups."""
+        levels = [name for name in listed.columns if name.startswith("level_")]
+        if group not in levels:
+            allowed = ", ".join(levels) or "none, as class folders have no folders"
+            raise DataError(
+                f"data.group_column: found {group}. Allowed for {self._where}: {allowed}. Fix: `ratchet set "
+                f"data.group_column={levels[0] if levels else 'group'}`, or list the {self._of} in a table"
+            )
+        return listed.with_columns(group=group)
 
     def _levels(self, ids: pl.Series, *, skipped: int) -> list[pl.Series]:
         """Return a column for each level of folders except the classes; null if an image has no folder there."""

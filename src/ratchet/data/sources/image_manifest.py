@@ -201,7 +201,8 @@ class ImageManifest:
         where = f"data.manifest: {self._where}"
         for name, column in (("path", settings.path_column), *(("label", label) for label in labels)):
             require_column(column, f"data.{name}_column", table.columns, where)
-        return {"path": settings.path_column, "label": labels[0]} | optional_columns(table, settings, where)
+        kept = table.drop(settings.drop, strict=False)
+        return {"path": settings.path_column, "label": labels[0]} | optional_columns(kept, settings, where)
 
     def _texts(self, columns: Mapping[str, str]) -> dict[str, pl.Expr]:
         """Return the expressions for path, label, split and group. Only a label may mean a missing value."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from ratchet.combinations import column_faults
 from ratchet.data import quarantine, sample_table
 from ratchet.data.checks.label_spelling import in_order
 from ratchet.data.privacy import without_private
@@ -22,7 +23,7 @@ from ratchet.data.sources.image_folder import SPLIT_FOLDERS, ImageFolder
 from ratchet.data.sources.table_file import check_single_values, composed
 from ratchet.data.tables.reading import open_table, require, with_notes
 from ratchet.data.tables.targets import TargetTable, read_labels
-from ratchet.errors import DataError
+from ratchet.errors import DataError, SettingsError
 from ratchet.problems import Classes
 from ratchet.settings.model import DataSettings
 
@@ -60,6 +61,7 @@ def read_samples(settings: DataSettings, *, root: Path, report: Report, sample: 
     tree = storage.tree()
     if tree.folders:
         return replace(_read_folder(storage, settings, report, sample=sample), ignored=tree.ignored)
+    _refuse_columns(settings, storage.where)
     tables = [file for file in tree.names if file.casefold().endswith(_TABLES)]
     if tables:
         raise DataError(
@@ -67,6 +69,12 @@ def read_samples(settings: DataSettings, *, root: Path, report: Report, sample: 
             f"data.path={storage.where}/{tables[0]}"
         )
     return replace(_read_lines(storage, sorted(tree.names), report), ignored=tree.ignored)
+
+
+def _refuse_columns(settings: DataSettings, where: str, *, but: str = "") -> None:
+    """Refuse settings of the columns of a table: a folder of texts has none."""
+    if faults := list(column_faults(settings, where, but=but)):
+        raise SettingsError("\n".join(f"params.yaml: {fault}" for fault in faults))
 
 
 def _is_file(path: str, root: Path) -> bool:
@@ -141,7 +149,8 @@ def _frame(rows: Sequence[Sequence[Any]]) -> pl.DataFrame:
 
 def _read_folder(storage: Storage, settings: DataSettings, report: Report, *, sample: bool) -> LabelledSamples:
     """Read a folder of classes, or train, validation and test folders of classes: each file is a text."""
-    source = ImageFolder(storage, settings.label_level, of="texts")
+    _refuse_columns(settings, storage.where, but="group_column")
+    source = ImageFolder(storage, settings.label_level, group=settings.named_group, of="texts")
     unlabelled = [name for name in source.classes if name.casefold() in _UNLABELLED]
     if unlabelled:
         raise DataError(
@@ -151,13 +160,13 @@ def _read_folder(storage: Storage, settings: DataSettings, report: Report, *, sa
     listed = subset(source.listing, classes=len(source.classes)) if sample else source.listing
     extra = [name for name in listed.columns if name.startswith("level_")]
     rows = []
-    for done, (row, name, split) in enumerate(listed.select("row", "id", "split").iter_rows(), 1):
+    for done, (row, name, split, group) in enumerate(listed.select("row", "id", "split", "group").iter_rows(), 1):
         try:
             content = read_whole(storage, name)
             decoded = decode(content)
         except OSError as error:
             content, decoded = b"", Decoded(None, "unreadable-text", error.strerror or str(error))
-        rows.append((row, name, *decoded, _digest(content), split, None))
+        rows.append((row, name, *decoded, _digest(content), split, group))
         report(done, listed.height)
     refused = quarantine.table(source.refused.select("source", "row", "value"), "unreadable-text")
     table = _frame(rows).with_columns(listed[name] for name in extra)

@@ -220,6 +220,29 @@ def test_a_network_without_cache_generates_the_same(monkeypatch: pytest.MonkeyPa
     assert Generator(model, make_spec().input).texts(PROMPTS, SAMPLINGS["plain"]) == expected
 
 
+def test_a_network_that_makes_float32_tensors_generates() -> None:
+    """Recurrent networks begin with such a state. In float64 the evaluation of every one of them ended in an error."""
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.past = nn.Embedding(outputs, 8), nn.GRU(8, 8, batch_first=True)
+            self.head = nn.Linear(8, outputs)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.head(self.past(self.embed(ids), torch.zeros(1, len(ids), 8))[0])
+
+    spec = make_spec()
+    outputs = spec.target.outputs
+    torch.manual_seed(0)
+    model = Model(Recurrent(), spec).eval()
+    text = Generator(model, spec.input).texts([PROMPTS[0]], SAMPLINGS["greedy"])[0]
+    ids = encode(PROMPTS[0] + text, spec.input)
+    assert len(text) == 40
+    for place in range(len(PROMPTS[0]), CONTEXT):
+        assert int(model(torch.from_numpy(ids[None, :place]))[0, -1, :-1].argmax()) == ids[place]
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

@@ -1,9 +1,10 @@
 """Text from a language model: sampling, stop texts and streaming.
 
 The same tokens follow with and without a cache of keys and values. Both compute in float64 and round the logits to
-float32, so a difference in the last bits, which another shape of a matrix product makes, is rounded away. Ties go to
-the lower id. Each prompt is generated alone, from a random generator of its own, so a list of prompts gives the same
-texts as its prompts one by one.
+float32, so a difference in the last bits, which another shape of a matrix product makes, is rounded away. A network
+without a cache computes in its own precision: its code may make float32 tensors. Ties go to the lower id. Each prompt
+is generated alone, from a random generator of its own, so a list of prompts gives the same texts as its prompts one by
+one.
 
 A model sees at most `context` tokens. When the text grows longer, its window moves on by half the context at a time, so
 that the cache is rebuilt once in context / 2 tokens.
@@ -109,7 +110,8 @@ class Generator:
                 "data.kind: tokens"
             )
         self.input_spec: TokensInput = input_spec
-        self._model = duplicate(model).cpu().double().eval()
+        own = duplicate(model).cpu().eval()
+        self._model = own.double() if isinstance(own.network, Decoder) else own
 
     def __call__(self, prompt: str, sampling: Sampling, *, cached: bool = True) -> Iterator[str]:
         """Yield the text that follows the prompt, in pieces, as soon as they are certain.

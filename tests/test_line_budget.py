@@ -30,7 +30,7 @@ LIMITS = {
     "tasks": 5_552,
     "tokens": 400,
     "traffic": 1_330,
-    "training": 9_933,
+    "training": 10_023,
 }
 
 

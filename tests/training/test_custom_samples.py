@@ -354,6 +354,14 @@ def fitted(
     return fit_in_processes(inputs, packed=home.packed, store=store, **how)
 
 
+def test_an_error_in_augment_names_its_line(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home.root)
+    home.ingest(AUGMENTED.replace('arrays["noise"] +', 'arrays["noises"] +'))
+    line = AUGMENTED[: AUGMENTED.index('{"noise": arrays["noise"] +')].count("\n") + 1
+    with pytest.raises(TrainingError, match=rf"own.py, line {line}, raised KeyError: 'noises'\. Fix: correct it$"):
+        list(fitted(home, "wrong"))
+
+
 def assert_same(first: Any, other: Any) -> None:
     assert isinstance(first, Finished)
     assert isinstance(other, Finished)

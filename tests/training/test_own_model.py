@@ -70,6 +70,48 @@ def test_a_saved_model_loads_without_its_project(own, tmp_path) -> None:
     assert own.root not in (tmp_path / "model" / "model.json").read_text()
 
 
+def training_fault(lab: Any, own: ModelSpec, forward: str) -> str:
+    """Train with this end of the network's forward, and return the error's message."""
+    source = Path(own.root) / "ownnet" / "net.py"
+    source.write_text(NET.replace("        return self.head(self.body(images))", forward))
+    lab.spec = own
+    with pytest.raises(TrainingError) as caught:
+        lab.run(lab.plan())
+    return str(caught.value)
+
+
+def test_an_error_in_a_step_names_its_line(lab, own) -> None:
+    """30 rows in steps of 8: the trial before training has one row, and the last step has 6."""
+    fault = "        if len(images) == 6:\n            raise KeyError('odd batch')\n"
+    message = training_fault(lab, own, fault + "        return self.head(self.body(images))")
+    assert message == "ownnet/net.py, line 15, raised KeyError: 'odd batch'. Fix: correct it"
+    (Path(own.root) / "ownnet" / "net.py").write_text(NET)
+    lab.run(lab.plan(), name="fixed")
+
+
+def test_layers_in_a_plain_list_are_refused_with_the_fix(own) -> None:
+    """PyTorch does not see them as parameters."""
+    source = Path(own.root) / "ownnet" / "net.py"
+    listed = NET.replace("self.body =", "self.layers = [None, None]\n        self.layers[0] =")
+    listed = listed.replace("self.head =", "self.layers[1] =").replace(
+        "self.head(self.body(", "self.layers[1](self.layers[0]("
+    )
+    source.write_text(listed)
+    with pytest.raises(TrainingError, match=r"ownnet.net:net has no parameters.* Fix: .* nn\.ModuleList"):
+        build(own)
+    fixed = listed.replace("[None, None]", "nn.ModuleList([nn.Identity(), nn.Identity()])")
+    source.write_text(fixed)
+    assert build(own).network.layers[1].out_features == 3
+
+
+def test_a_tuple_in_training_mode_is_refused_before_a_step(lab, own) -> None:
+    pair = "        logits = self.head(self.body(images))\n        return (logits, images) if self.training else logits"
+    assert training_fault(lab, own, pair) == (
+        "the model returns a tuple in training mode. Allowed: a tensor, as in eval mode: one logit per class. Fix: let "
+        "forward return that alone"
+    )
+
+
 def test_two_models_of_one_name_each_run_their_own_code(own, tmp_path) -> None:
     """A champion and its challenger do this in one process, when the file was changed in between."""
     save(own, tmp_path / "first")

@@ -14,6 +14,7 @@ from ratchet.training.augment import epoch_order
 from ratchet.training.batches import Batch, Rows, run_steps, step_rows
 from ratchet.training.checkpoint import CheckpointStore, Snapshot, checkpoint_step, delete_checkpoint
 from ratchet.training.checkpoint_shards import StoredWeights
+from ratchet.training.custom_errors import own_code_errors
 from ratchet.training.determinism import refuse_nondeterministic, require_deterministic
 from ratchet.training.device import (
     arithmetic,
@@ -74,13 +75,14 @@ def fit(
         so a run that resumes from the checkpoint has lost none.
 
     Raises:
-        TrainingError: the device is absent, the model does not fit the data, or memory is too small for one sample.
+        TrainingError: the device is absent, the model does not fit the data, memory is too small for one sample, or the
+            user's own code raises an error.
         NotFinite: the loss is still not finite after `plan.max_rollbacks` returns to a checkpoint.
         CheckpointError: the checkpoint in `store` belongs to another run.
         LostRank: another process of this training has ended.
     """
     ranks = ranks or Ranks()
-    with _surroundings(inputs, store, ranks, stop):
+    with own_code_errors(inputs.spec), _surroundings(inputs, store, ranks, stop):
         try:
             training = _Training(inputs, store, profile_to, stop, examine, ranks, before_step)
             with training.precision.in_force(), closing(training.profiler):

@@ -82,7 +82,16 @@ class Objective:
         return self.weights[torch.where(counts, targets, torch.zeros_like(targets))] * counts
 
     def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the losses of the samples, a scalar; see `ratchet.problems` for the shapes."""
+        """Return the sum of the losses of the samples, a scalar; see `ratchet.problems` for the shapes.
+
+        Raises:
+            TrainingError: the outputs are no tensor: `build` has tried the model in eval mode only.
+        """
+        if not isinstance(outputs, torch.Tensor):
+            raise TrainingError(
+                f"the model returns a {type(outputs).__name__} in training mode. Allowed: a tensor, as in eval mode: "
+                f"{self.target.meaning}. Fix: let forward return that alone"
+            )
         if outputs.dtype in (torch.bfloat16, torch.float16):
             outputs = outputs.float()
         if outputs.dim() > self.target.dimensions:

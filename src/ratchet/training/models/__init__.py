@@ -189,7 +189,12 @@ def _check_forward(model: Model, spec: ModelSpec) -> None:
 
 
 def _check_types(model: Model, spec: ModelSpec) -> None:
-    """Refuse a user's model that its file cannot hold, before it is trained."""
+    """Refuse a user's model that its file cannot hold, or that has nothing to learn, before it is trained."""
+    if spec.factory != "none" and not any(True for _ in model.network.parameters()):
+        raise TrainingError(
+            f"model.factory: {spec.called} has no parameters, so there is nothing to train. Fix: make its layers "
+            "attributes of the module; layers in a list need nn.ModuleList, in a dictionary nn.ModuleDict"
+        )
     for name, tensor in model.network.state_dict().items():
         if (kind := getattr(tensor, "dtype", type(tensor))) not in TYPES:
             allowed = ", ".join(str(each).removeprefix("torch.") for each in TYPES)

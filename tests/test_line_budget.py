@@ -26,11 +26,11 @@ LIMITS = {
     "search": 1_170,
     "servers": 1_500,
     "serving": 7_145,
-    "settings": 2_550,
+    "settings": 2_555,
     "tasks": 5_552,
     "tokens": 400,
     "traffic": 1_330,
-    "training": 10_023,
+    "training": 10_027,
 }
 
 

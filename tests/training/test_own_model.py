@@ -15,7 +15,7 @@ from torch import nn
 
 from ratchet.errors import TrainingError
 from ratchet.kinds import ModelSpec
-from ratchet.training import build, find_pretrained, load_model, require, save_model
+from ratchet.training import Notice, build, find_pretrained, load_model, require, save_model
 from ratchet.training.models import code_files, keep_code, load_pretrained
 
 NET = """
@@ -102,6 +102,23 @@ def test_layers_in_a_plain_list_are_refused_with_the_fix(own) -> None:
     fixed = listed.replace("[None, None]", "nn.ModuleList([nn.Identity(), nn.Identity()])")
     source.write_text(fixed)
     assert build(own).network.layers[1].out_features == 3
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_buffer_that_is_not_saved_is_named(lab, own, persistent: bool) -> None:
+    """The saved model would answer otherwise than the one that was validated, and a resume would end otherwise."""
+    head = "        self.head = nn.Linear(hidden(), classes)\n"
+    buffer = f"        self.register_buffer('mean', torch.zeros(hidden()), persistent={persistent})\n"
+    kept = "        hidden = self.body(images)\n        self.mean = 0.9 * self.mean + 0.1 * hidden.mean(0).detach()\n"
+    source = NET.replace("from torch import nn", "import torch\nfrom torch import nn").replace(head, head + buffer)
+    source = source.replace(
+        "        return self.head(self.body(images))", f"{kept}        return self.head(hidden - self.mean)"
+    )
+    (Path(own.root) / "ownnet" / "net.py").write_text(source)
+    lab.spec = own
+    notices = [event.text for event in lab.events(lab.plan()) if isinstance(event, Notice)]
+    named = [text for text in notices if "training changes mean of the network, which its state_dict lacks" in text]
+    assert len(named) == (not persistent)
 
 
 def test_a_tuple_in_training_mode_is_refused_before_a_step(lab, own) -> None:

@@ -1,9 +1,12 @@
-"""Errors of the user's own code during a training, as one line that names its place."""
+"""Faults of the user's own code during a training: errors, with their line, and buffers that no file keeps."""
 
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import torch
+from torch import nn
 
 from ratchet.errors import RatchetError, TrainingError
 from ratchet.kinds import ModelSpec
@@ -11,7 +14,32 @@ from ratchet.training.device import ran_out_of_memory
 from ratchet.training.models import code_files
 from ratchet.training.ranks import LostRank
 
-__all__ = ["own_code_errors"]
+__all__ = ["UnsavedBuffers", "own_code_errors"]
+
+
+class UnsavedBuffers:
+    """Buffers of a network that its state_dict lacks, as they were before the first step."""
+
+    def __init__(self, network: nn.Module) -> None:
+        saved = network.state_dict().keys()
+        self._first = {name: each.detach().clone() for name, each in network.named_buffers() if name not in saved}
+
+    def notice(self, network: nn.Module) -> str | None:
+        """Return a message, once, if training has changed some. One of another shape is a table that has grown."""
+        buffers = dict(network.named_buffers())
+        pairs = [(name, first, buffers[name].detach().cpu()) for name, first in self._first.items() if name in buffers]
+        changed = [
+            name
+            for name, first, now in pairs
+            if first.shape == now.shape and not torch.allclose(first, now, rtol=0, atol=0, equal_nan=True)
+        ]
+        if not changed:
+            return None
+        self._first = {}
+        return (
+            f"training changes {', '.join(changed)} of the network, which its state_dict lacks: the saved model and a "
+            "resumed training do not have the values. Fix: register_buffer(..., persistent=True)"
+        )
 
 
 @contextmanager

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from ratchet.errors import CheckpointError, NotFinite, TrainingError
 from ratchet.training.augment import epoch_order
 from ratchet.training.batches import Batch, Rows, run_steps, step_rows
 from ratchet.training.checkpoint import CheckpointStore, Snapshot, checkpoint_step, delete_checkpoint
 from ratchet.training.checkpoint_shards import StoredWeights
-from ratchet.training.custom_errors import own_code_errors
+from ratchet.training.custom_errors import UnsavedBuffers, own_code_errors
 from ratchet.training.determinism import refuse_nondeterministic, require_deterministic
 from ratchet.training.device import (
     arithmetic,
@@ -173,6 +174,7 @@ class _Training:
         model, self.notices = initial_model(self.inputs)
         if warning := without_pretrained(plan, self.inputs.pretrained):
             self.notices.append(warning)
+        self.unsaved = UnsavedBuffers(model.network if self.inputs.spec.factory != "none" else nn.Identity())
         averaged = duplicate(model) if plan.ema_decay else None
         self.held = held = choose_shards(plan, model, self.ranks, self.device)
         keep_freed_memory(self.device, keep=not (held.is_sharded and held.together))
@@ -526,8 +528,9 @@ class _Training:
         state.history.append({"epoch": epoch, "step": state.step, **metrics})
         yield Epoch(epoch, state.step, metrics, rates, best=state.best_epoch == epoch, attempt=state.rollbacks)
         self.metrics.epoch_clock.lap()
-        if warning := overfitting_notice(state, plan, metrics):
-            yield Notice(warning)
+        for warning in (overfitting_notice(state, plan, metrics), self.unsaved.notice(state.model.network)):
+            if warning:
+                yield Notice(warning)
 
         state.epoch, state.batch, state.sums = epoch, 0, EpochSums.zero(self.device)
         patience_over = bool(plan.patience) and state.stale_epochs >= plan.patience

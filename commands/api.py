@@ -217,11 +217,12 @@ def _whole_names(changes: Mapping[str, object]) -> dict[str, object]:
 
 
 def _yaml(key: str, value: object) -> str:
-    """Return a value as YAML in one line, of which JSON is a part."""
+    """Return a value as YAML in one line, of which JSON is a part. Numbers and arrays of NumPy are as Python's."""
     try:
-        text = json.dumps(str(value) if isinstance(value, PathLike) else value, ensure_ascii=False)
+        plain = str(value) if isinstance(value, PathLike) else value
+        text = json.dumps(plain, ensure_ascii=False, default=lambda each: each.tolist())
         return _NOT_IN_YAML.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
-    except (TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError):
         raise SettingsError(
             f"{key}: found {value!r} ({type(value).__name__}). Allowed: numbers, texts, lists and mappings of Python"
         ) from None

@@ -5,6 +5,7 @@ import sys
 from collections import deque
 from pathlib import Path
 
+import numpy as np
 import pytest
 from waiting import until
 
@@ -98,6 +99,8 @@ def test_every_fault_of_a_command_is_known(pets, monkeypatch: pytest.MonkeyPatch
         ({"epoch": 3}, "epoch: unknown key .*Did you mean training.epochs"),
         ({"epochs": "many"}, "training.epochs: found 'many'. Allowed: a whole number"),
         ({"epochs": object()}, "training.epochs: found <object .*Allowed: numbers, texts, lists and mappings"),
+        ({"epochs": np.int64(-5)}, "training.epochs: found -5. Allowed: a whole number"),
+        ({"class_weights": np.array([1.0, -2.0])}, "training.class_weights: found -2.0"),
         ({"model.name": "resnet1"}, "model.name: no model .*is called 'resnet1'"),
         ({"workers": 2}, r"workers: several settings .*data.workers, training.workers.*\*\*\{'data.workers': 2\}"),
         ({"epochs": 2, "training.epochs": 3}, "training.epochs: is given twice"),

@@ -1,5 +1,6 @@
 """Read-only access to DVC's cache and remotes by hash."""
 
+import errno
 import hashlib
 import json
 import logging
@@ -76,11 +77,11 @@ class DvcStore:
 
     def read(self, value: str) -> bytes | None:
         """Return the content of a hash (for a folder, its listing in JSON); None if no store has it undamaged."""
-        for store in self._stores_with(value):
-            with store.fs.open(store.oid_to_path(value), "rb") as file:
+        for name, store in self._stores_with(value):
+            with self._noted(name), store.fs.open(store.oid_to_path(value), "rb") as file:
                 content: bytes = file.read()
-            if hashlib.md5(content, usedforsecurity=False).hexdigest() == value.removesuffix(".dir"):
-                return content
+                if hashlib.md5(content, usedforsecurity=False).hexdigest() == value.removesuffix(".dir"):
+                    return content
         return None
 
     def file(self, value: str, path: str) -> bytes | None:
@@ -117,14 +118,16 @@ class DvcStore:
 
     def _copy(self, value: str, to: Path) -> None:
         to.parent.mkdir(parents=True, exist_ok=True)
-        for store in self._stores_with(value):
-            store.fs.get_file(store.oid_to_path(value), os.fspath(to))
-            if md5_of(to) == value:
-                return
+        for name, store in self._stores_with(value):
+            with self._noted(name):
+                store.fs.get_file(store.oid_to_path(value), os.fspath(to))
+                if md5_of(to) == value:
+                    return
+        to.unlink(missing_ok=True)  # a part of it
         raise self.missing(value)
 
-    def _stores_with(self, value: str) -> Iterator[Any]:
-        return (store for name, store in self.stores.items() if self._has(name, value))
+    def _stores_with(self, value: str) -> Iterator[tuple[str, Any]]:
+        return ((name, store) for name, store in self.stores.items() if self._has(name, value))
 
     def _has(self, name: str, value: str) -> bool:
         try:
@@ -132,6 +135,16 @@ class DvcStore:
         except Exception as error:  # each kind of remote has its own errors; all mean that it is unavailable
             self.unavailable[name] = first_line(error)
             return False
+
+    @contextmanager
+    def _noted(self, name: str) -> Iterator[None]:
+        """Note that a store is unavailable, which may drop out at any time: the next one is asked."""
+        try:
+            yield
+        except Exception as error:  # each kind of remote has its own errors
+            if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):  # of the copy's disk
+                raise
+            self.unavailable[name] = first_line(error)
 
 
 def _stores(repo: "Repo") -> tuple[dict[str, Any], dict[str, str]]:

@@ -27,7 +27,7 @@ LIMITS = {
     "servers": 1_500,
     "serving": 7_145,
     "settings": 2_555,
-    "tasks": 5_552,
+    "tasks": 5_565,
     "tokens": 400,
     "traffic": 1_330,
     "training": 10_027,

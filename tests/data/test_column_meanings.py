@@ -415,6 +415,30 @@ def test_times_as_labels_are_texts(table) -> None:
     assert target.names[:2] == ("2024-01-01 08:30:00", "2024-01-01 09:30:00")
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_dates_with_times_in_digits_are_named_and_read(table, kind: str) -> None:
+    first = datetime.datetime(2024, 10, 22, 8, 32, 13, tzinfo=datetime.UTC)
+    times = [first + datetime.timedelta(hours=7 * (row % 300)) for row in range(400)]
+    numbers = [int(time.strftime("%Y%m%d%H%M%S")) for time in times]
+    frame = pl.DataFrame({"x": [DRAW.random() for _ in times], "when": numbers, "label": labels()})
+    {"csv": frame.write_csv, "parquet": frame.write_parquet}[kind](table.root / f"rows.{kind}")
+    table.ingest(f"rows.{kind}")
+    (note,) = table.profile()["notes"]
+    assert note.startswith("when: numbers such as 20241022083213 may be dates")
+    manifest = table.ingest(f"rows.{kind}", **fixes_of(note)[0])
+    (when,) = (column for column in manifest.input.columns if column.name == "when")
+    assert (when.type, when.form) == ("datetime", "%Y%m%d%H%M%S")
+    assert seconds(pl.Series(numbers).cast(pl.String), when.form).to_list() == [time.timestamp() for time in times]
+    assert when.quantiles[0] + when.offset == times[0].timestamp()
+    assert table.profile()["notes"] == []
+
+
+def test_only_test_rows_are_refused_by_their_split(table) -> None:
+    table.write(rows(split=["test"] * 400, label=labels()))
+    with pytest.raises(DataError, match=r"split train is empty .*Fix: add samples whose split is train to the source"):
+        table.ingest()
+
+
 @pytest.mark.parametrize("name", ["CustomerNo", "EmployeeNumber", "orderNr", "CustomerId"])
 def test_ids_in_camel_case_are_no_features(table, name: str) -> None:
     ids = [str(7 * row + 13) for row in range(400)]

@@ -93,10 +93,11 @@ class SetRules:
                 distinct = index.height if content is None else content.n_unique()
                 if distinct < index.height:
                     undivided += f", of which {distinct:,} are different: equal ones share a split"
+                where = "to the source" if split != "train" else "whose split is train to the source"
                 leave = ", or list the column in data.drop" if groups else ""
                 raise DataError(
                     f"split {split} is empty ({index.height} good samples in all{undivided}). "
-                    f"Fix: add {'other ' if distinct < index.height else ''}samples to the source{fraction}{leave}"
+                    f"Fix: add {'other ' if distinct < index.height else ''}samples {where}{fraction}{leave}"
                 )
         self._check_class_sizes(index)
 

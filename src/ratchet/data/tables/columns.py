@@ -14,7 +14,7 @@ from ratchet.data.reading import pool
 from ratchet.data.sources.table_file import EXACT, largest
 from ratchet.data.tables.digests import by_text, coded
 from ratchet.data.tables.encode import cleaned, known_texts, plain_values, texts_of, without
-from ratchet.data.tables.notes import far_notes, merged_notes, missing_fix, mixed_notes, point_notes
+from ratchet.data.tables.notes import far_notes, merged_notes, missing_fix, mixed_notes, point_notes, stamp_notes
 from ratchet.data.tables.number_formats import (
     ONE_NUMBER,
     PLAIN,
@@ -143,6 +143,8 @@ def typed_column(
         raise DataError(f"{where}: {error}, or list it in data.drop") from None
     if column.values.dtype == pl.Float64 and column.is_feature:
         notes = far_notes(name, values, column.values, missing) + merged_notes(name, values, column.values)
+        if wanted is None and column.type == "numeric":
+            notes += stamp_notes(name, column.values)
         if values.dtype == pl.String and column.type == "numeric":
             notes += point_notes(name, values.filter(column.values.is_not_null()).str.strip_chars())
         column = replace(column, notes=notes)

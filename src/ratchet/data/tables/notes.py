@@ -8,10 +8,11 @@ import polars as pl
 from ratchet.data.checks.far_values import inner, is_compact
 from ratchet.data.sources.table_file import EXACT, largest
 from ratchet.data.tables.encode import texts_of
-from ratchet.data.tables.number_formats import point
+from ratchet.data.tables.number_formats import STAMP, point, seconds
 
-__all__ = ["far_notes", "merged_notes", "missing_fix", "mixed_notes", "point_notes", "yaml_list"]
+__all__ = ["far_notes", "merged_notes", "missing_fix", "mixed_notes", "point_notes", "stamp_notes", "yaml_list"]
 
+_READ = 1000  # rows that decide about a column
 _LISTED = 8  # different texts that a setting can name
 
 
@@ -58,6 +59,18 @@ def merged_notes(name: str, cells: pl.Series, numbers: pl.Series) -> tuple[str, 
         f"codes, set data.columns to {{{name}: categorical}}; if they are amounts, subtract one number from all"
     )
     return (text,) if kept < count else ()
+
+
+def stamp_notes(name: str, numbers: pl.Series) -> tuple[str, ...]:
+    """Return a note about numbers that are dates with times, such as 20241022083213, in the digits of each part."""
+    known = numbers.drop_nulls().head(_READ)
+    if known.is_empty() or not known.is_between(19e12, 21e12).all():
+        return ()
+    texts = known.cast(pl.Int64).cast(pl.String)
+    if seconds(texts, STAMP).null_count():
+        return ()
+    fix = f'ratchet set "data.columns={{{name}: datetime}}"'
+    return (f"{name}: numbers such as {texts[0]} may be dates, and are not evenly spaced as numbers. If so: {fix}",)
 
 
 def point_notes(name: str, texts: pl.Series) -> tuple[str, ...]:

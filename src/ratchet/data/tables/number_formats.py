@@ -18,7 +18,8 @@ __all__ = [
 ]  # fmt: skip
 
 PLAIN = "1234.5"
-_DIGITS = "%Y%m%d"
+STAMP = "%Y%m%d%H%M%S"
+_DIGITS = (STAMP, "%Y%m%d")
 _MILLENNIUM = 946_684_800.0  # seconds from 1970-01-01 to 2000-01-01
 _UNITS = {"seconds": 1.0, "milliseconds": 1e3, "microseconds": 1e6, "nanoseconds": 1e9}
 """Forms of dates: numbers since 1970-01-01 UTC, by their parts of a second."""
@@ -294,8 +295,9 @@ def numeric_date_form(texts: pl.Series) -> str:
     Raises:
         Ambiguous: they are years.
     """
-    if seconds(texts, _DIGITS).count() >= 0.5 * len(texts):
-        return _DIGITS
+    for form in _DIGITS:
+        if seconds(texts, form).count() >= 0.5 * len(texts):
+            return form
     values = texts.cast(pl.Float64, strict=False).drop_nulls().to_numpy()
     values = np.abs(values[np.isfinite(values)])
     middle = float(np.median(values)) if len(values) else 0.0
@@ -308,7 +310,7 @@ def numeric_date_form(texts: pl.Series) -> str:
 
 def are_numbers(form: str) -> bool:
     """Return whether dates of this form are numbers."""
-    return form == _DIGITS or form in _UNITS
+    return form in _DIGITS or form in _UNITS
 
 
 def seconds(texts: pl.Series, form: str) -> pl.Series:
@@ -322,7 +324,7 @@ def seconds(texts: pl.Series, form: str) -> pl.Series:
     for single in form.split("|"):
         if single in _UNITS:
             read = texts.cast(pl.Float64, strict=False).fill_nan(None) / _UNITS[single]
-        elif "%d" not in single and single != _DIGITS:
+        elif "%d" not in single:
             read = _partial(texts, single)
         else:
             read = texts.str.to_datetime(single, strict=False, time_unit="us").dt.epoch("us").cast(pl.Float64) / 1e6

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ratchet.kinds import ModelSpec, image_spec
 from ratchet.problems import Classes, Target
@@ -63,6 +64,26 @@ class Linear64(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.layers(images.double())
+
+
+class Operations(TorchDispatchMode):
+    """Records the operations inside, each with its arguments. On a GPU each but a view is at least one kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls.append((func.overloadpacket.__name__, args))
+        return func(*args, **(kwargs or {}))
+
+    def count(self, *names: str) -> int:
+        """Return how many operations have one of these names."""
+        return sum(name in names for name, _ in self.calls)
+
+    def types_copied(self) -> list[set[torch.dtype]]:
+        """Return the types of the tensors that each `_foreach_copy_` copies."""
+        return [{each.dtype for each in args[0]} for name, args in self.calls if name == "_foreach_copy_"]
 
 
 @dataclass

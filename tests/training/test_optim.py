@@ -8,6 +8,7 @@ from torch import nn
 
 from ratchet.training import build, models
 from ratchet.training.optim import Muon, build_optimizer, inputs_and_outputs, move_average, orthogonal, set_rate
+from tests.training.conftest import Operations
 
 CPU = torch.device("cpu")
 
@@ -112,6 +113,18 @@ def test_the_moving_average_equals_its_closed_form() -> None:
             assert tensor.item() == 29
         else:
             torch.testing.assert_close(tensor.double(), expected[name], rtol=1e-5, atol=1e-5)
+
+
+def test_counts_of_all_batch_norms_are_copied_at_once() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2), nn.BatchNorm1d(2))
+    averaged = copy.deepcopy(model)
+    for number, norm in enumerate(model):
+        norm.num_batches_tracked += number
+    with Operations() as operations:
+        move_average(averaged, model, decay=0.6, step=1)
+    assert operations.types_copied() == [{torch.int64}]
+    assert not operations.count("copy_")
+    assert [norm.num_batches_tracked.item() for norm in averaged] == [0, 1, 2]
 
 
 def test_the_moving_average_is_validated_and_kept(lab) -> None:

@@ -16,6 +16,7 @@ from ratchet.training.optim import clip_gradients
 from ratchet.training.ranks import Ranks
 from ratchet.training.sample_timeout import never
 from ratchet.training.step import StepMetrics, micro_batches
+from tests.training.conftest import Lab, Operations
 
 
 def start(lab, plan, *, spec=None) -> _Training:
@@ -208,6 +209,22 @@ def normed(lab, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(models._networks("image"), "normed", Normed)
     lab.spec = lab.make_spec("normed")
     return lab
+
+
+def test_buffers_are_copied_by_type_and_restored(normed) -> None:
+    """A GPU copies tensors of several types one by one."""
+    training = start(normed, normed.plan(batch_size=8))
+    network = training.state.model.train().network
+    take(training, np.arange(8))
+    before = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    with Operations() as operations:
+        training.stepper._keep_buffers()
+    assert sorted(operations.types_copied(), key=str) == [{torch.float32}, {torch.int64}]
+    assert len(operations.calls) == 2
+    network(torch.rand(8, 1, 8, 8))
+    assert not torch.equal(network.get_buffer("layers.2.running_mean"), before["layers.2.running_mean"])
+    training.stepper.undo()
+    Lab.assert_same(dict(network.named_buffers()), before)
 
 
 def test_no_micro_batch_has_one_sample_for_batch_norm(normed) -> None:

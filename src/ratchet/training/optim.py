@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +17,7 @@ __all__ = [
     "Muon",
     "build_optimizer",
     "clip_gradients",
+    "copy_tensors",
     "load_optimizer_state",
     "move_average",
     "optimizer_state",
@@ -148,9 +149,22 @@ def move_average(averaged: nn.Module, model: nn.Module, *, decay: float, step: i
     with torch.no_grad():
         ours, theirs = _floats(averaged), _floats(model)
         torch._foreach_lerp_(ours, theirs, weight)
-        for mine, other in zip(averaged.buffers(), model.buffers(), strict=True):
-            if not mine.is_floating_point():
-                mine.copy_(other)
+        pairs = zip(averaged.buffers(), model.buffers(), strict=True)
+        copy_tensors((mine, other) for mine, other in pairs if not mine.is_floating_point())
+
+
+def copy_tensors(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copy the second tensor of each pair into the first.
+
+    A GPU copies all of one type at once. Of several types in one call PyTorch copies each tensor by itself.
+    """
+    groups: dict[Any, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+    for mine, other in pairs:
+        ours, theirs = groups.setdefault((mine.dtype, mine.device, other.dtype, other.device), ([], []))
+        ours.append(mine)
+        theirs.append(other)
+    for ours, theirs in groups.values():
+        torch._foreach_copy_(ours, theirs)
 
 
 def _floats(model: nn.Module) -> list[torch.Tensor]:

@@ -14,7 +14,7 @@ from ratchet.training.batches import Batch, Rows, Split
 from ratchet.training.device import precise_type, ran_out_of_memory, seed_step
 from ratchet.training.losses import Objective
 from ratchet.training.model_shards import WholeModel
-from ratchet.training.optim import clip_gradients, move_average, set_rate
+from ratchet.training.optim import clip_gradients, copy_tensors, move_average, set_rate
 from ratchet.training.plan import Plan
 from ratchet.training.precision import Precision
 from ratchet.training.ranks import PieceSum, raise_agreed
@@ -196,12 +196,12 @@ class Stepper:
             name: each.shape for name, each in self._before.items()
         }:
             self._before = {name: buffer.clone() for name, buffer in buffers.items()}
-        elif buffers:
-            torch._foreach_copy_(list(self._before.values()), list(buffers.values()))
+        else:
+            copy_tensors(zip(self._before.values(), buffers.values(), strict=True))
 
     def _restore_buffers(self) -> None:
         if self._before:
-            torch._foreach_copy_(list(self.state.model.network.buffers()), list(self._before.values()))
+            copy_tensors(zip(self.state.model.network.buffers(), self._before.values(), strict=True))
 
     def _step_metrics(self, rate: float, loss: torch.Tensor, norm: torch.Tensor) -> StepMetrics:
         state, scaled = self.state, self.state.scaler.is_enabled()

@@ -211,6 +211,26 @@ def normed(lab, monkeypatch: pytest.MonkeyPatch):
     return lab
 
 
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_a_step_adds_no_operations_for_its_sums(lab, accumulation: int) -> None:
+    """Nothing is filled with zeros, and which labels are ignored is not looked up."""
+    training = start(lab, lab.plan(accumulation=accumulation), spec=lab.make_spec("linear64"))
+    rows = np.arange(9)
+    feed = training.train.feed(np.array_split(rows, accumulation) * 2, torch.device("cpu"))
+    training.stepper.step(rows, feed, rate=0.1)
+    with Operations() as operations:
+        training.stepper.step(rows, feed, rate=0.1)
+    assert operations.count("argmax") == accumulation
+    assert operations.count("zeros", "ne", "bitwise_and") == 0
+
+
+@pytest.mark.parametrize("ignored", [-100, 1])
+def test_ignored_labels_are_never_right(lab, ignored: int) -> None:
+    labels = torch.tensor([0, 1, 2, 1, -100])
+    logits = torch.nn.functional.one_hot(labels.clamp(min=0), 3).float()
+    assert lab.spec.target.num_correct(logits, labels, ignored).item() == (4 if ignored < 0 else 2)
+
+
 def test_buffers_are_copied_by_type_and_restored(normed) -> None:
     """A GPU copies tensors of several types one by one."""
     training = start(normed, normed.plan(batch_size=8))

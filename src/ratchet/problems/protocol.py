@@ -131,7 +131,8 @@ class Target(ABC):
 
     def num_correct(self, outputs: "Tensor", targets: "Tensor", ignored: int) -> "Tensor":
         """Return the number of right answers among those that count: int64 scalar."""
-        return ((outputs.argmax(-1) == targets) & (targets != ignored)).sum()
+        is_right = outputs.argmax(-1) == targets
+        return (is_right if ignored < 0 else is_right & (targets != ignored)).sum()  # no answer is below 0
 
     @property
     def answers_per_target(self) -> int:

@@ -45,7 +45,8 @@ class StepMetrics:
 
 def micro_batches(rows: Rows, count: int, *, smallest: int = 1) -> list[Rows]:
     """Split the rows of a piece into `count` parts of nearly equal size, or fewer so that none is below `smallest`."""
-    return np.array_split(rows, max(1, min(count, len(rows) // smallest))) if len(rows) else []
+    count = max(1, min(count, len(rows) // smallest))
+    return ([rows] if count == 1 else np.array_split(rows, count)) if len(rows) else []
 
 
 def pieces_of(rows: Rows, count: int, *, smallest: int = 1) -> list[Rows]:
@@ -88,6 +89,7 @@ class Stepper:
         self.device = state.device
         self._before: dict[str, torch.Tensor] = {}  # the buffers before the step
         self._stepped = 0  # parameters the optimizer had a state for before the step
+        self._autocast = precision.autocast(self.device)
 
     def step(self, rows: Rows, feed: Iterator[Batch], *, rate: float, smallest: int = 1) -> StepMetrics:
         """Make one step: forward, loss, backward, clipping and update on `rows`.
@@ -130,14 +132,13 @@ class Stepper:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add the gradients of a piece of `count` micro-batches. Return its summed loss and number of right answers."""
         state, objective = self.state, self.objective
-        total = torch.zeros((), device=self.device)
-        correct = torch.zeros((), dtype=torch.int64, device=self.device)
+        sums: tuple[torch.Tensor, torch.Tensor] | None = None
         seed_step(self.plan.seed, state.step, self.device, piece=piece)
         ends_step = piece is None or piece == self.held.pieces(self.plan.pieces)[-1]
         for number in range(count):
             factor = self.held.begin_pass(ends_piece=number == count - 1, ends_step=ends_step, is_idle=is_idle)
             inputs, targets = next(feed)
-            with self.precision.autocast(self.device):
+            with self._autocast:
                 outputs = self.network(*inputs)
             loss = objective(outputs, targets)
             if self.teacher is not None:
@@ -146,9 +147,11 @@ class Stepper:
             if number == 0 < count - 1 and self.plan.compile in _WITH_GRAPHS:  # the next run writes over its outputs
                 for parameter in state.parameters.values():
                     parameter.grad = None if parameter.grad is None else parameter.grad.clone()
-            total += loss.detach()
-            correct += objective.num_correct(outputs.detach(), targets)
-        return total, correct
+            facts = loss.detach(), objective.num_correct(outputs.detach(), targets)
+            total, correct = facts if sums is None else (sums[0] + facts[0], sums[1] + facts[1])
+            sums = total.float(), correct
+        assert sums is not None, "a piece has a micro-batch"
+        return sums
 
     def _summed_gradients(
         self, pieces: list[int], feed: Iterator[Batch], *, weight: float

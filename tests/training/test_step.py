@@ -224,6 +224,16 @@ def test_a_step_adds_no_operations_for_its_sums(lab, accumulation: int) -> None:
     assert operations.count("zeros", "ne", "bitwise_and") == 0
 
 
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_metrics_of_a_step_keep_no_larger_tensor(lab, pieces: int) -> None:
+    """They stay on the device until they are fetched: as views they would keep a vector of all gradients."""
+    training = start(lab, lab.plan(pieces=pieces))
+    feed = training.train.feed(np.array_split(np.arange(8), pieces), torch.device("cpu"))
+    metrics = training.stepper.step(np.arange(8), feed, rate=0.1)
+    for each in (metrics.loss, metrics.correct, metrics.norm):
+        assert each.untyped_storage().nbytes() == each.element_size()
+
+
 @pytest.mark.parametrize("ignored", [-100, 1])
 def test_ignored_labels_are_never_right(lab, ignored: int) -> None:
     labels = torch.tensor([0, 1, 2, 1, -100])

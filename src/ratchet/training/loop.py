@@ -477,7 +477,7 @@ class _Training:
         return rate * self.plan.rollback_factor**self.state.rollbacks
 
     def _fetch(self) -> Iterator[Event]:
-        return self.metrics.fetch(epoch=self.state.epoch + 1, attempt=self.state.rollbacks)
+        return self.metrics.fetch(self.state.sums, epoch=self.state.epoch + 1, attempt=self.state.rollbacks)
 
     def _roll_back(self, fault: NotFinite) -> Iterator[Event]:
         """Return to a checkpoint from before the fault, with a lower rate; stop after `plan.max_rollbacks` returns.
@@ -532,7 +532,7 @@ class _Training:
             if warning:
                 yield Notice(warning)
 
-        state.epoch, state.batch, state.sums = epoch, 0, EpochSums.zero(self.device)
+        state.epoch, state.batch, state.sums = epoch, 0, EpochSums()
         patience_over = bool(plan.patience) and state.stale_epochs >= plan.patience
         if patience_over:
             yield Notice(f"stopped after epoch {epoch}: no better {plan.best} for {plan.patience} epochs")
@@ -545,11 +545,11 @@ class _Training:
         for start, end in self.steps[: state.batch]:  # at once, those of a long token stream take much memory
             targets = self.train.host_targets(order[start:end])
             weight, scored = weight + self.objective.weight(targets), scored + self.objective.num_scored(targets)
-        metrics = {"train/loss": state.sums.loss.item() / (weight or 1.0)}
+        metrics = {"train/loss": state.sums.loss / (weight or 1.0)}
         if self.objective.target.has_accuracy:
-            metrics["train/accuracy"] = state.sums.correct.item() / (scored or 1)
+            metrics["train/accuracy"] = state.sums.correct / (scored or 1)
         metrics |= {
-            "train/gradient_norm": state.sums.norm.item() / state.batch,
+            "train/gradient_norm": state.sums.norm / state.batch,
             "train/learning_rate": self._learning_rate(
                 state.step - 1
             ),  # of the last step; a resumed optimizer has no rate yet

@@ -4,6 +4,7 @@ import copy
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -21,19 +22,22 @@ _PLAIN = (
 
 @dataclass
 class EpochSums:
-    """Running sums of an epoch. They stay on the device, so that no step waits for them."""
+    """Running sums of an epoch. They are added up when the metrics of steps are fetched, so no step waits for them."""
 
-    loss: torch.Tensor  # summed over samples, float32 scalar
-    correct: torch.Tensor  # int64 scalar
-    norm: torch.Tensor  # summed over steps, float32 scalar
+    loss: float = 0.0  # over samples, rounded to float32 at each step
+    correct: int = 0
+    norm: float = 0.0  # over steps, rounded to float32 at each step
 
-    @classmethod
-    def zero(cls, device: torch.device) -> "EpochSums":
-        return cls(
-            torch.zeros((), device=device),
-            torch.zeros((), dtype=torch.int64, device=device),
-            torch.zeros((), device=device),
-        )
+    def add(self, *, loss: float, correct: int, norm: float) -> None:
+        """Add the sums of a step."""
+        with np.errstate(over="ignore"):
+            self.loss, self.norm = float(np.float32(self.loss + loss)), float(np.float32(self.norm + norm))
+        self.correct += correct
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the sums as a checkpoint has them."""
+        types = {"loss": torch.float32, "correct": torch.int64, "norm": torch.float32}
+        return {name: torch.tensor(getattr(self, name), dtype=dtype) for name, dtype in types.items()}
 
 
 @dataclass
@@ -59,7 +63,7 @@ class TrainingState:
     rolled_to: int = -1
 
     # Metrics
-    sums: EpochSums = field(init=False)
+    sums: EpochSums = field(default_factory=EpochSums)
     history: list[dict[str, float]] = field(default_factory=list)
 
     # The best so far (epoch 0: none yet)
@@ -74,9 +78,6 @@ class TrainingState:
     # Reported once
     overfit_noticed: bool = False
     finished: bool = False
-
-    def __post_init__(self) -> None:
-        self.sums = EpochSums.zero(self.device)
 
     @property
     def device(self) -> torch.device:
@@ -101,7 +102,7 @@ class TrainingState:
             **_named("model", _tensors(self.model)),
             **_named("averaged", {} if self.averaged is None else _tensors(self.averaged)),
             **_named("optimizer", optimizer_state(self.parameters, self.optimizer)),
-            **_named("sums", vars(self.sums)),
+            **_named("sums", self.sums.tensors()),
         }
         plain: dict[str, Any] = {name: copy.deepcopy(getattr(self, name)) for name in _PLAIN}
         state = {"identity": identity, "arithmetic": rounding, "scaler": self.scaler.state_dict(), **plain}
@@ -130,7 +131,8 @@ class TrainingState:
         load_optimizer_state(self.parameters, self.optimizer, groups.get("optimizer", {}))
         self.scaler.load_state_dict(snapshot.state["scaler"])
         self.best_weights = groups.get("best", {})
-        self.sums = EpochSums(**{name: tensor.to(self.device) for name, tensor in groups["sums"].items()})
+        sums: dict[str, Any] = {name: tensor.item() for name, tensor in groups["sums"].items()}
+        self.sums = EpochSums(**sums)
         self.step = snapshot.step
         for name in _PLAIN:
             setattr(self, name, snapshot.state[name])

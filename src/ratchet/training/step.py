@@ -3,7 +3,7 @@
 import functools
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -36,7 +36,9 @@ class StepMetrics:
 
     step: int
     rate: float
-    loss: torch.Tensor
+    loss: torch.Tensor  # sum over the samples
+    correct: torch.Tensor  # right answers
+    weight: float  # of the samples: the mean loss is loss / weight
     norm: torch.Tensor  # of the gradients, before clipping
     is_scaled: bool  # by a loss scale: then an overflow skips the step and is no error
     parameter_norm: torch.Tensor | None = None  # computed only for steps that are logged, like the loss scale
@@ -121,11 +123,9 @@ class Stepper:
 
         if state.averaged is not None:
             move_average(state.averaged.network, state.model.network, decay=plan.ema_decay, step=state.step + 1)
-        state.sums.loss += total
-        state.sums.correct += correct
-        state.sums.norm += norm
         state.step, state.batch = state.step + 1, state.batch + 1
-        return self._step_metrics(rate, total / weight, norm)
+        metrics = StepMetrics(state.step, rate, total, correct, weight, norm, state.scaler.is_enabled())
+        return metrics if state.step % plan.log_every else self._logged(metrics)
 
     def _gradients(
         self, count: int, feed: Iterator[Batch], *, weight: float, piece: int | None = None, is_idle: bool = False
@@ -206,14 +206,12 @@ class Stepper:
         if self._before:
             copy_tensors(zip(self.state.model.network.buffers(), self._before.values(), strict=True))
 
-    def _step_metrics(self, rate: float, loss: torch.Tensor, norm: torch.Tensor) -> StepMetrics:
-        state, scaled = self.state, self.state.scaler.is_enabled()
-        if state.step % self.plan.log_every:
-            return StepMetrics(state.step, rate, loss, norm, scaled)
+    def _logged(self, metrics: StepMetrics) -> StepMetrics:
+        """Return the metrics of a step with those that only logged steps have."""
         with torch.no_grad():
-            parameter_norm = self.held.norm(state.parameters)
-        scale = state.scaler.get_scale() if scaled else None
-        return StepMetrics(state.step, rate, loss, norm, scaled, parameter_norm, scale)
+            parameter_norm = self.held.norm(self.state.parameters)
+        scale = self.state.scaler.get_scale() if metrics.is_scaled else None
+        return replace(metrics, parameter_norm=parameter_norm, loss_scale=scale)
 
     def undo(self) -> None:
         """Undo a step that ran out of memory: its buffers, its gradients, and the optimizer state of new parameters."""
@@ -293,7 +291,7 @@ class _Vectors:
                 buffer.copy_(before + (change / count).to(buffer.dtype))
             else:
                 buffer.copy_(before + change.round().to(torch.int64))
-        return total[0].to(torch.float32), correct[0].to(torch.int64)
+        return total[0].to(torch.float32, copy=True), correct[0].to(torch.int64)  # a view would keep the whole vector
 
     def agree(self, summed: torch.Tensor) -> bool:
         """Return whether all ranks stop after this step.

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Generator, Iterator
+from itertools import groupby
 from typing import TypeVar
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from ratchet.errors import NotFinite
 from ratchet.training.events import Points
 from ratchet.training.plan import Plan
+from ratchet.training.state import EpochSums
 from ratchet.training.step import StepMetrics
 
 __all__ = ["MetricBuffer", "Throughput", "require_finite", "timed"]
@@ -77,8 +79,8 @@ class MetricBuffer:
         """Whether to fetch now. A CPU does not run ahead, so a fetch costs nothing there."""
         return self.device.type == "cpu" or time.perf_counter() - self._fetched > _FETCH_INTERVAL
 
-    def fetch(self, *, epoch: int, attempt: int) -> Iterator[Points]:
-        """Fetch all metrics from the device at once and yield those to log.
+    def fetch(self, sums: EpochSums, *, epoch: int, attempt: int) -> Iterator[Points]:
+        """Fetch all metrics from the device at once, add them to the sums of the epoch and yield those to log.
 
         Raises:
             NotFinite: a loss is not finite, or a gradient norm is not and no loss scaling explains it.
@@ -86,12 +88,15 @@ class MetricBuffer:
         if not self._steps:
             return
         steps, self._steps = self._steps, []
-        fetched = torch.stack([torch.stack([step.loss, step.norm]) for step in steps]).tolist()
-        for step, (loss, norm) in zip(steps, fetched, strict=True):
+        fetched = _means(steps), _numbers([step.norm for step in steps])
+        for step, loss, norm in zip(steps, *fetched, strict=True):
             metrics = {"loss": loss} if step.is_scaled else {"loss": loss, "gradient norm": norm}
             require_finite(metrics, step=step.step, epoch=epoch, rate=step.rate)
+        totals, right = _numbers([step.loss for step in steps]), _numbers([step.correct for step in steps])
+        for total, correct, norm in zip(totals, right, fetched[1], strict=True):
+            sums.add(loss=total, correct=int(correct), norm=norm)
         self._fetched = time.perf_counter()
-        logged = [(step, *pair) for step, pair in zip(steps, fetched, strict=True) if step.parameter_norm is not None]
+        logged = [each for each in zip(steps, *fetched, strict=True) if each[0].parameter_norm is not None]
         if not logged:
             return
         speed, waited = self.step_clock.lap()
@@ -108,6 +113,21 @@ class MetricBuffer:
                 values["step/loss_scale"] = step.loss_scale
             values = {name: value for name, value in values.items() if math.isfinite(value)}
             yield Points(step.step, epoch, values, rates if step is logged[-1][0] else {}, attempt)
+
+
+def _numbers(scalars: list[torch.Tensor]) -> list[float]:
+    """Return the numbers of scalars, which the device sends at once."""
+    numbers: list[float] = torch.stack(scalars).tolist() if len(scalars) > 1 else [scalars[0].item()]
+    return numbers
+
+
+def _means(steps: list[StepMetrics]) -> list[float]:
+    """Return the mean loss of each step. Steps of the same weight are divided together."""
+    if len(steps) == 1:
+        return _numbers([steps[0].loss / steps[0].weight])
+    groups = [(weight, [step.loss for step in group]) for weight, group in groupby(steps, lambda step: step.weight)]
+    means: list[float] = torch.cat([torch.stack(losses) / weight for weight, losses in groups]).tolist()
+    return means
 
 
 def require_finite(metrics: dict[str, float], *, step: int, epoch: int, rate: float) -> None:

@@ -3,14 +3,18 @@
 import threading
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import chi2
 
-from ratchet.training.augment import augment, epoch_order, sample_bits
+from ratchet.training import batches
+from ratchet.training.augment import augmented, draws, epoch_order, sample_bits
 from ratchet.training.batches import ahead, step_rows
+from ratchet.training.device import moved
+from ratchet.training.plan import Plan
 from tests.training.conftest import make_plan
 
 KEYS = np.arange(10_000, dtype=np.uint64) * np.uint64(7919)
@@ -19,6 +23,12 @@ KEYS = np.arange(10_000, dtype=np.uint64) * np.uint64(7919)
 def random_images(count: int, *, height: int = 5, width: int = 6, channels: int = 2) -> torch.Tensor:
     values = np.random.default_rng(0).integers(1, 256, (count, height, width, channels))
     return torch.from_numpy(values.astype(np.uint8))  # no zero: what was filled in can be recognised
+
+
+def augment(images: torch.Tensor, keys: np.ndarray, plan: Plan, *, epoch: int) -> torch.Tensor:
+    """Return the images as a split of them gives them to training."""
+    drawn = draws(keys, plan, epoch=epoch, size=(images.shape[1], images.shape[2]))
+    return augmented(images, [torch.from_numpy(each) for each in drawn], plan)
 
 
 def shifted(image: np.ndarray, down: int, across: int, *, mirrored: bool, fill: str) -> np.ndarray:
@@ -87,8 +97,8 @@ def test_augmentation_depends_on_seed_epoch_and_key() -> None:
     plan = make_plan(seed=1, flip="random", crop_padding=2, cutout=2)
     whole = augment(images, keys, plan, epoch=4)
     order = np.random.default_rng(1).permutation(64)
-    moved = augment(images[order], keys[order], plan, epoch=4)
-    assert torch.equal(moved, whole[order])
+    changed = augment(images[order], keys[order], plan, epoch=4)
+    assert torch.equal(changed, whole[order])
     micro = [augment(images[i : i + 7], keys[i : i + 7], plan, epoch=4) for i in range(0, 64, 7)]
     assert torch.equal(torch.cat(micro), whole)
     assert not torch.equal(augment(images, keys, plan, epoch=5), whole)
@@ -161,6 +171,34 @@ def test_a_feed_yields_its_batches_with_or_without_prefetch(lab) -> None:
         for ((images,), labels), ((expected,), expected_labels) in zip(fed, one_by_one, strict=True):
             assert torch.equal(images, expected)
             assert torch.equal(labels, expected_labels)
+
+
+@pytest.mark.parametrize("changes", [{}, {"flip": "none", "crop_padding": 0}, {"flip": "alternating", "cutout": 3}])
+def test_batches_of_a_resident_split_are_those_of_the_host(lab, monkeypatch, changes: dict[str, Any]) -> None:
+    """A GPU that has the whole split gets the row numbers and draws of 64 batches at once."""
+    pieces, device = [np.array([number % 30, 3]) for number in range(70)], torch.device("cpu")
+    plan = lab.plan(**changes)
+    expected = [lab.train.batch(rows, device, plan=plan, epoch=2) for rows in pieces]
+    copies = []
+    monkeypatch.setattr(batches, "moved", lambda array, device: copies.append(len(array)) or moved(array, device))
+    resident = lab.train._resident_batches(lab.train._whole(device), pieces, device, plan, 2)
+    for ((images,), labels), ((same_images,), same_labels) in zip(resident, expected, strict=True):
+        assert torch.equal(images, same_images)
+        assert torch.equal(labels, same_labels)
+    assert set(copies) == {128, 12}
+    assert len(copies) == 2 * (1 + 2 * bool(plan.crop_padding) + (plan.flip != "none") + 2 * bool(plan.cutout))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_batches_on_a_gpu_equal_those_on_a_cpu(lab) -> None:
+    pieces, others = [np.arange(20, 28), np.array([3, 1])], threading.enumerate()
+    plan = lab.plan(cutout=3)
+    expected = [lab.train.batch(rows, torch.device("cpu"), plan=plan, epoch=2) for rows in pieces]
+    fed = lab.train.feed(pieces, torch.device("cuda"), plan=plan, epoch=2)
+    for ((images,), labels), ((same_images,), same_labels) in zip(fed, expected, strict=True):
+        assert torch.equal(images.cpu(), same_images)
+        assert torch.equal(labels.cpu(), same_labels)
+        assert threading.enumerate() == others
 
 
 def test_prefetch_ends_with_its_consumer_and_raises_errors() -> None:

@@ -114,6 +114,23 @@ def test_an_epoch_of_training_covers_the_stream_once(length: int) -> None:
         assert length - 8 * len(split) <= 2 * 8
 
 
+@pytest.mark.parametrize("name", ["train", "validation"])
+@pytest.mark.parametrize("length", [63, 64, 65, 203])
+def test_windows_on_the_device_are_those_of_the_host(name: str, length: int) -> None:
+    """Of a whole split and of some of its rows; the last window of validation is short."""
+    device, plan = torch.device("cpu"), make_plan()
+    whole = StreamSplit.of(name, np.arange(length).astype(np.uint8), 16)
+    for split in (whole, whole.only(np.arange(len(whole))[::-2])):
+        pieces = [np.arange(len(split))[:2], np.arange(len(split))[-1:]]
+        resident = split._resident_batches(split._whole(device), pieces, device, plan, 3)
+        for rows, ((ids,), targets) in zip(pieces, resident, strict=True):
+            (same_ids,), same_targets = split.batch(rows, device, plan=plan, epoch=3)
+            assert torch.equal(ids, same_ids)
+            assert torch.equal(targets, same_targets)
+            assert ids.stride() == same_ids.stride()
+            assert targets.stride() == same_targets.stride()
+
+
 def test_shifts_of_epochs_differ_and_depend_on_the_seed() -> None:
     assert {shift(0, epoch, 8) for epoch in range(60)} == set(range(8))
     assert [shift(0, epoch, 64) for epoch in range(9)] != [shift(1, epoch, 64) for epoch in range(9)]

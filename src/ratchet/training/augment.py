@@ -4,16 +4,16 @@ The augmentation of a sample depends only on (seed, epoch, sample key): not on i
 micro-batch size or the number of workers. So a resumed run sees the same pixels as an uninterrupted one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ratchet.training.device import moved
 from ratchet.training.plan import Plan
 
-__all__ = ["augment", "epoch_order", "resized", "sample_bits"]
+__all__ = ["augmented", "draws", "epoch_order", "resized", "sample_bits"]
 
 Keys = NDArray[np.uint64]
 _TWELVE = 2**12
@@ -38,7 +38,23 @@ def epoch_order(rows: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
     return np.random.Generator(np.random.Philox(key=np.array([seed, epoch], np.uint64))).permutation(rows)
 
 
-def augment(images: torch.Tensor, keys: Keys, plan: Plan, *, epoch: int) -> torch.Tensor:
+def draws(keys: Keys, plan: Plan, *, epoch: int, size: tuple[int, int]) -> list[NDArray[Any]]:
+    """Return what `augmented` needs of images of this height and width: arrays (n,) of numbers or truth values."""
+    bits = sample_bits(keys, seed=plan.seed, epoch=epoch)
+    drawn: list[NDArray[Any]] = []
+    if plan.crop_padding:
+        drawn += [_drawn(bits, place, 2 * plan.crop_padding + 1) for place in (8, 24)]
+    if plan.flip != "none":
+        decides, turn = bits, 0
+        if plan.flip == "alternating":
+            decides, turn = sample_bits(keys, seed=plan.seed, epoch=0), epoch % 2
+        drawn.append(decides & np.uint64(1) != np.uint64(turn))
+    if plan.cutout:
+        drawn += [_centre(bits, place, span) for place, span in zip((40, 52), size, strict=True)]
+    return drawn
+
+
+def augmented(images: torch.Tensor, drawn: Sequence[torch.Tensor], plan: Plan) -> torch.Tensor:
     """Shift, mirror and cut out as `plan` says (`crop_padding`, `crop_fill`, `flip`, `cutout`).
 
     Alternating flips mirror half the images in the first epoch and the other half in the next, so two epochs in a row
@@ -46,21 +62,18 @@ def augment(images: torch.Tensor, keys: Keys, plan: Plan, *, epoch: int) -> torc
 
     Args:
         images: uint8 (n, height, width, channels), on any device; not changed.
-        keys: uint64 (n,), one per image.
+        drawn: the `draws` of these images, on their device.
 
     Returns:
         uint8 of the same shape, on the same device.
     """
-    bits = sample_bits(keys, seed=plan.seed, epoch=epoch)
+    coming = iter(drawn)
     if plan.crop_padding:
-        images = _shifted(images, bits, padding=plan.crop_padding, fill=plan.crop_fill)
+        images = _shifted(images, next(coming), next(coming), padding=plan.crop_padding, fill=plan.crop_fill)
     if plan.flip != "none":
-        decides, turn = bits, 0
-        if plan.flip == "alternating":
-            decides, turn = sample_bits(keys, seed=plan.seed, epoch=0), epoch % 2
-        images = _mirrored(images, decides & np.uint64(1) != np.uint64(turn))
+        images = _mirrored(images, next(coming))
     if plan.cutout:
-        images = _blanked(images, bits, side=plan.cutout)
+        images = _blanked(images, next(coming), next(coming), side=plan.cutout)
     return images
 
 
@@ -81,10 +94,11 @@ def resized(images: torch.Tensor, plan: Plan, *, epoch: int) -> torch.Tensor:
     return torch.nn.functional.interpolate(images.float(), size, mode="bilinear", antialias=True)
 
 
-def _shifted(images: torch.Tensor, bits: Keys, *, padding: int, fill: str) -> torch.Tensor:
+def _shifted(
+    images: torch.Tensor, down: torch.Tensor, across: torch.Tensor, *, padding: int, fill: str
+) -> torch.Tensor:
     """Shift each image by up to `padding` pixels in each direction, by copying strips of whole rows."""
     count, height, width, channels = images.shape
-    down, across = (_drawn(bits, place, 2 * padding + 1) for place in (8, 24))
     padded = torch.nn.functional.pad(images, (0, 0, padding, padding, padding, padding)).contiguous()
     if fill == "reflect":  # line by line: an index for every pixel takes seven times as long
         inside = slice(padding, padding + height)
@@ -98,25 +112,23 @@ def _shifted(images: torch.Tensor, bits: Keys, *, padding: int, fill: str) -> to
         (padded.stride(0), strip, channels, strip, 1),
     )
     if images.device.type == "cpu":  # NumPy copies whole blocks, where PyTorch copies single bytes
-        return torch.from_numpy(windows.numpy()[np.arange(count), down, across]).view(images.shape)
+        return torch.from_numpy(windows.numpy()[np.arange(count), down.numpy(), across.numpy()]).view(images.shape)
     each = torch.arange(count, device=images.device)
-    return windows[each, moved(down, images.device), moved(across, images.device)].view(images.shape)
+    return windows[each, down, across].view(images.shape)
 
 
-def _mirrored(images: torch.Tensor, chosen: NDArray[np.bool_]) -> torch.Tensor:
+def _mirrored(images: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     """Return a copy of the images in which the chosen ones, (n,), are mirrored."""
     if images.device.type == "cpu":
         copy = images.clone()
-        copy.numpy()[chosen] = images.numpy()[chosen, :, ::-1]
+        copy.numpy()[chosen.numpy()] = images.numpy()[chosen.numpy(), :, ::-1]
         return copy
-    return torch.where(moved(chosen, images.device)[:, None, None, None], images.flip(2), images)
+    return torch.where(chosen[:, None, None, None], images.flip(2), images)
 
 
-def _blanked(images: torch.Tensor, bits: Keys, *, side: int) -> torch.Tensor:
+def _blanked(images: torch.Tensor, down: torch.Tensor, across: torch.Tensor, *, side: int) -> torch.Tensor:
     """Set a square of `side` pixels to 0. Its centre is anywhere, so part of it may be outside the image."""
     _, height, width, _ = images.shape
-    drawn = (_centre(bits, place, span) for place, span in ((40, height), (52, width)))
-    down, across = (moved(centres, images.device) for centres in drawn)
     rows = torch.arange(height, device=images.device) - down[:, None] + side // 2
     columns = torch.arange(width, device=images.device) - across[:, None] + side // 2
     inside = ((rows >= 0) & (rows < side))[:, :, None] & ((columns >= 0) & (columns < side))[:, None, :]

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from ratchet.errors import TrainingError
-from ratchet.training.augment import augment, resized
+from ratchet.training.augment import augmented, draws, resized
 from ratchet.training.device import moved
 from ratchet.training.plan import Plan
 
@@ -38,6 +38,7 @@ Batch = tuple[Inputs, torch.Tensor]
 Item = TypeVar("Item")
 
 _RESIDENT_SHARE = 0.25  # of a GPU's free memory that a split may use to stay there
+_TOGETHER = 64  # batches of a resident split whose row numbers and draws are copied to the GPU at once
 
 
 class ArrayLike(Protocol):
@@ -110,7 +111,7 @@ class Split:
     arrays: tuple[ArrayLike, ...]
     targets: NDArray[Any]  # (rows,) or (rows, targets); see `ratchet.problems`
     keys: NDArray[np.uint64]  # (rows,), stable hashes of the sample ids
-    _resident: dict[torch.device, Inputs | None] = field(default_factory=dict, repr=False, compare=False)
+    _resident: dict[torch.device, Batch | None] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def open(
@@ -160,27 +161,65 @@ class Split:
         """Return the inputs and the targets of `rows` on `device`; the inputs are augmented if `plan` is given."""
         resident = self._on(device)
         if resident is not None:
-            index = moved(rows, device)
-            inputs = tuple(stored[index] for stored in resident)
-        else:
-            inputs = tuple(moved(array, device) for array in self.gather(rows))
+            return next(self._resident_batches(resident, [rows], device, plan, epoch))
+        inputs = tuple(moved(array, device) for array in self.gather(rows))
         targets = moved(self.host_targets(rows), device)
-        return self.prepared(inputs, rows, plan, epoch), targets
+        drawn = [moved(each, device) for each in self.draws(rows, plan, epoch)]
+        return self.prepared(inputs, drawn, rows, plan, epoch), targets
 
-    def prepared(self, inputs: Inputs, rows: Rows, plan: Plan | None, epoch: int) -> Inputs:
+    def draws(self, rows: Rows, plan: Plan | None, epoch: int) -> list[NDArray[Any]]:
+        """Return what is drawn for `rows` on the CPU: arrays with one line for each row, which `prepared` takes."""
+        return []
+
+    def prepared(
+        self, inputs: Inputs, drawn: Sequence[torch.Tensor], rows: Rows, plan: Plan | None, epoch: int
+    ) -> Inputs:
         """Return the stored arrays of `rows` as the model takes them, augmented if `plan` is given."""
         return inputs
+
+    def _resident_batches(
+        self, resident: Batch, pieces: Sequence[Rows], device: torch.device, plan: Plan | None, epoch: int
+    ) -> Generator[Batch]:
+        """Yield the batches of a split that is on the device, which gets the row numbers of many batches at once."""
+        for first in range(0, len(pieces), _TOGETHER):
+            block = pieces[first : first + _TOGETHER]
+            rows = np.concatenate(block)
+            together = [moved(each, device) for each in (rows, *self.draws(rows, plan, epoch))]
+            for piece, (index, *drawn) in zip(block, _cut(together, [len(piece) for piece in block]), strict=True):
+                yield self._chosen(resident, index, drawn, piece, plan, epoch)
+
+    def _chosen(
+        self,
+        resident: Batch,
+        index: torch.Tensor,
+        drawn: Sequence[torch.Tensor],
+        rows: Rows,
+        plan: Plan | None,
+        epoch: int,
+    ) -> Batch:
+        """Return the batch of `rows`, whose numbers on the device are `index`."""
+        inputs, targets = resident
+        chosen = tuple(stored[index] for stored in inputs)
+        return self.prepared(chosen, drawn, rows, plan, epoch), targets[index]
 
     def feed(
         self, pieces: Sequence[Rows], device: torch.device, *, plan: Plan | None = None, epoch: int = 0
     ) -> Generator[Batch]:
         """Yield a batch for each piece of rows, in order, as `batch` makes it.
 
-        For a GPU a thread prefetches batches. On a CPU reading and augmentation take under a hundredth of a step, and a
-        thread would slow the step by as much.
+        For a GPU a thread prefetches batches, unless the GPU has the whole split: then a batch is a few kernels. On a
+        CPU reading and augmentation take under a hundredth of a step, and a thread would slow the step by as much.
         """
+        resident = None if plan is not None and self.prepares_on_host else self._on(device)
+        if resident is not None:
+            return self._resident_batches(resident, pieces, device, plan, epoch)
         batches = (self.batch(rows, device, plan=plan, epoch=epoch) for rows in pieces)
         return batches if device.type == "cpu" else ahead(batches)
+
+    @property
+    def prepares_on_host(self) -> bool:
+        """Whether `prepared` takes the CPU long enough for a thread of its own."""
+        return False
 
     def only(self, rows: Rows) -> Self:
         """Return these rows as a split. Only targets and keys are copied."""
@@ -202,20 +241,25 @@ class Split:
         for start in range(0, len(self), size):
             yield np.arange(start, min(start + size, len(self)))
 
-    def _on(self, device: torch.device) -> Inputs | None:
-        """Return all stored arrays on a GPU, or None if they are too large."""
+    def _on(self, device: torch.device) -> Batch | None:
+        """Return all stored arrays and targets on a GPU, or None if they are too large."""
         if device.type != "cuda":
             return None
         if device not in self._resident:
-            size = sum(array.nbytes for array in self.arrays)
-            fits = size < _RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]
-            whole = (
-                tuple(torch.from_numpy(array).to(device) for array in self.gather(np.arange(len(self))))
-                if fits
-                else None
-            )
-            self._resident[device] = whole
+            size, share = self._resident_size()
+            fits = size < share * torch.cuda.mem_get_info(device)[0]
+            self._resident[device] = self._whole(device) if fits else None
         return self._resident[device]
+
+    def _resident_size(self) -> tuple[int, float]:
+        """Return the bytes of the whole split on a GPU, and the share of free memory that they may take."""
+        return sum(array.nbytes for array in self.arrays) + self.targets.nbytes, _RESIDENT_SHARE
+
+    def _whole(self, device: torch.device) -> Batch:
+        """Return all stored arrays and targets on the device."""
+        rows = np.arange(len(self))
+        inputs = tuple(torch.from_numpy(array).to(device) for array in self.gather(rows))
+        return inputs, torch.from_numpy(self.host_targets(rows)).to(device)
 
 
 @dataclass(frozen=True)
@@ -231,15 +275,26 @@ class ImageSplit(Split):
         """Return the split of these images, (rows, height, width, channels) in each shard."""
         return cls(name, (ShardedArray(shards),), labels, keys)
 
+    @cached_property
+    def size(self) -> tuple[int, int]:
+        """Height and width of every image."""
+        height, width = self.images(np.arange(1)).shape[1:3]
+        return height, width
+
     def images(self, rows: Rows) -> NDArray[np.uint8]:
         """Return the images of `rows` for display: uint8 (n, height, width, 1 or 3)."""
         images: NDArray[np.uint8] = self.gather(rows)[0]
         return images
 
-    def prepared(self, inputs: Inputs, rows: Rows, plan: Plan | None, epoch: int) -> Inputs:
+    def draws(self, rows: Rows, plan: Plan | None, epoch: int) -> list[NDArray[Any]]:
+        return [] if plan is None else draws(np.asarray(self.keys[rows]), plan, epoch=epoch, size=self.size)
+
+    def prepared(
+        self, inputs: Inputs, drawn: Sequence[torch.Tensor], rows: Rows, plan: Plan | None, epoch: int
+    ) -> Inputs:
         (images,) = inputs
         if plan is not None:
-            images = augment(images, np.asarray(self.keys[rows]), plan, epoch=epoch)
+            images = augmented(images, drawn, plan)
         images = images.permute(0, 3, 1, 2)
         return (images if plan is None else resized(images, plan, epoch=epoch),)
 
@@ -249,6 +304,11 @@ class TableSplit(Split):
     """Rows of a table: numbers float32 (rows, columns) with NaN where missing, and codes int64 (rows, columns)."""
 
     array_names = ("numbers", "codes")
+
+
+def _cut(tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Yield the tensors' rows in parts of these sizes."""
+    return zip(*(torch.split(each, list(sizes)) for each in tensors), strict=True)
 
 
 def ahead(items: Iterator[Item], *, depth: int = 2) -> Generator[Item]:

@@ -45,7 +45,13 @@ class ArraysSplit(Split):
     def _augment(self) -> Callable[..., Any] | None:
         return CustomClass.of(self.input_spec).augment
 
-    def prepared(self, inputs: Inputs, rows: Rows, plan: Plan | None, epoch: int) -> Inputs:
+    @property
+    def prepares_on_host(self) -> bool:
+        return self._augment is not None
+
+    def prepared(
+        self, inputs: Inputs, drawn: Sequence[torch.Tensor], rows: Rows, plan: Plan | None, epoch: int
+    ) -> Inputs:
         if plan is None or self._augment is None:
             return inputs
         seeds = sample_bits(np.asarray(self.keys[rows]), seed=plan.seed, epoch=epoch)
@@ -144,7 +150,7 @@ class UnpackedSplit(ArraysSplit):
     ) -> Batch:
         moved = tuple(values.to(device, non_blocking=True) for values in self._checked(inputs))
         targets = torch.from_numpy(self.host_targets(rows)).to(device, non_blocking=True)
-        return self.prepared(moved, rows, plan, epoch), targets
+        return self.prepared(moved, (), rows, plan, epoch), targets
 
     def _checked(self, inputs: "Inputs | Faulty") -> Inputs:
         if isinstance(inputs, Faulty) and inputs.rule == _CHANGED:

@@ -6,20 +6,23 @@ so every batch depends on (seed, epoch, rows). Otherwise the shift is 0, and the
 token but the first is predicted exactly once. The last window may be shorter; its other targets are IGNORED.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn import functional
 
 from ratchet.errors import TrainingError
 from ratchet.kinds import TokensInput
 from ratchet.problems.next_token import PADDED
 from ratchet.tokens.token_ids import encode_utf8
 from ratchet.training.batches import Batch, Rows, Split
+from ratchet.training.device import moved
 from ratchet.training.plan import Plan
 
 __all__ = ["IGNORED", "StreamSplit", "Windows", "read_text", "shift"]
@@ -27,9 +30,11 @@ __all__ = ["IGNORED", "StreamSplit", "Windows", "read_text", "shift"]
 CHOSEN_BY = {"kind": ("text", "tokens")}
 
 IGNORED = PADDED  # target after the end of the stream
+_RESIDENT_SHARE = 1 / 32  # of a GPU's free memory that a stream may use to stay there: less text than images
 _SHIFT = 0x5348_4946  # separates these random numbers from others of the same seed
 
 
+@cache
 def shift(seed: int, epoch: int, context: int) -> int:
     """Return the place of the first window in an epoch of training, from 0 to context - 1."""
     return int(np.random.default_rng([seed, epoch, _SHIFT]).integers(context))
@@ -74,6 +79,11 @@ class Windows:
         inside = places < len(self.ids)
         pieces = np.asarray(self.ids[np.where(inside, places, 0)], np.int64)
         return np.where(inside, pieces, IGNORED)
+
+
+def _seen_and_next(pieces: torch.Tensor) -> Batch:
+    """Return the ids of windows (n, context + 1), IGNORED at the end, and the targets, each int64 (n, context)."""
+    return (pieces[:, :-1].clamp(min=0),), pieces[:, 1:].contiguous()
 
 
 @dataclass(frozen=True)
@@ -128,12 +138,38 @@ class StreamSplit(Split):
 
     def batch(self, rows: Rows, device: torch.device, *, plan: Plan | None = None, epoch: int = 0) -> Batch:
         """Return ids and targets on `device`, each int64 (n, context); shifted if `plan` is given."""
-        moved = 0 if plan is None or self.windows.whole else shift(plan.seed, epoch, self.windows.context)
-        pieces = torch.from_numpy(self.windows.gather(self.rows[rows], shift=moved))
-        if device.type == "cuda":
-            pieces = pieces.pin_memory()
-        pieces = pieces.to(device, non_blocking=True)
-        return (pieces[:, :-1].clamp(min=0),), pieces[:, 1:].contiguous()
+        resident = self._on(device)
+        if resident is not None:
+            return next(self._resident_batches(resident, [rows], device, plan, epoch))
+        return _seen_and_next(moved(self.windows.gather(self.rows[rows], shift=self._shift(plan, epoch)), device))
+
+    def _shift(self, plan: Plan | None, epoch: int) -> int:
+        return 0 if plan is None or self.windows.whole else shift(plan.seed, epoch, self.windows.context)
+
+    def draws(self, rows: Rows, plan: Plan | None, epoch: int) -> list[NDArray[Any]]:
+        return [self.rows[rows]]
+
+    def _chosen(
+        self,
+        resident: Batch,
+        index: torch.Tensor,
+        drawn: Sequence[torch.Tensor],
+        rows: Rows,
+        plan: Plan | None,
+        epoch: int,
+    ) -> Batch:
+        _, ids = resident
+        windows = ids[self._shift(plan, epoch) :].unfold(0, self.windows.context + 1, self.windows.context)
+        return _seen_and_next(windows[drawn[0]])
+
+    def _resident_size(self) -> tuple[int, float]:
+        return 8 * len(self.windows.ids), _RESIDENT_SHARE
+
+    def _whole(self, device: torch.device) -> Batch:
+        """Return the ids of the stream, int64 (tokens,), which end with a whole window."""
+        ids = torch.from_numpy(np.array(self.windows.ids)).to(device).long()
+        missing = len(self.windows) * self.windows.context + 1 - len(ids)
+        return (), functional.pad(ids, (0, max(0, missing)), value=IGNORED)
 
     def only(self, rows: Rows) -> "StreamSplit":
         """Return these rows as a split."""

@@ -1,6 +1,6 @@
 """A split of texts, with the token ids of a model's tokenizer."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from torch.nn import functional
 from ratchet.errors import TrainingError
 from ratchet.kinds import TextInput
 from ratchet.tokens.tokenizers import PADDING, encode, stored_texts
-from ratchet.training.batches import Inputs, Rows, Split
+from ratchet.training.batches import Batch, Inputs, Rows, Split
 from ratchet.training.plan import Plan
 from ratchet.training.streams import read_text
 
@@ -54,11 +54,13 @@ class TextSplit(Split):
         """Return these rows as a split. Only targets and keys are copied."""
         return replace(super().only(rows), rows=self.rows[rows])
 
-    def _on(self, device: torch.device) -> Inputs | None:
+    def _on(self, device: torch.device) -> Batch | None:
         """Return None: a batch is as wide as its own longest text, so the ids of a whole split cannot stay on a GPU."""
         return None
 
-    def prepared(self, inputs: Inputs, rows: Rows, plan: Plan | None, epoch: int) -> Inputs:
+    def prepared(
+        self, inputs: Inputs, drawn: Sequence[torch.Tensor], rows: Rows, plan: Plan | None, epoch: int
+    ) -> Inputs:
         """Return the ids. For training with a compiled model their width is a power of two: each width is compiled."""
         if plan is None or plan.compile == "none":
             return inputs

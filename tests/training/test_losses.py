@@ -6,9 +6,10 @@ import torch
 from torch import nn
 
 from ratchet.errors import TrainingError
-from ratchet.problems import Classes
-from ratchet.training.losses import Objective, class_weights
-from tests.training.conftest import make_plan
+from ratchet.problems import Classes, NextToken
+from ratchet.training.losses import Objective, SampleCounts, class_weights
+from ratchet.training.streams import StreamSplit
+from tests.training.conftest import Lab, make_plan
 
 CLASSES = 4
 TARGET = Classes(("a", "b", "c", "d"))
@@ -103,3 +104,36 @@ def test_validation_is_measured_without_what_only_teaches(lab) -> None:
     metrics = [lab.run(plan, name=name).history[0] for name, plan in (("plain", plain), ("taught", taught))]
     assert metrics[0]["validation/loss"] == metrics[1]["validation/loss"]
     assert metrics[0]["train/loss"] != metrics[1]["train/loss"]
+
+
+@pytest.mark.parametrize("weights", [None, WEIGHTS])
+@pytest.mark.parametrize("ignored", [-100, 1])
+@pytest.mark.parametrize("loss", ["cross-entropy", "mse"])
+def test_rows_count_as_their_targets_do(weights: np.ndarray | None, ignored: int, loss: str) -> None:
+    split = Lab.split("train", 30)
+    objective = Objective(make_plan(loss=loss, ignore_index=ignored), TARGET, CPU, weights=weights)
+    counts = SampleCounts(objective, split)
+    for rows in (np.arange(30), np.array([3, 3, 28])):
+        targets = split.host_targets(rows)
+        assert counts.weight(rows) == objective.weight(targets)
+        assert counts.num_scored(rows) == objective.num_scored(targets)
+
+
+@pytest.mark.parametrize("name", ["train", "validation"])
+def test_windows_count_as_their_tokens_do(name: str) -> None:
+    split = StreamSplit.of(name, np.arange(100).astype(np.uint8), 16)
+    objective = Objective(make_plan(), NextToken(256), CPU)
+    counts = SampleCounts(objective, split)
+    rows = np.arange(len(split))[-2:]
+    assert counts.weight(rows) == objective.weight(split.host_targets(rows)) == (32 if name == "train" else 19)
+    assert counts.num_scored(rows) == objective.num_scored(split.host_targets(rows))
+
+
+def test_targets_that_all_count_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    split = Lab.split("train", 30)
+    counts = SampleCounts(Objective(make_plan(), TARGET, CPU), split)
+    read = []
+    monkeypatch.setattr(type(split), "host_targets", lambda self, rows: read.append(rows))
+    assert counts.weight(np.arange(7)) == 7.0
+    assert counts.num_scored(np.arange(7)) == 7
+    assert read == []

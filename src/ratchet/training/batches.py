@@ -1,5 +1,6 @@
 """Batches of packed data: one read from the memory map, one copy to the device, prepared there as a whole."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -152,6 +153,11 @@ class Split:
     def host_targets(self, rows: Rows) -> NDArray[Any]:
         """Return the targets of `rows`, (n,) or (n, targets)."""
         return np.asarray(self.targets[rows])
+
+    def targets_per_row(self, ignored: int) -> int | None:
+        """Return how many targets each row has. None: some are `ignored`."""
+        targets = np.asarray(self.targets)
+        return None if bool((targets == ignored).any()) else math.prod(targets.shape[1:])
 
     def gather(self, rows: Rows) -> tuple[NDArray[Any], ...]:
         """Return copies of the stored arrays of `rows` in that order."""

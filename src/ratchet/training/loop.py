@@ -28,7 +28,7 @@ from ratchet.training.device import (
 from ratchet.training.duplicate import duplicate
 from ratchet.training.events import Checkpointed, Epoch, Event, Finished, Notice, Started, Stopped, Trouble
 from ratchet.training.inputs import TrainingInputs, initial_model
-from ratchet.training.losses import Objective, class_weights
+from ratchet.training.losses import Objective, SampleCounts, class_weights
 from ratchet.training.memory import checkpointed
 from ratchet.training.model_shards import choose_shards
 from ratchet.training.optim import build_optimizer
@@ -151,6 +151,7 @@ class _Training:
         target = inputs.spec.target
         weights = class_weights(self.plan, self.train.targets, target)
         self.objective = Objective(self.plan, target, self.device, weights=weights)
+        self.counts = SampleCounts(self.objective, self.train)
         self.teacher = None
         if inputs.teacher is not None:
             self.teacher = Teacher(inputs.teacher, inputs.spec, self.plan, self.objective, self.precision)
@@ -193,7 +194,7 @@ class _Training:
         self.stepper = Stepper(
             self.state,
             plan,
-            train=self.train,
+            counts=self.counts,
             objective=self.objective,
             precision=self.precision,
             network=held.network(network),
@@ -543,8 +544,8 @@ class _Training:
         state = self.state
         weight, scored = 0.0, 0
         for start, end in self.steps[: state.batch]:  # at once, those of a long token stream take much memory
-            targets = self.train.host_targets(order[start:end])
-            weight, scored = weight + self.objective.weight(targets), scored + self.objective.num_scored(targets)
+            rows = order[start:end]
+            weight, scored = weight + self.counts.weight(rows), scored + self.counts.num_scored(rows)
         metrics = {"train/loss": state.sums.loss / (weight or 1.0)}
         if self.objective.target.has_accuracy:
             metrics["train/accuracy"] = state.sums.correct / (scored or 1)

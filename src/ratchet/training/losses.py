@@ -13,9 +13,10 @@ from ratchet.combinations import objective_faults
 from ratchet.errors import TrainingError
 from ratchet.kinds.registry import kind_named
 from ratchet.problems import Target
+from ratchet.training.batches import Rows, Split
 from ratchet.training.plan import Plan
 
-__all__ = ["Objective", "class_weights", "resolve_auto"]
+__all__ = ["Objective", "SampleCounts", "class_weights", "resolve_auto"]
 
 _ELEMENTWISE: dict[str, Callable[..., torch.Tensor]] = {
     "binary-cross-entropy": functional.binary_cross_entropy_with_logits,
@@ -140,6 +141,27 @@ class Objective:
     def measuring(cls, plan: Plan, target: Target, device: torch.device) -> "Objective":
         """Return the loss for validation: without smoothing and class weights, which are for training only."""
         return cls(replace(plan, label_smoothing=0.0), target, device)
+
+
+class SampleCounts:
+    """Weights and numbers of answers of the rows of a split. Their targets are read only where rows differ."""
+
+    def __init__(self, objective: Objective, split: Split) -> None:
+        self.objective, self.split = objective, split
+        self.per_row = split.targets_per_row(objective.ignored) if objective.target.is_indexed else 1
+        self.is_even = objective.host_weights is None or not objective.target.is_indexed
+
+    def weight(self, rows: Rows) -> float:
+        """Return `Objective.weight` of the targets of `rows`."""
+        if self.per_row is not None and self.is_even:
+            return float(self.per_row * len(rows))
+        return self.objective.weight(self.split.host_targets(rows))
+
+    def num_scored(self, rows: Rows) -> int:
+        """Return `Objective.num_scored` of the targets of `rows`."""
+        if self.per_row is not None:
+            return self.per_row * len(rows) * self.objective.target.answers_per_target
+        return self.objective.num_scored(self.split.host_targets(rows))
 
 
 def class_weights(plan: Plan, targets: Targets, target: Target) -> NDArray[np.float32] | None:

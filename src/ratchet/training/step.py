@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from ratchet.errors import TrainingError
-from ratchet.training.batches import Batch, Rows, Split
+from ratchet.training.batches import Batch, Rows
 from ratchet.training.device import precise_type, ran_out_of_memory, seed_step
-from ratchet.training.losses import Objective
+from ratchet.training.losses import Objective, SampleCounts
 from ratchet.training.model_shards import WholeModel
 from ratchet.training.optim import clip_gradients, copy_tensors, move_average, set_rate
 from ratchet.training.plan import Plan
@@ -78,14 +78,14 @@ class Stepper:
         state: TrainingState,
         plan: Plan,
         *,
-        train: Split,
+        counts: SampleCounts,
         objective: Objective,
         precision: Precision,
         network: nn.Module,
         held: WholeModel,
         teacher: Teacher | None = None,
     ) -> None:
-        self.state, self.plan, self.train = state, plan, train
+        self.state, self.plan, self.counts = state, plan, counts
         self.objective, self.precision, self.network = objective, precision, network
         self.teacher, self.held, self.ranks = teacher, held, held.ranks
         self.device = state.device
@@ -105,7 +105,7 @@ class Stepper:
         state, plan = self.state, self.plan
         self._keep_buffers()
         self._stepped = len(state.optimizer.state)
-        weight = self.objective.weight(self.train.host_targets(rows)) or 1.0
+        weight = self.counts.weight(rows) or 1.0
         pieces = cut(rows, plan.pieces, state.accumulation, smallest=smallest, is_even=self.held.is_sharded)
 
         # ------------------------------------------------------------------------------------------------------------

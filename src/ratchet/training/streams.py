@@ -132,6 +132,9 @@ class StreamSplit(Split):
         """Return the targets of `rows` without a shift, int64 (n, context). A shift changes no count of targets."""
         return self.windows.gather(self.rows[rows])[:, 1:]
 
+    def targets_per_row(self, ignored: int) -> int | None:
+        return None if self.windows.whole or ignored >= 0 else self.windows.context
+
     def gather(self, rows: Rows) -> tuple[NDArray[np.int64]]:
         """Return the ids of `rows` without a shift, int64 (n, context)."""
         return (np.maximum(self.windows.gather(self.rows[rows])[:, :-1], 0),)

@@ -234,6 +234,35 @@ def test_metrics_of_a_step_keep_no_larger_tensor(lab, pieces: int) -> None:
         assert each.untyped_storage().nbytes() == each.element_size()
 
 
+class PartlyUsed(nn.Module):
+    """Has a layer that no sample uses."""
+
+    def __init__(self, *, classes: int, channels: int, height: int, width: int) -> None:
+        super().__init__()
+        self.used = nn.Linear(channels * height * width, classes)
+        self.unused = nn.Linear(3, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.used(images.flatten(1))
+
+
+def test_pieces_of_one_process_do_not_wait_for_a_gpu(lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers are neither read from the device nor copied to it from pageable memory; unused weights do not decay."""
+    monkeypatch.setitem(models._networks("image"), "partly used", PartlyUsed)
+    training = start(lab, lab.plan(pieces=2, weight_decay=0.5), spec=lab.make_spec("partly used"))
+    network, rows, waits = training.state.model.train().network, np.arange(8), []
+    before = copy.deepcopy(network.state_dict())
+    feed = training.train.feed([rows[:4], rows[4:]], torch.device("cpu"))
+    read, create = torch.Tensor.tolist, torch.tensor
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.Tensor, "tolist", lambda self: waits.append("tolist") or read(self))
+        patched.setattr(torch, "tensor", lambda *args, **more: waits.append("tensor") or create(*args, **more))
+        training.stepper.step(rows, feed, rate=0.1)
+    assert waits == []
+    assert torch.equal(network.unused.weight, before["unused.weight"])
+    assert not torch.equal(network.used.weight, before["used.weight"])
+
+
 @pytest.mark.parametrize("ignored", [-100, 1])
 def test_ignored_labels_are_never_right(lab, ignored: int) -> None:
     labels = torch.tensor([0, 1, 2, 1, -100])

@@ -11,7 +11,7 @@ from torch import nn
 
 from ratchet.errors import TrainingError
 from ratchet.training.batches import Batch, Rows
-from ratchet.training.device import precise_type, ran_out_of_memory, seed_step
+from ratchet.training.device import moved, precise_type, ran_out_of_memory, seed_step
 from ratchet.training.losses import Objective, SampleCounts
 from ratchet.training.model_shards import WholeModel
 from ratchet.training.optim import clip_gradients, copy_tensors, move_average, set_rate
@@ -252,6 +252,7 @@ class _Vectors:
         self.added = {} if held.is_sharded or held.is_fast else self.parameters  # those in it
         numbers = [tensor.numel() for tensor in (*self.added.values(), *before.values())]
         self.sizes = [*numbers, len(self.parameters), 1, 1, 4]
+        self.used: set[str] = set()  # parameters that have a gradient of some piece: of this rank, then of all
 
     def empty(self, *faults: bool) -> list[torch.Tensor]:
         """Return the vector of a piece without samples, or of one that could not be computed, with its three flags."""
@@ -264,11 +265,12 @@ class _Vectors:
     ) -> list[torch.Tensor]:
         """Return the vector of a piece, added to those that other ranks computed at the same time."""
         used = self.held.take_gradients(self.parameters)
+        self.used |= set() if is_idle else used
         gradients, apart = (
             [torch.zeros_like(each) if each.grad is None else each.grad.detach() for each in parameters.values()]
             for parameters in (self.added, self.apart)
         )
-        present = torch.tensor([name in used for name in self.parameters], device=self.device)
+        present = self._marks([name in used for name in self.parameters])
         pairs = zip(self.network.buffers(), self.before.values(), strict=True)
         changes = [_change(after, before) * (is_last or after.is_floating_point()) for after, before in pairs]
         parts = (*gradients, *changes, present, total, correct, self._flags())
@@ -277,13 +279,13 @@ class _Vectors:
 
     def put(self, summed: torch.Tensor, apart: list[torch.Tensor], count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Put the gradients and the buffers of `count` pieces into the model; return loss and right answers."""
-        *values, present, total, correct, _ = summed.split_with_sizes(self.sizes)
+        *values, _, total, correct, _ = summed.split_with_sizes(self.sizes)
         for parameter, value in zip(self.added.values(), values, strict=False):
             parameter.grad = torch.empty_like(parameter).copy_(value.view(parameter.shape))
         for parameter, value in zip(self.apart.values(), apart, strict=True):
             parameter.grad = value
-        for parameter, pieces in zip(self.parameters.values(), present.tolist(), strict=True):
-            parameter.grad = parameter.grad if pieces else None
+        for name, parameter in self.parameters.items():
+            parameter.grad = parameter.grad if name in self.used else None
         changes = values[len(self.added) :]
         for buffer, before, change in zip(self.network.buffers(), self.before.values(), changes, strict=True):
             change = change.view(buffer.shape)
@@ -294,19 +296,26 @@ class _Vectors:
         return total[0].to(torch.float32, copy=True), correct[0].to(torch.int64)  # a view would keep the whole vector
 
     def agree(self, summed: torch.Tensor) -> bool:
-        """Return whether all ranks stop after this step.
+        """Return whether all ranks stop after this step, and learn which parameters one of them has used.
 
         Raises:
             MemoryError, Interrupted, ValueError: the same in all ranks, for the error of one of them.
         """
-        stop, memory, interrupted, values = summed[-4:].tolist()
+        *present, _, _, stop, memory, interrupted, values = summed[-sum(self.sizes[-4:]) :].tolist()  # waits once
+        self.used = {name for name, pieces in zip(self.parameters, present, strict=True) if pieces}
         raise_agreed(memory, interrupted)
         if values:
             raise ValueError(_ONE_VALUE)
         return bool(stop)
 
     def _flags(self, *faults: bool) -> torch.Tensor:
-        return torch.tensor([self.held.ranks.stop, *(faults or (False,) * 3)], dtype=self.dtype, device=self.device)
+        return self._marks([self.held.ranks.stop, *(faults or (False,) * 3)])
+
+    def _marks(self, values: list[bool]) -> torch.Tensor:
+        """Return 1 for True and 0 for False, on the device. Nothing waits for it."""
+        if len(set(values)) == 1:
+            return torch.full((len(values),), float(values[0]), dtype=self.dtype, device=self.device)
+        return moved(np.array(values, np.bool_), self.device).to(self.dtype)
 
 
 def _integers(buffers: dict[str, torch.Tensor]) -> list[str]:

@@ -189,7 +189,7 @@ def _field(content: bytes, column: str) -> tuple[bytes, Decoded]:
     texts = []
     for number, line in enumerate(content.decode().split("\n"), start=1):
         if line.strip():
-            text = (json_object(line) or {}).get(column)
+            text = (json_object(line, nan=True) or {}).get(column)
             if not isinstance(text, str):
                 return b"", Decoded(None, "not-text", f"line {number} is no JSON object with a text {column!r}")
             if "\0" in text or re.search("[\ud800-\udfff]", text):

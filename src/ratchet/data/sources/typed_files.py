@@ -225,10 +225,10 @@ def _check_lines(lines: Sequence[str], numbers: NDArray[Any], where: str) -> Non
     raise DataError(f"{where}: {which} ({text[:60]!r}{cut}). Fix: correct or delete; null is a missing value")
 
 
-def json_object(text: str) -> dict[str, Any] | None:
-    """Return a JSON object; None if it is something else. NaN and Infinity are no JSON."""
+def json_object(text: str, *, nan: bool = False) -> dict[str, Any] | None:
+    """Return a JSON object; None if it is something else. `nan`: it may have NaN and Infinity, which are no JSON."""
     try:
-        value = json.loads(text, parse_constant=_refuse)
+        value = json.loads(text, parse_constant=float if nan else _refuse)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

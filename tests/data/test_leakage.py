@@ -178,14 +178,14 @@ def test_pairs_of_noise_beside_a_rare_class_are_not_named() -> None:
 
 def test_a_column_of_few_rows_is_copied_without_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the time for a table of 20,000 genes of 60 patients grows with the square of the columns."""
-    concat, widths = pl.concat, list[int]()
+    draw, concat, widths = np.random.default_rng(3), pl.concat, list[int]()
 
     def noted(items: list[Any], **options: Any) -> Any:
         widths.extend(item.width for item in items if isinstance(item, pl.DataFrame))
         return concat(items, **options)
 
     monkeypatch.setattr(pl, "concat", noted)
-    genes = {f"gene {place}": DRAWN.normal(0, 1, COUNT) for place in range(8)}
+    genes = {f"gene {place}": draw.normal(0, 1, COUNT) for place in range(8)}
     rows = index(**genes, copy=LABELS).head(60)
     assert [leak["column"] for leak in revealing_columns(rows, extra=[*genes, "copy"])["class"]] == ["copy"]
     assert set(widths) == {2}

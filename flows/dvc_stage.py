@@ -88,13 +88,17 @@ def _adopt_sources(repo: Any, stage: Any, say: Callable[[str], None]) -> None:
     """Record the current content of inputs that `dvc add` tracks, as `dvc repro` does before the stage."""
     for source in _sources(repo, stage):
         if all(Path(out.fs_path).exists() for out in source.outs) and source.changed_outs():
-            before = ", ".join(map(_size, source.outs))
+            before, contents = ", ".join(map(_size, source.outs)), [out.hash_info for out in source.outs]
             _require_whole(source)
             source.save()
             source.commit()
             source.dump()
-            now = ", ".join(map(_size, source.outs))
-            say(f"{source.addressing}: its data changed, and it records them as they are now ({now}; before: {before})")
+            if [out.hash_info for out in source.outs] != contents:  # else only DVC's cache lacked them
+                now = ", ".join(map(_size, source.outs))
+                say(
+                    f"{source.addressing}: its data changed, and it records them as they are now "
+                    f"({now}; before: {before})"
+                )
 
 
 def _size(out: Any) -> str:

@@ -278,6 +278,13 @@ def test_half_a_pulled_folder_is_no_new_data(root: Path) -> None:
     with pytest.raises(WorkspaceError, match=r"^raw\.dvc: records 6 files, and .* has 1\..* Fix: `dvc pull raw\.dvc`"):
         dvc_stage.settle(root, "double", say=messages.append)
     assert ((root / "raw.dvc").read_bytes(), messages) == (recorded, [])
+    for name in "bcdef":
+        (root / "raw" / name).write_text(name)
+    assert dvc_stage.settle(root, "double", say=messages.append) is None  # whole again, and only the cache is empty
+    assert ((root / "raw.dvc").read_bytes(), messages) == (recorded, [])
+    shutil.rmtree(root / ".dvc" / "cache")
+    for name in "bcdef":
+        (root / "raw" / name).unlink()
     with Repo(str(root)) as repo:
         repo.add(str(root / "raw"))  # the fix for files that the user removed
     assert dvc_stage.settle(root, "double", say=messages.append) is None

@@ -161,15 +161,25 @@ def test_changes_that_are_hidden_from_git_are_in_the_patch(root: Path, flag: str
     assert (root / ".git" / "index").read_bytes() == index
 
 
+def test_a_deletion_that_is_hidden_from_git_is_in_the_patch(root: Path) -> None:
+    git(root, "update-index", "--assume-unchanged", "a.py")
+    (root / "a.py").unlink()
+    assert b"deleted file" in uncommitted_changes(root).patch
+
+
 def test_files_outside_of_a_sparse_checkout_are_not_deleted(root: Path) -> None:
     git(root, "sparse-checkout", "set", "--no-cone", "/a.py")
     assert not (root / "b.py").exists()
     assert uncommitted_changes(root).patch == b""
+    (root / "b.py").write_text("b = 30\n")
+    patch = uncommitted_changes(root).patch
+    assert (b"+b = 30" in patch, b"a.py" in patch) == (True, False)
 
 
 @pytest.mark.parametrize("change", ["edited", "new", "staged"])
 def test_changes_inside_a_submodule_are_named(with_submodule: Path, change: str) -> None:
     root = with_submodule
+    git(root / "library", "config", "status.showUntrackedFiles", "no")
     assert uncommitted_changes(root).left_out == ()
     (root / "library" / ("new.py" if change == "new" else "a.py")).write_text("a = 2\n")
     if change == "staged":

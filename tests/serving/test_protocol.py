@@ -14,6 +14,7 @@ from ratchet.serving.http_protocol import HeadLimits
 from ratchet.serving.http_request import TooLarge, answer_first, error_response
 
 HEAD = b"POST /a HTTP/1.1\r\nHost: localhost\r\n"
+CHUNKS = b"2\r\nab\r\n0\r\n"
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -210,8 +211,7 @@ def test_scope_says_when_requests_began_and_clients_left() -> None:
     served(client, Noticed)
 
 
-def test_trailers_are_no_headers_and_take_no_memory() -> None:
-    """A client may send lines behind a body in chunks without end."""
+def test_trailers_are_no_headers() -> None:
     scopes: list[Any] = []
 
     async def noted(scope: Any, receive: Any, send: Any) -> None:
@@ -219,11 +219,33 @@ def test_trailers_are_no_headers_and_take_no_memory() -> None:
         await app(scope, receive, send)
 
     async def client(port: int) -> None:
-        head = HEAD + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n"
-        trailer = b"".join(b"Name-%d: %s\r\n" % (number, bytes([97]) * 1000) for number in range(1000))
-        reply = await answer(port, head, *[trailer] * 20, b"Authorization: Bearer key\r\n\r\n")
+        more = b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+        trailer = b"".join(b"Name-%d: %s\r\n" % (number, bytes([97]) * 1000) for number in range(10))
+        reply = await answer(port, HEAD, more, CHUNKS, trailer, b"Authorization: Bearer key\r\n\r\n")
         assert reply.endswith(b"00000002")
 
     served(client, app=noted)
     names = [name for name, _ in scopes[0]["headers"]]
     assert names == [b"host", b"connection", b"transfer-encoding"]
+
+
+@pytest.mark.parametrize("first", [CHUNKS + b"Name: ", CHUNKS, b"2;name="])
+def test_lines_beside_a_body_have_a_limit(first: bytes) -> None:
+    """A trailer that does not end, many of them, and a long extension of a chunk: the parser would keep all."""
+
+    async def client(port: int) -> None:
+        line = b"a" * 1000 if first != CHUNKS else b"Name: " + b"a" * 1000 + b"\r\n"
+        head = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+        reply = await answer(port, head, first, *[line * 10] * 200)
+        assert reply in (b"closed", b"") or reply.startswith(b"HTTP/1.1 400 ")
+
+    served(client)
+
+
+def test_large_bodies_in_small_chunks_have_no_such_limit() -> None:
+    async def client(port: int) -> None:
+        head = HEAD + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+        reply = await answer(port, head, *[b"2\r\nab\r\n" * 100] * 500, b"0\r\n\r\n")
+        assert reply.endswith(b"%08d" % 100_000)
+
+    served(client)

@@ -17,6 +17,7 @@ _MAX_LISTED = 50  # names of files that are not in the patch
 # Options of `git diff`, so that the user's git settings do not change the format.
 _WHOLE = ("--binary", "--full-index", "--no-renames", "-U3", "--submodule=short", "--ignore-submodules=none")
 _PLAIN = ("--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/", "-O/dev/null")
+_NOT_SPARSE = ("-c", "core.sparseCheckout=false")  # else changes outside of the sparse checkout are passed over
 _OUTPUTS = ("dvc.lock", "data/ledger.heads")  # written by runs and kept elsewhere, so they do not decide a training
 
 
@@ -75,7 +76,8 @@ def _changed_submodules(root: Path) -> list[str]:
 
 
 def _is_changed(submodule: Path) -> bool:
-    return bool(git.run(submodule, "--no-optional-locks", "status", "--porcelain", "--ignore-submodules=none"))
+    flags = ("--porcelain", "--ignore-submodules=none", "--untracked-files=normal")
+    return bool(git.run(submodule, "--no-optional-locks", "status", *flags))
 
 
 def _is_included(root: Path, name: str, data: Sequence[str], code: Sequence[str]) -> bool:
@@ -118,7 +120,7 @@ def _patch(root: Path, commit: str, untracked: Sequence[str]) -> bytes:
             _show_hidden(top, own)
         else:
             git.run(root, "read-tree", commit, environment=own)
-        git.run(root, "add", "--update", environment=own)
+        git.run(root, *_NOT_SPARSE, "add", "--update", environment=own)
         if untracked:
             names = b"\0".join(os.fsencode(name) for name in untracked)
             from_stdin = ("--pathspec-from-file=-", "--pathspec-file-nul")
@@ -134,8 +136,10 @@ def _show_hidden(top: Path, environment: Mapping[str, str]) -> None:
 
     Files that a sparse checkout leaves out stay hidden: they are not there, and not deleted.
     """
-    listed = git.run(top, "ls-files", "-v", "-z", environment=environment).split(b"\0")
-    hidden = [line[2:] for line in listed if line[:1] == b"S" or line[:1].islower()]
-    names = b"\0".join(name for name in hidden if os.path.lexists(os.fsencode(top) + b"/" + name))
+    listed = git.run(top, *_NOT_SPARSE, "ls-files", "-v", "-z", environment=environment).split(b"\0")
+    hidden = [line for line in listed if line[:1] == b"S" or line[:1].islower()]
+    names = b"\0".join(
+        line[2:] for line in hidden if line[:1] not in b"Ss" or os.path.lexists(os.fsencode(top) + b"/" + line[2:])
+    )
     for flag in ("--no-skip-worktree", "--no-assume-unchanged") if names else ():
         git.run(top, "update-index", flag, "-z", "--stdin", environment=environment, stdin=names)

@@ -98,8 +98,8 @@ class HeadLimits(HttpToolsProtocol):
     _last_line = 0.0  # time of the latest line about connections
     _is_in_head = True
     _has_begun = False  # a request whose last byte has not come
-    _has_ended = False  # a head or a body, in the bytes that came last
-    _bytes = 0  # of an incomplete head so far
+    _has_ended = False  # a head, or a part of a body, in the bytes that came last
+    _bytes = 0  # of an incomplete head, or of lines beside a body in chunks, so far
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -162,13 +162,14 @@ class HeadLimits(HttpToolsProtocol):
                 return
         self._has_ended = False
         super().data_received(data)
-        if not self._is_in_head or self.transport.is_closing() or (self._has_ended and not self._has_begun):
+        if self.transport.is_closing() or (self._has_ended and not self._has_begun):
             return
-        if not self._has_ended:  # else these bytes end with a part of the next head
+        if not self._has_ended:  # else these bytes end with a part of the next head, or of lines beside the body
             self._bytes += len(data)
         if self._bytes > _MOST_BYTES:
-            self.send_400_response(f"The head of the request is longer than {_MOST_BYTES >> 10} KiB.")
-        elif self._timer is None:
+            what = "head of the request is" if self._is_in_head else "lines beside the body are"
+            self.send_400_response(f"The {what} longer than {_MOST_BYTES >> 10} KiB.")
+        elif self._is_in_head and self._timer is None:
             self._timer = self.loop.call_later(_SECONDS, self.transport.close)
 
     def _can_refuse(self) -> bool:
@@ -210,7 +211,7 @@ class HeadLimits(HttpToolsProtocol):
             self.entrance.enter(partial(begin, cycle, app), partial(begin, cycle, self.busy), self.loop)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header. One behind a body in chunks, a trailer, is dropped: nothing limits the size of all of them."""
+        """Take a header. One behind a body in chunks, a trailer, is dropped."""
         if self._is_in_head:
             super().on_header(name, value)
 
@@ -221,9 +222,14 @@ class HeadLimits(HttpToolsProtocol):
         self._idle.pop(self, None)
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        """Take a part of the body."""
+        self._has_ended, self._bytes = True, 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         """Wait for the next head."""
-        self._is_in_head = self._has_ended = True
+        self._is_in_head, self._has_ended, self._bytes = True, True, 0
         self._has_begun = False
         super().on_message_complete()
 

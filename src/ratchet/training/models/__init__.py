@@ -63,7 +63,7 @@ def build(spec: ModelSpec) -> Model:
     Raises:
         TrainingError: there is no such model, it cannot take inputs of this size, or the user's factory fails.
     """
-    with any_implementation():  # a network may try a forward pass to learn a size, whose result is not used
+    with any_implementation():  # a network may try a forward pass to learn a size
         network = _network(spec)
         narrow(network, spec.widths)
         model = _MODELS[kind_of(spec.input).model](network, spec)

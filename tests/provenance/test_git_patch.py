@@ -161,7 +161,7 @@ def test_changes_that_are_hidden_from_git_are_in_the_patch(root: Path, flag: str
     assert (root / ".git" / "index").read_bytes() == index
 
 
-def test_a_deletion_that_is_hidden_from_git_is_in_the_patch(root: Path) -> None:
+def test_a_hidden_deletion_is_in_the_patch(root: Path) -> None:
     git(root, "update-index", "--assume-unchanged", "a.py")
     (root / "a.py").unlink()
     assert b"deleted file" in uncommitted_changes(root).patch

@@ -217,10 +217,11 @@ def test_a_compiled_training_resumes_exactly(lab) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("parts", [{"accumulation": 4}, {"pieces": 4, "reduction": "fast"}])
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
-def test_micro_batches_of_replayed_graphs_add_up(lab, mode: str) -> None:
+def test_micro_batches_of_replayed_graphs_add_up(lab, mode: str, parts: dict[str, object]) -> None:
     """CUDA graphs give each backward pass the same memory for its gradients. Eager steps learn the same."""
-    plan = lab.plan(epochs=2, accumulation=4, deterministic=False)
+    plan = lab.plan(epochs=2, deterministic=False, **parts)
     eager, replayed = lab.run(plan, name="eager"), lab.run(replace(plan, compile=mode), name="replayed")
     for name, weights in eager.weights.items():
         torch.testing.assert_close(replayed.weights[name], weights, rtol=1e-3, atol=1e-4)

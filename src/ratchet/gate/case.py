@@ -26,7 +26,7 @@ from ratchet.gate.significance import (
     rows_showing_failures,
     spend,
 )
-from ratchet.gate.units import SharedBy, Units, UnitVotes
+from ratchet.gate.units import SharedBy, Units, UnitVotes, p_of_both
 from ratchet.problems import Target
 from ratchet.settings.model import EvaluationSettings, GateSettings
 
@@ -199,12 +199,14 @@ class Case:
             p = p_not_worse(*self.counts, rows, tolerance=tolerance)
         else:
             p = p_larger_mean(gains, tolerance=tolerance)
-        for units in self.units:
-            by_unit, unseen = self._p_of_units(units, gains, tolerance)
-            if votes is None or max(by_unit, unseen) > p:
-                votes, size = units.votes(gains), int(units.sizes().max())
-                largest = size if size > 1 and max(p, by_unit) <= spent.level < unseen else 0
-            p = max(p, by_unit, unseen)
+        tests = [(*self._p_of_units(units, gains, tolerance), units) for units in self.units]
+        if tests:
+            two_ways = p_of_both(self.units[0], self.units[1], gains + tolerance) if tests[1:] else 0.0
+            p = max(p, two_ways, *(test[0] for test in tests))
+            _, unseen, units = max(tests, key=lambda test: max(test[:2]))
+            votes, size = units.votes(gains), int(units.sizes().max())
+            is_only = p <= spent.level < unseen and sum(test[1] > spent.level for test in tests) == 1
+            largest, p = size if size > 1 and is_only else 0, max(p, *(test[1] for test in tests))
         number, level = self.tries.count + 1, spent.level
         return ChampionTest(number, rows, p, level, spent.remaining, p <= level, votes, largest)
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ratchet.evaluation.intervals import Interval, mean_of
 
-__all__ = ["SharedBy", "UnitVotes", "Units"]
+__all__ = ["SharedBy", "UnitVotes", "Units", "p_of_both"]
 
 SharedBy = Literal["groups", "copies"]
 _ROUNDING = 1e-12  # of the sum of all sizes: a smaller sum is 0
@@ -85,3 +85,17 @@ class Units:
         rows = len(values) / self.count
         interval = mean_of(self.sums(values), confidence=confidence)
         return Interval(low=interval.low / rows, value=float(values.mean()), high=interval.high / rows)
+
+
+def p_of_both(groups: Units, copies: Units, values: NDArray[np.float64]) -> float:
+    """Return the p-value of "the mean is at most 0" where samples depend on each other by group and by image.
+
+    The variance is that by groups plus that by images less that by both (Cameron, Gelbach and Miller 2011, "Robust
+    Inference with Multiway Clustering"), or the largest of the first two.
+    """
+    from scipy.stats import norm
+
+    both = Units(groups.by, np.unique(groups.numbers * copies.count + copies.numbers, return_inverse=True)[1])
+    by_group, by_image, by_both = (float((units.sums(values) ** 2).sum()) for units in (groups, copies, both))
+    variance = max(by_group, by_image, by_group + by_image - by_both)
+    return float(norm.sf(values.sum() / variance**0.5)) if variance else 1.0

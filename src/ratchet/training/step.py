@@ -144,8 +144,8 @@ class Stepper:
             if self.teacher is not None:
                 loss = self.teacher.mixed(loss, inputs, outputs, targets)
             torch.autograd.backward(state.scaler.scale(loss / weight if factor == 1.0 else loss / weight * factor))
-            if number == 0 < count - 1 and self.plan.compile in _WITH_GRAPHS:  # the next run writes over its outputs
-                for parameter in state.parameters.values():
+            if self.plan.compile in _WITH_GRAPHS and (number < count - 1 or not ends_step):
+                for parameter in state.parameters.values():  # the next run writes over what this one returned
                     parameter.grad = None if parameter.grad is None else parameter.grad.clone()
             facts = loss.detach(), objective.num_correct(outputs.detach(), targets)
             total, correct = facts if sums is None else (sums[0] + facts[0], sums[1] + facts[1])

@@ -110,13 +110,13 @@ class Tables(Kind[TableInput]):
         values: dict[str, list[float | str | None]] = {}
         numbers, codes = arrays
         for place, column in enumerate(spec.numeric):
-            if column.name in names:
+            if (name := normalize("NFC", column.name)) in names:
                 read = numbers[:, place].astype(np.float64) + column.offset
-                values[column.name] = [None if np.isnan(value) else value for value in read.tolist()]
+                values[name] = [None if np.isnan(value) else value for value in read.tolist()]
         for place, column in enumerate(spec.categorical):
-            if column.name in names:
+            if (name := normalize("NFC", column.name)) in names:
                 known = (None, UNKNOWN, *column.categories)
-                values[column.name] = [known[code] for code in codes[:, place].tolist()]
+                values[name] = [known[code] for code in codes[:, place].tolist()]
         return values
 
     def features(self, arrays: Arrays, spec: TableInput) -> dict[str, NDArray[Any]]:

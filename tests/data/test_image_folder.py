@@ -47,9 +47,14 @@ def test_training_and_testing_folders_are_splits(place) -> None:
 
 @pytest.mark.parametrize("inner", ["", "{0}/cat", "{0}/{0}/cat"])
 @pytest.mark.parametrize(
-    "names", [("seg_train", "seg_test"), ("training_set", "test_set"), ("train images", "test images")]
-)
-def test_folders_called_like_splits_stop_with_a_working_fix(place, names: tuple[str, str], inner: str) -> None:
+    "names",
+    [
+        ("seg_train", "seg_test"), ("training_set", "test_set"), ("train images", "test images"),
+        ("seg_train", "seg_test", "seg_pred"), ("training_set", "test_set", "single_prediction"),
+        ("TrainImages", "TestImages"),
+    ],
+)  # fmt: skip
+def test_folders_called_like_splits_stop_with_a_working_fix(place, names: tuple[str, ...], inner: str) -> None:
     """Kaggle's archives have them, also twice inside each other. They would be the two classes."""
     for number, name in enumerate(names):
         place.fill(inner.format(name) or name, 20, first=1000 * number)
@@ -58,10 +63,18 @@ def test_folders_called_like_splits_stop_with_a_working_fix(place, names: tuple[
     assert set(place.ingest(label_level=1).target.names) == set(names)
 
 
-@pytest.mark.parametrize("names", [("trains", "tests"), ("steam train", "model train"), ("train", "bus")])
-def test_classes_with_the_word_of_one_split_are_classes(place, names: tuple[str, str]) -> None:
+@pytest.mark.parametrize("inner", ["", "/one", "/one/{0}"])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("trains", "tests"), ("steam train", "model train"), ("train", "bus"), ("Web Dev", "Software Testing"),
+        ("valid_test", "invalid_test"), ("pre-training", "post-test"), ("train test", "bus"), ("dev", "test"),
+        ("dev", "ops"), ("training", "match", "rest"),
+    ],
+)  # fmt: skip
+def test_classes_with_words_of_splits_are_classes(place, names: tuple[str, ...], inner: str) -> None:
     for number, name in enumerate(names):
-        place.fill(name, 20, first=1000 * number)
+        place.fill(name + (inner.format(name) if name != "train" else ""), 20, first=1000 * number)
     assert set(place.ingest().target.names) == set(names)
 
 

@@ -593,6 +593,20 @@ def test_splits_of_the_file_are_kept_and_copies_are_refused(table) -> None:
     ]
 
 
+def test_a_feature_called_split_with_one_known_word_stays(table) -> None:
+    table.write(with_column("split", ["dev" if row % 4 == 0 else ["prod", "ops"][row % 2] for row in range(ROWS)]))
+    manifest = table.ingest()
+    assert "split" in {column.name for column in manifest.input.columns}
+    assert table.bad() == []
+
+
+def test_rows_without_a_group_can_be_divided(table) -> None:
+    table.write(with_column("group", ["a" if row % 2 else "" for row in range(ROWS)]))
+    with pytest.raises(DataError, match=r"split test is empty .*, or raise data\.test_fraction"):
+        table.ingest(test_fraction=0.0)
+    assert table.ingest(test_fraction=0.2).splits["test"].rows
+
+
 def test_groups_stay_in_one_split(table) -> None:
     table.write(with_column("group", [f"patient {row % 40}" for row in range(ROWS)]))
     manifest = table.ingest()

@@ -309,6 +309,10 @@ NAMES = {
     "splits last": (["neg.train", "pos.train", "neg.TEST", "pos.TEST"], ("neg", "pos"), True),
     "one split": (["train_pos.txt", "train_neg.txt"], ("neg", "pos"), False),
     "class like a split": (["plane.txt", "train.txt"], ("plane", "train"), False),
+    "words like splits": (["web_dev.txt", "data_science.txt"], ("data_science", "web_dev"), False),
+    "a word like training": (["strength_training.txt", "yoga.txt"], ("strength_training", "yoga"), False),
+    "words of no training": (["web_dev.txt", "user_testing.txt"], ("user_testing", "web_dev"), False),
+    "splits by other words": (["training_pos", "training_neg", "testing_pos", "testing_neg"], ("neg", "pos"), True),
     "separator at the end": (["pos-.txt", "neg-.txt"], ("neg", "pos"), False),
     "separator in a class": (["very-good.txt", "good.txt"], ("good", "very-good"), False),
 }

@@ -82,7 +82,8 @@ class SetRules:
         groups = index["group"].drop_nulls().n_unique() if "group" in index.columns else 0
         for split in SPLITS:
             if not sizes.get(split):
-                is_divisible = split != "train" and not 0 < groups < len(SPLITS)
+                is_whole = groups and groups + index["group"].null_count() < len(SPLITS)
+                is_divisible = split != "train" and not is_whole
                 fraction = f", or raise data.{split}_fraction" if is_divisible else ""
                 undivided = (
                     f", in {groups:,} group{'s' * (groups > 1)} of {self.settings.group_column!r} that stay whole"

@@ -7,7 +7,7 @@ quarantined.
 import posixpath
 import re
 import unicodedata
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, cast
 
@@ -76,11 +76,13 @@ class ImageFolder:
         self.listing = self._grouped(listed, group) if group is not None else listed
 
     def _check_names(self) -> None:
-        """Check that not all class folders are called like parts of the data, as seg_train and seg_test."""
-        terms = {name: re.findall("[^\\W\\d_]+", name.casefold()) for name in self.classes}
-        if len(terms) < 2 or not all(SPLIT_FOLDERS.keys() & parts for parts in terms.values()):
-            return
-        if len({SPLIT_FOLDERS[part] for parts in terms.values() for part in parts if part in SPLIT_FOLDERS}) < 2:
+        """Check that no class folders differ only by the name of a split, as seg_train and seg_test."""
+        splits_of: defaultdict[tuple[str, ...], set[frozenset[SplitName]]] = defaultdict(set)  # by the other words
+        for name in self.classes:
+            parts = re.findall("[^\\W\\d_]+", re.sub("(?<=[a-z])(?=[A-Z])", " ", name).casefold())
+            if splits := frozenset(SPLIT_FOLDERS[part] for part in parts if part in SPLIT_FOLDERS):
+                splits_of[tuple(part for part in parts if part not in SPLIT_FOLDERS)].add(splits)
+        if not any(len(names) > 1 and any("train" in splits for splits in names) for names in splits_of.values()):
             return
         raise DataError(
             f"{self._where}: the class folders have names of splits ({_some(self.classes)}). Fix: rename them to "
@@ -117,7 +119,10 @@ class ImageFolder:
         names = self._inner[""]
         meant = [name for name in names if name.casefold() in SPLIT_FOLDERS]
         train = next((name for name in meant if SPLIT_FOLDERS[name.casefold()] == "train"), None)
-        if not meant or (len(meant) < len(names) and not (train and self._inner[train])):
+        if not train and any(name.casefold() in ("dev", "testing") for name in meant):
+            return {}
+        is_split = train and self._inner[train] and (train.casefold() == "train" or len(meant) > 1)
+        if not meant or (len(meant) < len(names) and not is_split):
             return {}
         others = [name for name in names if name not in meant]
         if others:

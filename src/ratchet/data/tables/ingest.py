@@ -133,7 +133,7 @@ class _Ingest:
         if given is not None:
             meant = given.str.to_lowercase().replace_strict(SPLIT_FOLDERS, default=None, return_dtype=pl.String)
             is_default = settings.split_column == type(settings).model_fields["split_column"].default
-            if is_default and not meant.count():
+            if is_default and meant.count() <= 0.5 * given.count():
                 given = None  # a feature that happens to have this name
             else:
                 faults["unknown-split", settings.split_column] = (meant.is_null() & given.is_not_null()).arg_true()

@@ -239,6 +239,9 @@ def _named(files: Sequence[str], where: str) -> tuple[list[str], list[str | None
     splits = [
         _plain(name[place[0]]) if place and len(name) > 1 else None for name, place in zip(parts, places, strict=True)
     ]
+    terms = {split.casefold() for split in splits if split}
+    if terms <= {"dev", "training", "testing"} and (None in splits or "training" not in terms):
+        splits = [None] * len(splits)  # classes, as web_dev and data_science
     if any(splits) and None in splits:
         given = next(name for name, split in zip(files, splits, strict=True) if split)
         raise DataError(

@@ -58,8 +58,10 @@ _DATES = {
 """Formats by shape: Y is a year of four digits, 9 another number, a the name of a month. %q is a quarter."""
 
 _SHAPE = (
+    (r"^\d{1,2}:\d\d\s?[+-]\s?\d.*$", "-"),  # a range of times
     (r"(:\d{1,2})[.,]\d+", "${1}.f"),
-    (r"(:\d{1,2}(?:\.f)?)\s?(?:Z|UTC|GMT|[+-]\d\d(?::?\d\d)?)$", "${1}z"),
+    (r"(:\d{1,2}(?:\.f)?)\s?(?:Z|UTC|GMT|[+-](?:0\d|1[0-4]):?\d\d)$", "${1}z"),
+    (r"(:\d{1,2}:\d{1,2}(?:\.f)?)\s?[+-](?:0\d|1[0-4])$", "${1}z"),
     (r"\s?[AaPp]\.?[Mm]\.?$", "p"),
     (r"[A-Za-z]{3,9}", "a"),
     (r"\d{4}", "Y"),

@@ -31,9 +31,12 @@ _ID_SHARE = 0.5  # share of different labels from which they are no classes
 _SEPARATORS = ("|", ";", ",", "/")  # of several labels in a cell
 _LIST_SHARE = 0.05  # of the rows that have several labels
 _LIST_REUSE = 1.2  # texts in which a label of a list occurs, on average
-_NESTED_LABELS = r"^[\[(](?:.*,\s*)?[\[{]|^\{[^,|]*:"  # records and lists inside a list, or one record
+_NESTED_LABELS = (  # records and lists inside a list, or one record
+    r"""^[\[(](?:.*,\s*)?\{|^\[(?:.*,\s*)?\[|^\(\s*[\[(]|^\{\s*(?:"[^"]*"|'[^']*')\s*:|^\{[^,|"']*:\s"""
+)
 _QUOTES = ("'", '"')
 _FLAGS = {"0", "1", "0.0", "1.0", "0.", "1.", "True", "False", "true", "false"}
+_FLAG = r"""[^\s\[\](){}|;,/"']+"""
 _TRUE = {"1": 1.0, "0": 0.0, "true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -288,18 +291,18 @@ def _check_lists(column: _Label) -> None:
     Raises:
         DataError: naming a cell.
     """
-    nested = next((text for text in column.counts if re.search(_NESTED_LABELS, text)), None)
+    nested = min((text for text in column.counts if re.search(_NESTED_LABELS, text)), default=None)
     if nested is not None:
         raise DataError(
             f"{column.where}: label column {column.name!r} has lists or records inside a cell, such as "
             f"{nested[:60]!r}. Fix: write only the names of the labels, separated by |"
         )
-    lists = {text: _labels_in(text, ",") for text in column.counts if text[:1] in "[("}
-    flags = {label for parts in lists.values() for label in parts} <= _FLAGS
-    if len(lists) == len(column.counts) and flags and len({len(parts) for parts in lists.values()} - {1}) == 1:
+    lists = [re.findall(_FLAG, text) for text in column.counts]
+    flags = all(_FLAGS.issuperset(parts) for parts in lists) and len({len(parts) for parts in lists}) == 1
+    if flags and any(len(set(parts)) < len(parts) for parts in lists):  # a list of labels has each of them once
         raise DataError(
             f"{column.where}: label column {column.name!r} has 0 and 1 for each label in one cell, such as "
-            f"{min(lists)!r}. Fix: write them in a column of each label, and list these in data.label_column"
+            f"{min(column.counts)!r}. Fix: write them in a column of each label, and list these in data.label_column"
         )
 
 

@@ -30,7 +30,7 @@ LIMITS = {
     "tasks": 5_565,
     "tokens": 400,
     "traffic": 1_330,
-    "training": 10_222,
+    "training": 10_225,
 }
 
 

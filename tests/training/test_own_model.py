@@ -121,6 +121,18 @@ def test_a_buffer_that_is_not_saved_is_named(lab, own, persistent: bool) -> None
     assert len(named) == (not persistent)
 
 
+def test_a_buffer_that_is_cast_to_the_inputs_trains(lab, own) -> None:
+    """Such as a table of angles that has the type of the activations, which is another one in training."""
+    head = "        self.head = nn.Linear(hidden(), classes)\n"
+    buffer = "        self.register_buffer('table', torch.full((2,), 0.1, dtype=torch.float64), persistent=False)\n"
+    cast = "        if self.training:\n            self.table = self.table.to(images.dtype)\n"
+    source = NET.replace("from torch import nn", "import torch\nfrom torch import nn").replace(head, head + buffer)
+    source = source.replace("        return self.head(", f"{cast}        return self.table.sum() * self.head(")
+    (Path(own.root) / "ownnet" / "net.py").write_text(source)
+    lab.spec = own
+    assert not [event for event in lab.events(lab.plan()) if isinstance(event, Notice) and "table" in event.text]
+
+
 def test_a_tuple_in_training_mode_is_refused_before_a_step(lab, own) -> None:
     pair = "        logits = self.head(self.body(images))\n        return (logits, images) if self.training else logits"
     assert training_fault(lab, own, pair) == (

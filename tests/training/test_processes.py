@@ -392,7 +392,10 @@ def test_a_hung_process_is_named_and_replaced(bench: Bench, monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     ("fault", "text"),
-    [("weights", r"^model.factory: .*no such weights"), ("sample", r"is odd.*in process 2 of 2")],
+    [
+        ("weights", r"^model.factory: .*no such weights"),
+        ("sample", r"^splitnet\.py, line \d+, raised ValueError: .* is odd\. Fix"),
+    ],
 )
 def test_error_of_another_process_ends_the_training(fault: str, text: str, bench: Bench, monkeypatch) -> None:
     monkeypatch.setenv("FAULT", fault)

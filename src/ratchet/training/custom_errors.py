@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from ratchet.errors import RatchetError, TrainingError
@@ -25,13 +24,17 @@ class UnsavedBuffers:
         self._first = {name: each.detach().clone() for name, each in network.named_buffers() if name not in saved}
 
     def notice(self, network: nn.Module) -> str | None:
-        """Return a message, once, if training has changed some. One of another shape is a table that has grown."""
+        """Return a message, once, if training has changed some.
+
+        One of another shape or type is a table that has grown, or that is kept in the type of the inputs.
+        """
         buffers = dict(network.named_buffers())
         pairs = [(name, first, buffers[name].detach().cpu()) for name, first in self._first.items() if name in buffers]
         changed = [
             name
             for name, first, now in pairs
-            if first.shape == now.shape and not torch.allclose(first, now, rtol=0, atol=0, equal_nan=True)
+            if (first.shape, first.dtype) == (now.shape, now.dtype)
+            and not ((first == now) | (first.isnan() & now.isnan())).all()
         ]
         if not changed:
             return None

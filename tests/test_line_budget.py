@@ -8,7 +8,7 @@ LIMITS = {
     "baselines": 650,
     "code": 450,
     "commands": 4_836,
-    "data": 11_796,
+    "data": 11_815,
     "doctor": 1_298,
     "evaluation": 3_346,
     "exports": 740,

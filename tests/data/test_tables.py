@@ -598,6 +598,17 @@ def test_a_feature_called_split_with_one_known_word_stays(table) -> None:
     manifest = table.ingest()
     assert "split" in {column.name for column in manifest.input.columns}
     assert table.bad() == []
+    assert "split: a column like others" in table.profile()["notes"][0]
+
+
+def test_other_names_beside_train_and_test_are_no_feature(table) -> None:
+    table.write(
+        with_column("split", [["train", "test", "extra", "unlabeled", "extra"][row % 5] for row in range(ROWS)])
+    )
+    with pytest.raises(DataError, match="unknown-split"):
+        table.ingest()
+    assert "split" not in {column.name for column in table.ingest(max_bad_fraction=0.7).input.columns}
+    assert {rule for _, rule, _ in table.bad()} == {"unknown-split"}
 
 
 def test_rows_without_a_group_can_be_divided(table) -> None:

@@ -104,6 +104,7 @@ def test_folders_keep_their_splits(place: Place) -> None:
         ("train.txt", "dev.txt", "Test.txt"),
         ("corpus/train/a.txt", "corpus/val/a.txt", "corpus/test/a.txt"),
         ("train-00000-of-00001.txt", "validation-00000-of-00001.txt", "test-00000-of-00001.txt"),
+        ("corpusTrain.txt", "corpusDev.txt", "corpusTest.txt"),
     ],
 )
 def test_files_called_like_splits_keep_them(place: Place, names: tuple[str, ...]) -> None:
@@ -125,18 +126,36 @@ def test_validation_is_cut_from_a_file_called_train(place: Place) -> None:
 def test_a_file_without_split_beside_others_stops_with_the_fix(place: Place) -> None:
     for name in ("train.txt", "test.txt", "README"):
         place.write(name, LINES.replace("line", name))
-    with pytest.raises(DataError, match=r"'test.txt' names a split, and 'README' names none\. Fix: .* train-README$"):
+    with pytest.raises(
+        DataError, match=r"'test.txt' names a split, and 'README' names none\. Fix: .* train-README; or, "
+    ):
         place.ingest()
     (place.root / "text" / "README").rename(place.root / "text" / "train-README")
     place.ingest()
     assert place.profile()["files"]["test"] == 1
+    for path in list((place.root / "text").iterdir()):
+        (place.root / "text" / "train").mkdir(exist_ok=True)
+        path.rename(place.root / "text" / "train" / path.name)
+    place.ingest()
+    assert place.profile()["files"] == {"train": 3, "validation": 3, "test": 3}
 
 
-def test_one_file_called_test_is_an_ordinary_text(place: Place) -> None:
-    for name in ("test.txt", "driving-test.txt", "story.txt"):
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("test.txt", "driving-test.txt", "story.txt"),
+        ("train.py", "test_model.py", "model.py"),
+        ("train.py", "test.py", "model.py", "data.py"),
+        ("training.md", "testing.md", "install.md", "index.md"),
+        ("Strangers on a Train.txt", "The Test.txt", "Emma.txt"),
+        ("p/src/train/loop.py", "p/test/test_a.py", "p/docs/a.md"),
+    ],
+)
+def test_ordinary_texts_may_have_the_words_of_splits(place: Place, names: tuple[str, ...]) -> None:
+    for name in names:
         place.write(name, LINES.replace("line", name))
     place.ingest()
-    assert place.profile()["files"]["train"] == 3
+    assert place.profile()["files"] == {"train": len(names), "validation": len(names), "test": len(names)}
 
 
 def test_text_of_the_test_split_is_not_in_train(place: Place) -> None:

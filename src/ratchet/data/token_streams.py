@@ -43,6 +43,7 @@ CHOSEN_BY = {"kind": ("tokens",)}
 
 _FEWEST_WHOLE = 10  # files that are assigned whole; fewer are cut
 _SAMPLE_FILES, _SAMPLE_BYTES = 20, 1 << 16  # of a preflight
+_WORDS = "|".join(SPLIT_FOLDERS)
 _TABLES = (".csv", ".tsv", ".json", ".parquet")
 _LINE_END = b"\n"
 _AT_ONCE = 1 << 23  # bytes that are decoded at a time
@@ -210,22 +211,29 @@ def _line_pieces(content: bytes) -> Iterator[tuple[int, int]]:
 def _given(names: Sequence[str], where: str) -> dict[str, SplitName]:
     """Return the splits of the files that have one: by the top folder, by an inner one, or as in wiki.train.tokens.
 
-    Names below the top count only if they name train and another split: a text may be called test.
+    Names below the top count only if two of them differ by train and another split alone: a text may be called test.
 
     Raises:
-        DataError: some files have names of splits, and others have not.
+        DataError: some files have names of splits, and fewer files of their endings have not.
     """
     if top := _named(names, lambda name: name.split("/")[:-1][:1]):
         return top
-    if _divides(inner := _named(names, lambda name: name.split("/")[:-1])):
+    inner = _named(names, lambda name: name.split("/")[:-1])
+    if _divides(inner, lambda name: re.split(f"/(?:{_WORDS})/", f"/{name.casefold()}")[0]):
         return inner
-    if not _divides(own := _named(names, lambda name: re.findall("[a-z]+", PurePosixPath(name).name.casefold()))):
+    plain = {name: re.sub("(?<=[a-z])(?=[A-Z])", " ", name).casefold() for name in names}
+    own = _named(names, lambda name: re.findall("[a-z]+", PurePosixPath(plain[name]).name))
+    if not _divides(own, lambda name: re.sub(rf"(?<![a-z])(?:{_WORDS})(?![a-z])|\d+", "", plain[name])):
         return {}
-    if others := [name for name in names if name not in own]:
+    others = [name for name in names if name not in own]
+    endings = {PurePosixPath(name).suffix.casefold() for name in own}
+    if sum(PurePosixPath(name).suffix.casefold() in endings for name in others) >= len(own):
+        return {}
+    if others:
         raise DataError(
             f"data.path: {where}: {next(iter(own))!r} names a split, and {others[0]!r} names none. Fix: move "
             f"{others[0]!r} away, or rename it, such as to {posixpath.join(posixpath.dirname(others[0]), 'train-')}"
-            f"{PurePosixPath(others[0]).name}"
+            f"{PurePosixPath(others[0]).name}; or, if these are no splits, move all files into a folder 'train'"
         )
     return own
 
@@ -237,8 +245,12 @@ def _named(names: Sequence[str], parts: Callable[[str], Sequence[str]]) -> dict[
     return {name: next(iter(each)) for name, each in splits.items() if len(each) == 1}
 
 
-def _divides(given: Mapping[str, SplitName]) -> bool:
-    return "train" in given.values() and len(set(given.values())) > 1
+def _divides(given: Mapping[str, SplitName], rest: Callable[[str], str]) -> bool:
+    """Return whether names with the same rest are of train and of another split."""
+    splits: dict[str, set[SplitName]] = {}
+    for name, split in given.items():
+        splits.setdefault(rest(name), set()).add(split)
+    return any("train" in alike and len(alike) > 1 for alike in splits.values())
 
 
 def _split(whole: Sequence[_File], settings: DataSettings) -> list[_File]:

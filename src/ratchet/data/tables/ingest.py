@@ -116,13 +116,19 @@ class _Ingest:
         chosen = {*self.settings.columns, self.settings.order_by}
         if values.name in self.row_labels and values.name not in chosen:
             return self._role(values.cast(pl.String), "index of pandas")
-        return typed_column(
+        column = typed_column(
             values,
             wanted=self.settings.columns.get(values.name),
             missing=self.settings.missing,
             where=self.source.where,
             is_csv=self.source.file.cells is not None,
         )
+        if values.name == self.settings.split_column:  # it gives no splits
+            texts = texts_of(values, values.name).str.strip_chars().str.to_lowercase()
+            if texts.is_in(list(SPLIT_FOLDERS)).any():
+                note = "split: a column like others, as most values are no splits. If it gives the splits, correct it"
+                column = replace(column, notes=(*column.notes, note))
+        return column
 
     def _special(self, frame: pl.DataFrame) -> tuple[SpecialColumns, rules.Faults]:
         """Return split, group and order of the rows, and the rows where they are missing or wrong."""
@@ -133,7 +139,8 @@ class _Ingest:
         if given is not None:
             meant = given.str.to_lowercase().replace_strict(SPLIT_FOLDERS, default=None, return_dtype=pl.String)
             is_default = settings.split_column == type(settings).model_fields["split_column"].default
-            if is_default and meant.count() <= 0.5 * given.count():
+            names = set(meant.drop_nulls())
+            if is_default and meant.count() <= 0.5 * given.count() and not ("train" in names and len(names) > 1):
                 given = None  # a feature that happens to have this name
             else:
                 faults["unknown-split", settings.split_column] = (meant.is_null() & given.is_not_null()).arg_true()

@@ -131,7 +131,7 @@ def sync() -> None:
     workspace = Workspace.find()
     sent = send_all(workspace, settings.load(workspace.params))
     for key, run_id in sent:
-        echo(f"{key}: sent, MLflow run {run_id}" if run_id else f"{key}: its training is running and sends it itself")
+        echo(f"{key}: sent, MLflow run {run_id}" if run_id else f"{key}: its training, or another sync, sends it")
     if not sent:
         echo("Nothing to send: MLflow has everything.")
 

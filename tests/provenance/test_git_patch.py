@@ -172,8 +172,9 @@ def test_files_outside_of_a_sparse_checkout_are_not_deleted(root: Path) -> None:
     assert not (root / "b.py").exists()
     assert uncommitted_changes(root).patch == b""
     (root / "b.py").write_text("b = 30\n")
+    (root / "new.py").write_text("new = 1\n")
     patch = uncommitted_changes(root).patch
-    assert (b"+b = 30" in patch, b"a.py" in patch) == (True, False)
+    assert (b"+b = 30" in patch, b"+new = 1" in patch, b"a.py" in patch) == (True, True, False)
 
 
 @pytest.mark.parametrize("change", ["edited", "new", "staged"])
@@ -188,6 +189,16 @@ def test_changes_inside_a_submodule_are_named(with_submodule: Path, change: str)
     commit(root / "library")
     changes = uncommitted_changes(root)
     assert (changes.left_out, b"+Subproject commit" in changes.patch) == ((), True)
+
+
+def test_a_submodule_that_git_cannot_read_is_named(with_submodule: Path) -> None:
+    """As in a copy of the project: its .git is a file that leads nowhere."""
+    (with_submodule / "a.py").write_text("a = 1\n")
+    commit(with_submodule)
+    (with_submodule / "a.py").write_text("a = 2\n")
+    (with_submodule / "library" / ".git").write_text("gitdir: /nowhere\n")
+    changes = uncommitted_changes(with_submodule)
+    assert (changes.left_out, b"+a = 2" in changes.patch, b"library" in changes.patch) == (("library/",), True, False)
 
 
 def test_without_git_there_is_no_patch_and_no_commit(tmp_path: Path) -> None:

@@ -477,11 +477,56 @@ def test_a_journal_that_another_process_sends_has_a_limit(
     run = Run(database.workspace, database.params, key)
     log_training(run)
     with FileLock(run.journal.folder / "sending.lock"):
-        with pytest.raises(TrackingUnavailable, match=r"another process has been sending it.*Fix: wait for `ratchet s"):
+        with pytest.raises(TrackingUnavailable, match=r"another process, or .* has been sending it.*Fix: see why"):
             run.send()
         assert (key, "") in send_all(database.workspace, database.params)
     run_id = closed(run).send()
     assert database.client.get_run(run_id).info.status == "FINISHED"
+
+
+def test_a_sender_that_makes_progress_is_waited_for(database: Any, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a training's own sender, of a backlog after an outage: its register stage gave up."""
+    monkeypatch.setattr(runs, "_SENDING_WAIT", 0.0)
+    sender = closed(Run(database.workspace, database.params, key)).journal
+    run = Run(database.workspace, database.params, key)
+    log_training(run)
+    ends, refresh = [entry.end for entry in run.journal.entries(0)], run.journal.refresh
+    run_id = database.client.create_run(experiment_id(database.client, run.workspace, run.params.tracking)).info.run_id
+    lock = FileLock(run.journal.folder / "sending.lock")
+
+    def go_on() -> None:
+        """Send one entry more each time that the waiting one looks."""
+        if ends:
+            sender.mark_sent(run_id, ends.pop(0))
+            if not ends:
+                lock.release()
+        refresh()
+
+    monkeypatch.setattr(run.journal, "refresh", go_on)
+    with lock:
+        assert run.send() == run_id
+    assert closed(run).journal.is_sent
+
+
+def test_what_was_sent_is_recorded_after_each_request(database: Any, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, log_batch, sizes = Run(database.workspace, database.params, key), MlflowClient.log_batch, list[int]()
+    for step in range(1000):
+        run.metrics({"step/loss": 1.0, "step/rate": 0.1}, step=step)
+
+    def fail_at_third(client: MlflowClient, run_id: str, metrics: Any) -> None:
+        if len(sizes) == 2:
+            raise ConnectionError("refused")
+        sizes.append(len(metrics))
+        log_batch(client, run_id, metrics=metrics)
+
+    with monkeypatch.context() as only:
+        only.setattr(MlflowClient, "log_batch", fail_at_third)
+        with pytest.raises((TrackingUnavailable, ConnectionError)):
+            run.send()
+    points = sum(len(entry.content["values"]) for entry in run.journal.entries(run.journal.sent))
+    assert (sizes, points) == ([898, 900], 202)
+    run_id = closed(run).send()
+    assert [step for step, _ in database.points(run_id, "step/loss")] == [*range(1000)]
 
 
 def test_another_store_gets_everything_and_the_first_no_duplicates(tmp_path: Path) -> None:

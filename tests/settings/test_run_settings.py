@@ -1,5 +1,6 @@
 """Settings of one run in params.yaml: kept if it completes, otherwise restored."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -71,7 +72,6 @@ def test_a_completed_run_keeps_its_settings(workspace: Workspace) -> None:
 
 
 def test_a_link_to_settings_stays_and_its_file_changes(workspace: Workspace) -> None:
-    """As of settings that several projects share."""
     shared = workspace.root / "shared.yaml"
     before = workspace.params.read_text()
     workspace.params.rename(shared)
@@ -82,13 +82,37 @@ def test_a_link_to_settings_stays_and_its_file_changes(workspace: Workspace) -> 
     assert (workspace.params.is_symlink(), settings.load(shared).training.epochs) == (True, 7)
 
 
-def test_settings_that_are_set_at_once_are_all_kept(workspace: Workspace) -> None:
+def test_settings_of_a_run_are_refused_in_a_shared_file(workspace: Workspace, tmp_path: Path) -> None:
+    """Another project would train with them."""
+    own = workspace.root / "own"
+    own.mkdir()
+    linked, before = Workspace(own), workspace.params.read_text()
+    linked.params.symlink_to(workspace.params)
+    with pytest.raises(
+        SettingsError, match=r"a link to .*cannot change training\.epochs, data\.drop.*Fix: "
+    ) as refused:
+        run(linked)
+    assert (workspace.params.read_text(), linked.settings_as_read.exists()) == (before, False)
+    with linked.hold("a run"), overridden(linked.params, {}, note=linked.overrides, say=print) as mine:
+        assert mine.params.training.epochs == 30
+    subprocess.run(str(refused.value).split("`")[3], shell=True, cwd=own, check=True)
+    run(linked, keep=True)
+    assert (settings.load(linked.params).training.epochs, workspace.params.read_text()) == (3, before)
+
+
+def test_settings_that_are_set_at_once_are_all_kept(workspace: Workspace, tmp_path: Path) -> None:
+    """Also those of two projects with a link to the file."""
+    linked = [Workspace(tmp_path / name) for name in ("first", "second")]
+    for project in linked:
+        project.root.mkdir()
+        project.params.symlink_to(workspace.params)
     changes: dict[str, object] = {
         "seed": 5, "training.epochs": 7, "training.patience": 2, "training.batch_size": 33, "serving.port": 8123,
         "search.trials": 9, "data.image_size": 16, "budget.wall_hours": 3.5,
     }  # fmt: skip
     with ThreadPoolExecutor(len(changes)) as pool:
-        list(pool.map(lambda key: settings.override(workspace.params, {key: changes[key]}), changes))
+        places = itertools.cycle(project.params for project in [workspace, *linked])
+        list(pool.map(lambda key, path: settings.override(path, {key: changes[key]}), changes, places))
     now = settings.flatten(settings.load(workspace.params))
     assert {key: now[key] for key in changes} == changes
 

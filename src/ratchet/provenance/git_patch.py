@@ -69,15 +69,26 @@ def _untracked(root: Path) -> list[str]:
 
 
 def _changed_submodules(root: Path) -> list[str]:
-    """List submodules with changes that are not committed there: no patch of this repository can have them."""
-    modules = git.run(root, "ls-files", "-z", "--stage").split(b"\0")
-    names = [os.fsdecode(line.partition(b"\t")[2]) for line in modules if line.startswith(b"160000 ")]
-    return [f"{name}/" for name in names if (root / name / ".git").exists() and _is_changed(root / name)]
+    """List submodules with changes that are not committed there: no patch of this repository can have them.
+
+    One that git cannot read is among them: nothing shows that it has no changes.
+    """
+    flags = ("--no-optional-locks", "status", "--porcelain", "--ignore-submodules=none", "--untracked-files=normal")
+    modules = ((name, root / name) for name in _submodules(root))
+    return [f"{name}/" for name, path in modules if not _is_readable(path) or git.run(path, *flags)]
 
 
-def _is_changed(submodule: Path) -> bool:
-    flags = ("--porcelain", "--ignore-submodules=none", "--untracked-files=normal")
-    return bool(git.run(submodule, "--no-optional-locks", "status", *flags))
+def _submodules(root: Path) -> list[str]:
+    files = git.run(root, "ls-files", "-z", "--stage").split(b"\0")
+    names = [os.fsdecode(line.partition(b"\t")[2]) for line in files if line.startswith(b"160000 ")]
+    return [name for name in names if (root / name / ".git").exists()]
+
+
+def _is_readable(submodule: Path) -> bool:
+    try:
+        return bool(git.run(submodule, "rev-parse", "--verify", "HEAD"))
+    except git.GitError:
+        return False
 
 
 def _is_included(root: Path, name: str, data: Sequence[str], code: Sequence[str]) -> bool:
@@ -120,11 +131,12 @@ def _patch(root: Path, commit: str, untracked: Sequence[str]) -> bytes:
             _show_hidden(top, own)
         else:
             git.run(root, "read-tree", commit, environment=own)
-        git.run(root, *_NOT_SPARSE, "add", "--update", environment=own)
+        unreadable = [f":(top,exclude,literal){name}" for name in _submodules(top) if not _is_readable(top / name)]
+        git.run(top, *_NOT_SPARSE, "add", "--update", "--", ":/", *unreadable, environment=own)
         if untracked:
             names = b"\0".join(os.fsencode(name) for name in untracked)
             from_stdin = ("--pathspec-from-file=-", "--pathspec-file-nul")
-            git.run(root, "--literal-pathspecs", "add", *from_stdin, environment=own, stdin=names)
+            git.run(root, *_NOT_SPARSE, "--literal-pathspecs", "add", *from_stdin, environment=own, stdin=names)
         prefix = git.line(root, "rev-parse", "--show-prefix") or ""  # the project can be a folder of a repository
         excluded = [f":(top,exclude,literal){prefix}{name}" for name in _OUTPUTS]
         # From the top, where paths are whole also with the setting diff.relative.

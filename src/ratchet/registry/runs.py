@@ -2,10 +2,10 @@
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -36,8 +36,9 @@ _MODEL_WIDTH = 14  # characters of the model's name in the run's name: MLflow's 
 _LOCK = "training.lock"  # in the journal's folder
 _SENDING = "sending.lock"  # in the journal's folder
 _DOUBLE = ("IntegrityError", "UniqueViolation", "/gkpj")  # names of SQLite and MySQL, of PostgreSQL, and of SQLAlchemy
-_SENDING_WAIT = 60.0  # seconds for another process that sends the journal
-_BATCH = 900  # metrics in a request; MLflow accepts 1,000
+_SENDING_WAIT = 60.0  # seconds without progress of another process, or thread, that sends the journal
+_BATCH = 900  # metrics after which is recorded what was sent
+_REQUEST = 1_000  # metrics that MLflow accepts
 _EXIT_WAIT = 30.0  # seconds that leaving the context waits for MLflow
 _EXIT_WAIT_STOPPED = 10.0  # the same for a run that ends early: a cancelled one is killed after 30 s in all
 
@@ -150,9 +151,9 @@ class Run:
             return _send(self.journal, self.workspace, self.params)
         except Timeout:
             raise TrackingUnavailable(
-                f"{self.journal.folder}: another process has been sending it to MLflow at {self.params.tracking.uri} "
-                f"for {_SENDING_WAIT:.0f} s. Fix: wait for `ratchet sync`, or the training that sends it, to end, "
-                "then run the same command again"
+                f"{self.journal.folder}: another process, or this training's own sender, has been sending it to MLflow "
+                f"at {self.params.tracking.uri}, and nothing has arrived for {_SENDING_WAIT:.0f} s. Fix: see why "
+                "MLflow does not answer, then run the same command again"
             ) from None
 
     def _write(self, kind: str, content: dict[str, Any], *, again: bool = False) -> None:
@@ -209,7 +210,7 @@ def total_cost(journal: Journal) -> TrainingCost | None:
 def send_all(workspace: Workspace, params: Params) -> list[tuple[str, str]]:
     """Send what is left in all journals; return (key, MLflow run id) of each that had something.
 
-    The id is empty if its training is running: it sends the journal itself.
+    The id is empty if another process sends it: its training, or another sync.
 
     Raises:
         TrackingUnavailable: MLflow does not answer.
@@ -266,10 +267,9 @@ def _send(journal: Journal, workspace: Workspace, params: Params) -> str:
     """Send what no process has sent. One at a time does it: two would create two runs, or send an older status.
 
     Raises:
-        Timeout: another process is sending it, and MLflow is slow.
+        Timeout: another process is sending it, and MLflow takes nothing.
     """
-    with FileLock(journal.folder / _SENDING, timeout=_SENDING_WAIT):
-        journal.refresh()
+    with _sending(journal):
         try:
             return _send_entries(connect(workspace, params.tracking), journal, workspace, params)
         except TrackingRefused:
@@ -277,12 +277,34 @@ def _send(journal: Journal, workspace: Workspace, params: Params) -> str:
             raise
 
 
+@contextmanager
+def _sending(journal: Journal) -> Iterator[None]:
+    """Wait while another process, or thread, that sends the journal makes progress. Then hold the journal."""
+    lock = FileLock(journal.folder / _SENDING, timeout=_SENDING_WAIT)
+    while not lock.is_locked:
+        journal.refresh()
+        sent = journal.sent
+        try:
+            lock.acquire()
+        except Timeout:
+            journal.refresh()
+            if journal.sent == sent:
+                raise
+    try:
+        journal.refresh()
+        yield
+    finally:
+        lock.release()
+
+
 def _send_entries(client: "MlflowClient", journal: Journal, workspace: Workspace, params: Params) -> str:
     with reachable(address(workspace, params.tracking)):
         run_id = journal.run_id or _find_or_create(client, journal, workspace, params)
         entries = journal.entries(journal.sent)
-        for kind, group in groupby(entries, key=lambda entry: entry.kind):
-            batch = list(group)
+        points = accumulate(len(entry.content["values"]) if entry.kind == "metrics" else 0 for entry in entries)
+        groups = groupby(zip(entries, points, strict=True), key=lambda each: (each[0].kind, each[1] // _BATCH))
+        for (kind, _), group in groups:
+            batch = [entry for entry, _ in group]
             if kind != "cost":  # of an attempt; their sum is logged as metrics when training ends
                 _SENDERS[kind](client, run_id, batch)
             journal.mark_sent(run_id, batch[-1].end)
@@ -334,8 +356,8 @@ def _send_metrics(client: "MlflowClient", run_id: str, entries: Sequence[Journal
         for entry in entries
         for name, value in entry.content["values"].items()
     ]
-    for start in range(0, len(points), _BATCH):
-        client.log_batch(run_id, metrics=points[start : start + _BATCH])
+    for start in range(0, len(points), _REQUEST):
+        client.log_batch(run_id, metrics=points[start : start + _REQUEST])
 
 
 def _send_params(client: "MlflowClient", run_id: str, entries: Sequence[JournalEntry]) -> None:

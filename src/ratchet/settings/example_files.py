@@ -115,7 +115,7 @@ def use(root: Path, name: str, *, force: bool = False) -> dict[str, tuple[object
     """
     params, has_code = root / "params.yaml", Workspace(root).has_code
     example = find(root, name)
-    with files.locked(root):
+    with files.locked(params.resolve().parent):
         before = _current(params, force=force)
         defaults, codes = settings.flatten(Params()), () if has_code else usual_code(Workspace(root))
         kept = [key for key in before if key.partition(".")[0] in _KEPT or key in codes]

@@ -114,11 +114,11 @@ def changing(path: Path, changes: Mapping[str, object]) -> Iterator[Edit]:
     Raises:
         SettingsError: the change is not allowed; the file stays unchanged.
     """
-    with files.locked(path.parent):
+    with files.locked(path.resolve().parent):  # several projects may have a link to the file
         edit = plan(path, changes)
         yield edit
         if edit.after != edit.before:
-            files.write_text(path.resolve(), edit.after)  # a link stays: its file may be of several projects
+            files.write_text(path.resolve(), edit.after)
 
 
 def plan(path: Path, changes: Mapping[str, object]) -> Edit:

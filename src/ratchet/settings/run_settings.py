@@ -48,13 +48,14 @@ def overridden(
         note: file that records the replaced settings.
 
     Raises:
-        SettingsError: a change is not allowed; the file stays unchanged.
+        SettingsError: a change is not allowed, or would be one for other projects too; the file stays unchanged.
     """
     as_read = note.with_name("settings-as-read.yaml")
     if as_read.exists() and not changes:
         yield RunSettings(settings_file.load(as_read), note)
         return
     with settings_file.changing(path, changes) as edit:
+        _require_own(edit)
         note.parent.mkdir(exist_ok=True)
         files.write_text(as_read, edit.after)
         if edit.after != edit.before:
@@ -65,6 +66,17 @@ def overridden(
         if edit.after != edit.before:
             _restore_after_run(path, note, say)
         as_read.unlink(missing_ok=True)
+
+
+def _require_own(edit: settings_file.Edit) -> None:
+    """Refuse settings of one run in a file outside of the project: another project would train with them."""
+    path, target = edit.path, edit.path.resolve()
+    if edit.after != edit.before and not target.is_relative_to(path.parent.resolve()):
+        raise SettingsError(
+            f"{path}: is a link to {target}, which other projects may use, so one run cannot change "
+            f"{', '.join(edit.changes)}. Allowed: a file in this project. Fix: `ratchet set`, which changes it for all "
+            "of them; or make this project's own copy: `cp params.yaml own.yaml && mv own.yaml params.yaml`"
+        )
 
 
 def restore(path: Path, note: Path) -> str | None:
@@ -99,7 +111,7 @@ def _put_back(path: Path, before: str, after: str, keys: Iterable[str]) -> dict[
     """Restore values in the file, and return them. None if it is not YAML: its reader reports that, the note stays."""
     if not path.exists():
         return {}
-    with files.locked(path.parent):  # the user may set others at this moment
+    with files.locked(path.resolve().parent):  # the user may set others at this moment
         try:
             now = settings_file.read_text(path)
         except UnicodeDecodeError:

@@ -8,7 +8,7 @@ LIMITS = {
     "baselines": 650,
     "code": 450,
     "commands": 4_836,
-    "data": 11_815,
+    "data": 11_836,
     "doctor": 1_298,
     "evaluation": 3_346,
     "exports": 740,

@@ -95,6 +95,26 @@ def test_a_level_alone_makes_the_class_folders_folders_groups(place) -> None:
         place.fill(f"{'cat' if video % 2 else 'dog'}/video {video}", 6, first=10 * video)
     place.ingest(group_column="level_2")
     assert place.index()["group"].n_unique() == 20
+    assert "level_2" not in place.index().columns  # it would be named as one that predicts the class
+
+
+def test_a_group_in_two_split_folders_stops_with_the_fix(place) -> None:
+    for number, name in enumerate(f"{split}/{kind}" for split in ("train", "val", "test") for kind in ("cat", "dog")):
+        place.fill(f"{name}/001", 6, first=10 * number)
+    with pytest.raises(DataError, match=r"group '001' .*different groups different names; if these are no groups, "):
+        place.ingest(group_column="level_2")
+    for number, path in enumerate(sorted((place.root / "images").glob("*/*/001"))):
+        path.rename(path.with_name(f"video {number}"))
+    place.ingest(group_column="level_2")
+    assert place.index()["group"].n_unique() == 6
+
+
+def test_folders_with_words_of_splits_may_be_set_as_classes(place) -> None:
+    for number, name in enumerate(("dev", "training", "ops")):
+        place.fill(f"{name}/one", 20, first=1000 * number)
+    with pytest.raises(DataError, match=r"beside others \('ops'\).*or set data\.label_level=1 if all are classes$"):
+        place.ingest()
+    assert place.ingest(label_level=1).target.names == ("dev", "ops", "training")
 
 
 def test_an_unknown_level_stops_with_the_fix(two_classes) -> None:
@@ -155,6 +175,7 @@ def test_a_file_name_that_is_not_utf8_is_quarantined(two_classes) -> None:
         (["images/cat/a.png", "images/dog/.hidden"], "dog: the class folder is empty"),
         (["images/train/a.png"], "train: has no class folders"),
         (["images/test/cat/a.png"], "no train folder"),
+        ([f"images/{name}/a.png" for name in ("dev/cat", "dev/dog", "test/cat", "test/dog")], "no train folder"),
         (["images/train/cat/a.png", "images/train/dog/a.png", "images/notes/a.txt"], "'notes'"),
         (["images/train/cat/a.png", "images/train/dog/a.png", "images/test/emu/a.png"], "'emu' is not a class"),
         (["images/train/cat/a", "images/train/dog/a", "images/val/cat/a", "images/valid/cat/a"], "keep one"),

@@ -183,12 +183,22 @@ def test_paths_without_folder_or_ending_name_the_files(place, cut: str, shown: s
         place.ingest(source="image-manifest", manifest="labels.csv")
     table = pd.read_csv(path, dtype=str)
     if shown:
-        assert str(stop.value).endswith(f"such as in pandas: {shown}")
+        assert str(stop.value).endswith(f"such as in pandas, after read_csv(..., dtype=str): {shown}")
         exec(shown, {"table": table})
     else:
         table["path"] = files
     table.to_csv(path, index=False)
     assert place.ingest(source="image-manifest", manifest="labels.csv").target.names == ("cat", "dog")
+
+
+def test_the_start_of_a_path_ends_where_the_path_begins(place) -> None:
+    """The last 2 of imgs/2.jp2 is in its ending."""
+    place.fill("imgs", 4)
+    for number in range(4):
+        (place.root / "images" / "imgs" / f"{number:04d}.png").rename(place.root / "images" / "imgs" / f"{number}.jp2")
+    (place.root / "images" / "labels.csv").write_text("path,label\n2,cat\n3,dog\n")
+    with pytest.raises(DataError, match=r"= 'imgs/' \+ table\['path'\]\.astype\(str\) \+ '\.jp2'$"):
+        place.ingest(source="image-manifest", manifest="labels.csv")
 
 
 def test_lists_in_parquet_are_labels_of_images(place) -> None:

@@ -62,6 +62,9 @@ def test_whole_numbers_with_a_point_are_the_same_categories() -> None:
     codes = TableInput((Column("code", "categorical", categories=("1", "-2", "3", "3.0", "v1")),))
     cells = ["1.0", "1", "-2.0", "3.0", "3", "v1.0", "1.5", "1.00", ""]
     assert encode(pl.DataFrame({"code": cells}), codes)[1].ravel().tolist() == [2, 2, 3, 5, 4, 1, 1, 1, 0]
+    codes = TableInput((Column("code", "categorical", categories=("1.0", "-2.0", "v1.0", "1.50")),))
+    cells = ["1", "1.0", "-2", "v1", "1.5", "3"]
+    assert encode(pl.DataFrame({"code": cells}), codes)[1].ravel().tolist() == [2, 2, 3, 1, 1, 1]
 
 
 def test_spellings_of_flags_that_are_two_categories_stay_two() -> None:

@@ -94,7 +94,7 @@ class SetRules:
                 distinct = index.height if content is None else content.n_unique()
                 if distinct < index.height:
                     undivided += f", of which {distinct:,} are different: equal ones share a split"
-                where = "to the source" if split != "train" else "whose split is train to the source"
+                where = "to the source" + " (with split train, if it has splits)" * (split == "train")
                 leave = ", or list the column in data.drop" if groups else ""
                 raise DataError(
                     f"split {split} is empty ({index.height} good samples in all{undivided}). "

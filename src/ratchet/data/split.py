@@ -110,7 +110,8 @@ def of_groups(given: pl.Series, groups: pl.Series, settings: DataSettings) -> pl
         no_groups = "list the column in data.drop" if column == usual else f"`ratchet set data.group_column={usual}`"
         raise DataError(
             f"data.group_column: group {group!r} of column {column!r} is in the splits {' and '.join(places)}. Fix: "
-            f"put its samples into one split; if these are no groups, {no_groups}"
+            "put its samples into one split, or give different groups different names; if these are no groups, "
+            f"{no_groups}"
         )
     known = named.with_columns(own=pl.col("split").list.first()).select("group", "own")
     joined = rows.join(known, on="group", how="left", maintain_order="left")

@@ -63,7 +63,7 @@ class ImageFolder:
         tree = storage.tree()
         self.ignored = tree.ignored
         self._inner = tree.inner_folders()
-        splits = self._find_splits()
+        splits = self._find_splits(are_classes=label_level == 1)
         self.given: frozenset[SplitName] = frozenset(splits)
         self._tops: dict[SplitName | None, str] = dict(splits.items()) if splits else {None: ""}
         classes = {split: self._class_folders(top) for split, top in self._tops.items()}
@@ -114,14 +114,20 @@ class ImageFolder:
                 f"data.label_level=1 if {next(iter(inner))!r} is one; the other level becomes a column for slices"
             )
 
-    def _find_splits(self) -> dict[SplitName, str]:
-        """Return the folder of each split; empty if the top level has class folders."""
+    def _find_splits(self, *, are_classes: bool) -> dict[SplitName, str]:
+        """Return the folder of each split; empty if the top level has class folders.
+
+        `are_classes`: data.label_level says so. It decides about words that often name classes, such as training.
+        """
         names = self._inner[""]
         meant = [name for name in names if name.casefold() in SPLIT_FOLDERS]
         train = next((name for name in meant if SPLIT_FOLDERS[name.casefold()] == "train"), None)
-        if not train and any(name.casefold() in ("dev", "testing") for name in meant):
+        shared = set.intersection(*(set(self._inner[name]) for name in meant)) if meant else set()
+        is_layout = len(shared) >= _MIN_SHARED and not are_classes
+        if not train and any(name.casefold() in ("dev", "testing") for name in meant) and not is_layout:
             return {}
-        is_split = train and self._inner[train] and (train.casefold() == "train" or len(meant) > 1)
+        is_named = train and train.casefold() == "train"
+        is_split = train and self._inner[train] and (is_named or (len(meant) > 1 and not are_classes))
         if not meant or (len(meant) < len(names) and not is_split):
             return {}
         others = [name for name in names if name not in meant]
@@ -129,6 +135,7 @@ class ImageFolder:
             raise DataError(
                 f"{self._where}: has split folders ({', '.join(meant)}) beside others ({_some(others)}). "
                 f"Fix: move the others away, or {LAYOUT}"
+                + ("" if is_named else "; or set data.label_level=1 if all are classes")
             )
         splits: dict[SplitName, str] = {}
         for name in meant:
@@ -247,7 +254,7 @@ class ImageFolder:
                 f"data.group_column: found {group}. Allowed for {self._where}: {allowed}. Fix: `ratchet set "
                 f"data.group_column={levels[0] if levels else 'group'}`, or list the {self._of} in a table"
             )
-        return listed.with_columns(group=group)
+        return listed.with_columns(group=group).drop(group)
 
     def _levels(self, ids: pl.Series, *, skipped: int) -> list[pl.Series]:
         """Return a column for each level of folders except the classes; null if an image has no folder there."""

@@ -135,13 +135,14 @@ class ImageManifest:
         column = self._settings.path_column
         for path in paths:
             for file in names.get(posixpath.basename(path).casefold(), ()):
-                before, is_inside, after = file.rpartition(path)
+                whole = next((end for end in (posixpath.splitext(file)[0], file) if end.endswith(path)), "")
+                before, after = whole.removesuffix(path), file[len(whole) :]
                 parts = [repr(before)] * bool(before) + [f"table[{column!r}].astype(str)"] + [repr(after)] * bool(after)
-                how = f"in pandas: table[{column!r}] = {' + '.join(parts)}"
+                how = f"in pandas, after read_csv(..., dtype=str): table[{column!r}] = {' + '.join(parts)}"
                 raise DataError(
                     f"data.manifest: {self._where}: no path in column {column!r} is a file in data.path. {path!r} is "
                     f"not there, and {file!r} is. Fix: write the paths as the files are called"
-                    + (f", such as {how}" if is_inside else "")
+                    + (f", such as {how}" if whole else "")
                 )
 
     def _is_header(self, table: pl.DataFrame) -> pl.Series:

@@ -149,11 +149,12 @@ def arrays_of(
 def _codes(cells: pl.Series, categories: Sequence[str]) -> NDArray[np.integer]:
     """Return the code of each text: 0 if it is missing, 1 if it is no category of the training rows.
 
-    1.0 is the category 1 if there is no category 1.0: so pandas writes whole numbers of a column with a missing value.
+    1.0 is the category 1 if there is no category 1.0, and 1 is 1.0: so pandas writes whole numbers of a column with a
+    missing value.
     """
     cells, known = coded(cells), {name: code for code, name in enumerate(categories, _FIRST)}
     names: Sequence[str] = cells.dtype.categories  # type: ignore[attr-defined]
-    whole = [name[:-2] if re.fullmatch(r"-?\d+\.0", name) else name for name in names]
+    whole = [name[:-2] if re.fullmatch(r"-?\d+\.0", name) else re.sub(r"^-?\d+$", r"\g<0>.0", name) for name in names]
     codes = [known.get(name, known.get(other, _UNSEEN)) for name, other in zip(names, whole, strict=True)]
     table = np.array([*codes, 0], np.min_scalar_type(len(known) + _FIRST))
     places = cells.to_physical()

@@ -1,5 +1,6 @@
 """Notes about what a column really holds, each with the setting that changes it."""
 
+import json
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -69,8 +70,8 @@ def stamp_notes(name: str, numbers: pl.Series) -> tuple[str, ...]:
     texts = known.cast(pl.Int64).cast(pl.String)
     if seconds(texts, STAMP).null_count():
         return ()
-    fix = f'ratchet set "data.columns={{{name}: datetime}}"'
-    return (f"{name}: numbers such as {texts[0]} may be dates, and are not evenly spaced as numbers. If so: {fix}",)
+    fix = f"add {{{json.dumps(name, ensure_ascii=False)}: datetime}} to data.columns in params.yaml"
+    return (f"{name}: numbers such as {texts[0]} may be dates, and are not evenly spaced as numbers. If so, {fix}",)
 
 
 def point_notes(name: str, texts: pl.Series) -> tuple[str, ...]:

@@ -58,10 +58,11 @@ _DATES = {
 """Formats by shape: Y is a year of four digits, 9 another number, a the name of a month. %q is a quarter."""
 
 _SHAPE = (
-    (r"^\d{1,2}:\d\d\s?[+-]\s?\d.*$", "-"),  # a range of times
+    (r"^\d{1,2}:\d\d\s?-\s?\d.*$", "-"),  # a range of times
     (r"(:\d{1,2})[.,]\d+", "${1}.f"),
-    (r"(:\d{1,2}(?:\.f)?)\s?(?:Z|UTC|GMT|[+-](?:0\d|1[0-4]):?\d\d)$", "${1}z"),
-    (r"(:\d{1,2}:\d{1,2}(?:\.f)?)\s?[+-](?:0\d|1[0-4])$", "${1}z"),
+    (r"(:\d{1,2}(?:\.f)?)\s?(?:Z|UTC|GMT|(?:[+-](?:0\d|1[01])|\+1[2-4]):?\d\d)$", "${1}z"),
+    (r"(:\d{1,2}:\d{1,2}(?:\.f)?)\s?(?:[+-](?:0\d|1[01])|\+1[2-4])$", "${1}z"),
+    (r"([T ]\d{1,2}:\d\d)\s?\+(?:0\d|1[0-4])$", "${1}z"),
     (r"\s?[AaPp]\.?[Mm]\.?$", "p"),
     (r"[A-Za-z]{3,9}", "a"),
     (r"\d{4}", "Y"),
@@ -329,7 +330,8 @@ def seconds(texts: pl.Series, form: str) -> pl.Series:
         elif "%d" not in single:
             read = _partial(texts, single)
         else:
-            read = texts.str.to_datetime(single, strict=False, time_unit="us").dt.epoch("us").cast(pl.Float64) / 1e6
+            digits = texts.str.replace(r"\.0+$", "") if single in _DIGITS else texts  # as pandas writes whole numbers
+            read = digits.str.to_datetime(single, strict=False, time_unit="us").dt.epoch("us").cast(pl.Float64) / 1e6
         values = pl.select(pl.coalesce(values, read)).to_series()
     return values.alias(texts.name)
 

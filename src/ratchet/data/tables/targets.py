@@ -32,9 +32,10 @@ _SEPARATORS = ("|", ";", ",", "/")  # of several labels in a cell
 _LIST_SHARE = 0.05  # of the rows that have several labels
 _LIST_REUSE = 1.2  # texts in which a label of a list occurs, on average
 _NESTED_LABELS = (  # records and lists inside a list, or one record
-    r"""^[\[(](?:.*,\s*)?\{|^\[(?:.*,\s*)?\[|^\(\s*[\[(]|^\{\s*(?:"[^"]*"|'[^']*')\s*:|^\{[^,|"']*:\s"""
+    r"""^[\[(](?:.*,\s*)?\{|^\[(?:.*,\s*)?\[|^\(\s*[\[(]|^\{\s*(?:"[^"]*"|'[^']*')\s*:|^\{[^,|"']*:\s|^\[\s*\(\s*["']"""
 )
 _QUOTES = ("'", '"')
+_QUOTED = r""""[^"]*"|'[^']*'"""
 _FLAGS = {"0", "1", "0.0", "1.0", "0.", "1.", "True", "False", "true", "false"}
 _FLAG = r"""[^\s\[\](){}|;,/"']+"""
 _TRUE = {"1": 1.0, "0": 0.0, "true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
@@ -109,7 +110,7 @@ class _Label:
 
     def __init__(self, values: pl.Series, settings: DataSettings, where: str) -> None:
         if isinstance(values.dtype, pl.Date | pl.Datetime):  # as in CSV files
-            values = values.dt.to_string("iso").str.replace(r"(?: 00:00:00)?(?:\.0+)?$", "")
+            values = values.dt.to_string("iso").str.replace(r" 00:00:00\.0+$|\.0+([+-]\d\d:\d\d)?$", "${1}")
         self.name, self.where, self.cells, self.missing = values.name, where, values, settings.missing
         missing, self.form = settings.missing, ""
         self.no_label = {*MISSING_TEXTS, *missing}.difference(() if settings.classes == "auto" else settings.classes)
@@ -146,10 +147,14 @@ class _Label:
         self.counts = _counts(self.present) if codes is None else _counts(texts, codes)
 
     def _empty(self) -> DataError:
-        names = list(self.unlabelled)
+        names = self.unlabelled_names
         has = f"has only {', '.join(map(repr, names))}, which means no label" if names else "is empty"
         fix = f'; or, if these are classes, ratchet set "data.classes=[{yaml_list(names)}]"' if names else ""
         return DataError(f"{self.where}: label column {self.name!r} {has}. Fix: set data.label_column{fix}")
+
+    @property
+    def unlabelled_names(self) -> list[str]:
+        return sorted(self.unlabelled, key=lambda name: (-self.unlabelled[name], name))
 
     @property
     def numeric_share(self) -> float:
@@ -291,7 +296,8 @@ def _check_lists(column: _Label) -> None:
     Raises:
         DataError: naming a cell.
     """
-    nested = min((text for text in column.counts if re.search(_NESTED_LABELS, text)), default=None)
+    unquoted = {text: re.sub(_QUOTED, "''", text) if re.match(r"\[\s*[\"']", text) else text for text in column.counts}
+    nested = min((text for text, rest in unquoted.items() if re.search(_NESTED_LABELS, rest)), default=None)
     if nested is not None:
         raise DataError(
             f"{column.where}: label column {column.name!r} has lists or records inside a cell, such as "
@@ -299,7 +305,7 @@ def _check_lists(column: _Label) -> None:
         )
     lists = [re.findall(_FLAG, text) for text in column.counts]
     flags = all(_FLAGS.issuperset(parts) for parts in lists) and len({len(parts) for parts in lists}) == 1
-    if flags and any(len(set(parts)) < len(parts) for parts in lists):  # a list of labels has each of them once
+    if flags and len(lists[0]) > 1:  # else each row has both labels
         raise DataError(
             f"{column.where}: label column {column.name!r} has 0 and 1 for each label in one cell, such as "
             f"{min(column.counts)!r}. Fix: write them in a column of each label, and list these in data.label_column"
@@ -315,7 +321,7 @@ def _check_unlabelled(column: _Label, classes: Sequence[str], limit: float | Non
     count = sum(column.unlabelled.values())
     if not count:
         return ()
-    names = ", ".join(map(repr, column.unlabelled))
+    names = ", ".join(map(repr, column.unlabelled_names))
     listed = yaml_list(sorted({*classes, *column.unlabelled}, key=in_order))
     fix = f'"data.classes=[{listed}]"' if len(classes) <= _MAX_LISTED else "data.classes to the list of all classes"
     text = f"{count:,} of {len(column.texts):,} labels are {names}, which means no label"

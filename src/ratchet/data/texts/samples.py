@@ -239,8 +239,12 @@ def _named(files: Sequence[str], where: str) -> tuple[list[str], list[str | None
     splits = [
         _plain(name[place[0]]) if place and len(name) > 1 else None for name, place in zip(parts, places, strict=True)
     ]
-    terms = {split.casefold() for split in splits if split}
-    if terms <= {"dev", "training", "testing"} and (None in splits or "training" not in terms):
+    others = [
+        [*name[: place[0]], *name[place[0] + 1 :]] if place else name for name, place in zip(parts, places, strict=True)
+    ]
+    terms, rests = {split.casefold() for split in splits if split}, {tuple(map(_plain, name)) for name in others}
+    is_unique = "training" not in terms and len(rests) == len(others)
+    if terms <= {"dev", "training", "testing"} and (None in splits or is_unique):
         splits = [None] * len(splits)  # classes, as web_dev and data_science
     if any(splits) and None in splits:
         given = next(name for name, split in zip(files, splits, strict=True) if split)
@@ -248,9 +252,7 @@ def _named(files: Sequence[str], where: str) -> tuple[list[str], list[str | None
             f"{where}: {given!r} names a split, and {files[splits.index(None)]!r} names none. Fix: rename one of them"
         )
     if any(splits):
-        parts = _distinct_parts(
-            [[*name[: place[0]], *name[place[0] + 1 :]] for name, place in zip(parts, places, strict=True)]
-        )
+        parts = _distinct_parts(others)
     labels = [_plain("".join(name)) for name in parts]
     if len(set(labels)) == 1:
         raise DataError(f"{where}: the names of the {len(files)} files give one class, {labels[0]!r}. Fix: {_LAYOUT}")

@@ -94,11 +94,11 @@ def score(
             job = _new_job(loaded, listing, request, before, reference=reference, threads=serving.threads)
             if before:
                 job = jobs.require_same(output, job, before)  # before rows are counted, which can take hours
-            ranges = jobs.plan(reader, listing, job.shard_rows)
-            shards = _shards(ranges, job, workspace, output, serving.variant)
+            ranges = list(jobs.plan(reader, listing, job.shard_rows))
             if request.again:
                 _forget(output, forgotten)  # by now version and inputs are read: no answers are lost to a wrong name
             job = before or jobs.begin(output, job)
+            shards = _shards(ranges, job, workspace, output, serving.variant)
             began = time.monotonic()
             results, earlier = _score_shards(params.scale, workspace.state, shards, output, progress)
             counts = jobs.write_summary(output, job, results)

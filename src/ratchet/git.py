@@ -81,7 +81,7 @@ def run(root: Path, *arguments: str, environment: Mapping[str, str] | None = Non
         fix = "install git again" if error.errno == errno.ENOEXEC else "end other programs, then run this again"
         raise GitError(f"git cannot be run now ({error}). Fix: {fix}") from error
     if done.returncode:
-        command = next((argument for argument in arguments if not argument.startswith("-")), "")
+        command = next((each for each in arguments if not each.startswith("-") and "=" not in each), "")
         reason = " ".join(done.stderr.decode(errors="replace").split()) or f"exit code {done.returncode}"
         message = f"git {command} failed in {root} ({reason})"
         if _NO_REPOSITORY not in reason:
@@ -131,14 +131,14 @@ def commit(root: Path) -> str | None:
         GitError: git fails, or takes a branch for one without commits because its file is damaged.
     """
     checked_out = line(root, "rev-parse", "--verify", "--quiet", "HEAD")
-    head = None if checked_out else line(root, "rev-parse", "--git-path", "HEAD")
-    kind, _, branch = (root / head).read_text().strip().partition(" ") if head else ("", "", "")
+    head = root / ("" if checked_out else line(root, "rev-parse", "--git-path", "HEAD") or "")
+    kind, _, branch = head.read_text().strip().partition(" ") if head.is_file() else ("", "", "")
     if kind != "ref:":
         return checked_out
     file, log = (root / text(root, "rev-parse", "--git-path", name) for name in (branch, f"logs/{branch}"))
     if file.is_file():  # as a power cut can leave it
         commits = log.read_text(errors="replace").split("\n")[-2:-1] if log.is_file() else []
-        last = next((each.split()[1] for each in commits if each), "COMMIT")
+        last = next((each.split()[1] for each in commits if each.split()[1:]), "COMMIT")
         remove = f"rm {shlex.quote(os.path.abspath(file))}"
         raise GitError(
             f"{file}: damaged, so git knows no commit of this branch. Fix: `{remove} && git update-ref HEAD {last}`"

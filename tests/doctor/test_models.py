@@ -347,6 +347,22 @@ class LearnedFactor(CosineOnly):
         return self.factor * self.change(super().forward(images))
 
 
+class LearnedFactorOfFeatures(CosineOnly):
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(shape))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features, weight = functional.normalize(self.features(images)), functional.normalize(self.head.weight)
+        return self.factor * features @ weight.t()
+
+
+class LearnedFactorOfClasses(LearnedFactorOfFeatures):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features, weight = functional.normalize(self.features(images)), functional.normalize(self.head.weight)
+        return features @ (self.factor * weight).t()
+
+
 class InputNorm(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -460,6 +476,9 @@ SOUND: dict[str, Callable[[], Net]] = {
     "layer norm at the end": built(
         lambda self: setattr(self, "head", nn.Sequential(nn.Linear(64, 10), nn.LayerNorm(10)))
     ),
+    "features with a learned factor": LearnedFactorOfFeatures,
+    "features with learned factors": lambda: LearnedFactorOfFeatures(64),
+    "classes with learned factors": lambda: LearnedFactorOfClasses(10, 1),
     "normalised outputs with a learned factor": lambda: LearnedFactor(functional.normalize),
     **{each.__name__: each for each in (
         SoftCapped, Cosine, LearnedFactor, InputNorm, Noisy, Ensemble, OwnBackbone, RandomDepth, RandomSlopes,

@@ -151,13 +151,17 @@ def test_a_submodule_at_another_commit_is_in_the_patch(with_submodule: Path, tmp
 
 
 @pytest.mark.parametrize("flag", ["--skip-worktree", "--assume-unchanged"])
-def test_changes_that_are_hidden_from_git_are_in_the_patch(root: Path, flag: str) -> None:
+def test_changes_that_are_hidden_from_git_are_in_the_patch(
+    root: Path, flag: str, caplog: pytest.LogCaptureFixture
+) -> None:
     git(root, "update-index", flag, "a.py", "b.py")
+    assert (uncommitted_changes(root).patch, caplog.text) == (b"", "")
     (root / "a.py").write_text("a = 2\n")
     assert git(root, "diff") == b""
     index = (root / ".git" / "index").read_bytes()
     patch = uncommitted_changes(root).patch
     assert (b"+a = 2" in patch, b"b.py" in patch) == (True, False)
+    assert "git hides (--skip-worktree, --assume-unchanged): a.py" in caplog.text
     assert (root / ".git" / "index").read_bytes() == index
 
 
@@ -256,7 +260,18 @@ def test_a_damaged_branch_is_not_taken_for_no_commit(root: Path) -> None:
             uncommitted_changes(root)
         subprocess.run(str(refused.value).split("`")[1], shell=True, cwd=root, check=True)
         assert uncommitted_changes(root).commit == commit_id
+    log = root / ".git" / "logs" / "refs" / "heads" / "main"
+    for garbage in (b"garbage\n", bytes(9) + b"\n"):
+        branch.write_bytes(b"")
+        log.write_bytes(garbage)
+        with pytest.raises(WorkspaceError, match=r"refs/heads/main: damaged.*update-ref HEAD COMMIT`"):
+            uncommitted_changes(root)
+    branch.write_text(f"{commit_id}\n")
     git(root, "checkout", "--quiet", "--orphan", "new")
+    assert uncommitted_changes(root).commit is None
+    head = root / ".git" / "HEAD"
+    head.unlink()
+    head.symlink_to("refs/heads/new")  # as core.preferSymlinkRefs makes it
     assert uncommitted_changes(root).commit is None
 
 

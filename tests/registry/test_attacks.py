@@ -13,6 +13,7 @@ import pytest
 from ratchet.errors import LedgerBroken, RegistryError
 from ratchet.registry import audit as auditing
 from ratchet.registry import recovery
+from ratchet.registry.alias_sync import require_agreement
 from ratchet.registry.chain import COLUMNS, FIRST, LedgerEntry
 from ratchet.registry.heads import FILE
 from ratchet.registry.ledger import Ledger
@@ -443,6 +444,8 @@ def test_a_git_that_refuses_hides_no_head(project: Workspace) -> None:
     config.write_text("[damaged")
     with pytest.raises(RegistryError, match=r"ledger\.heads in Git's history: .*bad config.*Fix: repair"):
         list(auditing.audit(project, Params()))
+    with pytest.raises(RegistryError, match="bad config"):  # before a training, which no act could follow
+        require_agreement(project, Params(registry=RegistrySettings(model="pets")))
     config.write_text(content)
     assert [head.number for head in Ledger(project, URI).heads.committed] == [3]
 

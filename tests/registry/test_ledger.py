@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
+from waiting import until
 
 from ratchet.errors import RegistryError
 from ratchet.registry.ledger import _CREATE, FIRST, Chain, Ledger
@@ -220,14 +221,19 @@ def test_a_postgresql_stop_loses_no_written_entry(database: Ledger, postgres: An
     assert chain_faults(database) == []
 
 
-def test_the_lock_in_postgresql_is_held_without_a_transaction(database: Ledger) -> None:
-    """Servers with idle_in_transaction_session_timeout end a session whose transaction waits, and its lock with it."""
-    engine = create_engine(database.uri)
-    query = "SELECT state FROM pg_stat_activity JOIN pg_locks USING (pid) WHERE locktype = 'advisory'"
-    with database.exclusive(), engine.connect() as other:
-        assert other.execute(text(query)).scalars().all() == ["idle"]
+def test_the_lock_in_postgresql_outlives_a_limit_of_idle_transactions(database: Ledger, tmp_path: Path) -> None:
+    """A transaction holds it, so that it ends with its session also behind a pooler; some servers end idle ones."""
+    limited = Ledger(Workspace(tmp_path), f"{database.uri}?options=-c%20idle_in_transaction_session_timeout%3D50")
+    engine = create_engine(database.uri, isolation_level="AUTOCOMMIT")
+    query = text(
+        "SELECT state, clock_timestamp() - state_change > interval '0.5 s' FROM pg_stat_activity JOIN pg_locks "
+        "USING (pid) WHERE locktype = 'advisory'"
+    )
     with engine.connect() as other:
-        assert other.execute(text(query)).scalars().all() == []
+        with limited.exclusive():
+            until(lambda: all(is_later for _, is_later in other.execute(query).all()))
+            assert other.execute(query).all() == [("idle in transaction", True)]
+        until(lambda: not other.execute(query).all())
     engine.dispose()
 
 

@@ -23,7 +23,7 @@ from ratchet import settings
 from ratchet.data.reading.input_files import Storages
 from ratchet.errors import DataError, RegistryError, StorageUnavailable, WorkspaceBusy
 from ratchet.scale.result_folder import ResultFolder
-from ratchet.serving.batch.job import Job, begin, read_job
+from ratchet.serving.batch.job import Job, begin, plan, read_job
 from ratchet.serving.batch.row_reader import RowRange, RowReader
 from tasks.score import require_apart, score_shard
 
@@ -348,6 +348,26 @@ def test_of_two_jobs_that_begin_at_once_one_is_refused(tmp_path: Path, s3: dict[
     with pytest.raises(DataError, match="shard rows was 200, is 100"):
         begin(output, replace(job, shard_rows=100))
     assert read_job(output) == job
+
+
+def test_a_job_that_another_machine_begins_first_is_shared(
+    place: Place, titanic: Path, tmp_path: Path, s3: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gave the version's number, and this one the alias; each shard has the digest of the job that began."""
+    import s3fs
+
+    s3fs.S3FileSystem(skip_instance_cache=True).mkdir("shared")
+    place.score(titanic, tmp_path / "out", model="titanic/1")
+    first, output = read_job(ResultFolder(str(tmp_path / "out"))), ResultFolder("s3://shared/out")
+    assert first is not None
+
+    def plan_slowly(*about: Any) -> Iterator[Any]:
+        yield from plan(*about)
+        begin(output, first)
+
+    monkeypatch.setattr("ratchet.serving.batch.job.plan", plan_slowly)
+    assert place.score(titanic, output.where).shards == 5
+    assert read_job(output) == first
 
 
 def test_s3_is_read_and_written_as_a_folder(

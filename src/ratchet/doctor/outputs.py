@@ -126,15 +126,11 @@ def _gap_of_cosines(last: Node | None, values: torch.Tensor) -> float:
         or not (isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor))
     ):
         return 0.0
-    weight = last.next_functions[1][0]
-    while weight is not None and _REARRANGING.fullmatch(operation(weight)):
-        weight = weight.next_functions[0][0]
-    if weight is None or weight.name() == _LEAF:  # its norms are learned
-        return 0.0
-    left, right = left.detach().double(), right.detach().double()
-    norms = left.norm(dim=1), right.norm(dim=0)
-    spread = float((left @ right).std())
+    rows, columns = left.detach().double(), right.detach().double()
+    norms, spread = (rows.norm(dim=1), columns.norm(dim=0)), float((rows @ columns).std())
     if not spread or not all(float(each.std()) <= _ROUNDING * float(each.mean()) for each in norms):
+        return 0.0
+    if not (_has_fixed_norms(left) and _has_fixed_norms(right.t())):
         return 0.0
     return 2 * float(norms[0].mean() * norms[1].mean() * values.std()) / spread
 
@@ -144,7 +140,15 @@ def _gap_of_normalised(outputs: torch.Tensor, values: torch.Tensor) -> float:
     norms, spread = values.norm(dim=1), float((values - values.mean(0)).norm(dim=1).mean())
     if not (spread > 0 and float(norms.std()) <= _ROUNDING * spread):
         return 0.0
-    rows, leaves = outputs.flatten(0, -2), list(graph_leaves(outputs.grad_fn))
+    count = values.shape[1]
+    return float(norms.mean()) * math.sqrt(count / (count - 1)) if _has_fixed_norms(outputs.flatten(0, -2)) else 0.0
+
+
+def _has_fixed_norms(rows: torch.Tensor) -> bool:
+    """Return whether no weight changes the norms of the rows."""
+    if not rows.requires_grad:
+        return True
+    leaves = [rows] if rows.is_leaf else list(graph_leaves(rows.grad_fn))
     fixed, free = (
         math.hypot(*(float(each.norm()) for each in gradients if each is not None))
         for gradients in (
@@ -152,5 +156,4 @@ def _gap_of_normalised(outputs: torch.Tensor, values: torch.Tensor) -> float:
             for value in (rows.norm(dim=1).sum(), rows[:, 0].sum())
         )
     )
-    count = values.shape[1]
-    return float(norms.mean()) * math.sqrt(count / (count - 1)) if fixed < _ROUNDING * free else 0.0
+    return fixed < _ROUNDING * free

@@ -1,6 +1,7 @@
 """The uncommitted changes of a working tree as a patch. The user's index and object store are not changed."""
 
 import hashlib
+import logging
 import os
 import shutil
 import tempfile
@@ -13,12 +14,15 @@ from ratchet import git
 __all__ = ["MAX_UNTRACKED", "UncommittedChanges", "uncommitted_changes"]
 
 MAX_UNTRACKED = 1 << 20  # bytes; larger untracked files are not in the patch
+_MAX_SHOWN = 5  # names of hidden files in a message
 _MAX_LISTED = 50  # names of files that are not in the patch
 # Options of `git diff`, so that the user's git settings do not change the format.
 _WHOLE = ("--binary", "--full-index", "--no-renames", "-U3", "--submodule=short", "--ignore-submodules=none")
 _PLAIN = ("--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/", "-O/dev/null")
 _NOT_SPARSE = ("-c", "core.sparseCheckout=false")  # else changes outside of the sparse checkout are passed over
 _OUTPUTS = ("dvc.lock", "data/ledger.heads")  # written by runs and kept elsewhere, so they do not decide a training
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -128,8 +132,9 @@ def _patch(root: Path, commit: str, untracked: Sequence[str]) -> bytes:
             # git then reads only changed files. The copy keeps its time: git compares it with the times of files to
             # detect those that changed within the same second.
             shutil.copy2(index, own["GIT_INDEX_FILE"])
-            _show_hidden(top, own)
+            hidden = _show_hidden(top, own)
         else:
+            hidden = frozenset()
             git.run(root, "read-tree", commit, environment=own)
         unreadable = [f":(top,exclude,literal){name}" for name in _submodules(top) if not _is_readable(top / name)]
         git.run(top, *_NOT_SPARSE, "add", "--update", "--", ":/", *unreadable, environment=own)
@@ -139,19 +144,26 @@ def _patch(root: Path, commit: str, untracked: Sequence[str]) -> bytes:
             git.run(root, *_NOT_SPARSE, "--literal-pathspecs", "add", *from_stdin, environment=own, stdin=names)
         prefix = git.line(root, "rev-parse", "--show-prefix") or ""  # the project can be a folder of a repository
         excluded = [f":(top,exclude,literal){prefix}{name}" for name in _OUTPUTS]
+        names_only = ("diff", "--cached", "--name-only", "--no-renames", "-z", "-O/dev/null", commit)
+        changed = git.run(top, *names_only, environment=own) if hidden else b""
+        if edited := sorted(hidden.intersection(changed.split(b"\0"))):
+            shown = ", ".join(name.decode(errors="replace") for name in edited[:_MAX_SHOWN])
+            _LOG.warning(
+                "the patch for MLflow has edits that git hides (--skip-worktree, --assume-unchanged): %s", shown
+            )
         # From the top, where paths are whole also with the setting diff.relative.
         return git.run(top, "diff", "--cached", commit, *_WHOLE, *_PLAIN, "--", ":/", *excluded, environment=own)
 
 
-def _show_hidden(top: Path, environment: Mapping[str, str]) -> None:
-    """Let an index show the changes of files that --assume-unchanged or --skip-worktree hides.
+def _show_hidden(top: Path, environment: Mapping[str, str]) -> frozenset[bytes]:
+    """Let an index show the changes of files that --assume-unchanged or --skip-worktree hides. Return their names.
 
     Files that a sparse checkout leaves out stay hidden: they are not there, and not deleted.
     """
     listed = git.run(top, *_NOT_SPARSE, "ls-files", "-v", "-z", environment=environment).split(b"\0")
     hidden = [line for line in listed if line[:1] == b"S" or line[:1].islower()]
-    names = b"\0".join(
-        line[2:] for line in hidden if line[:1] not in b"Ss" or os.path.lexists(os.fsencode(top) + b"/" + line[2:])
-    )
+    shown = [line for line in hidden if line[:1] not in b"Ss" or os.path.lexists(os.fsencode(top) + b"/" + line[2:])]
+    names = b"\0".join(line[2:] for line in shown)
     for flag in ("--no-skip-worktree", "--no-assume-unchanged") if names else ():
         git.run(top, "update-index", flag, "-z", "--stdin", environment=environment, stdin=names)
+    return frozenset(line[2:] for line in shown)

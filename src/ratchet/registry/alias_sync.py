@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ratchet import files
-from ratchet.errors import LedgerBroken, RegistryError, TrackingRefused, TrackingUnavailable, first_line
+from ratchet.errors import LedgerBroken, RegistryError, TrackingRefused, TrackingUnavailable, find_cause, first_line
+from ratchet.git import GitError
 from ratchet.registry import card_note
 from ratchet.registry.access import require, user
 from ratchet.registry.alias_state import AliasState, replay
@@ -318,7 +319,7 @@ def require_agreement(workspace: Workspace, params: Params) -> None:
 
     Raises:
         LedgerBroken: the ledger is not what was written.
-        RegistryError: somebody moved an alias by hand, or the model belongs to another ledger.
+        RegistryError: somebody moved an alias by hand, the model belongs to another ledger, or git fails.
         TrackingRefused: MLflow answers, and refuses.
     """
     ledger = Ledger.of(workspace, params)
@@ -329,7 +330,9 @@ def require_agreement(workspace: Workspace, params: Params) -> None:
         problem = AliasSync(workspace, params, registered_name(params, workspace), ledger=ledger).disagreement()
     except (LedgerBroken, TrackingRefused):
         raise
-    except (RegistryError, TrackingUnavailable):
+    except (RegistryError, TrackingUnavailable) as error:
+        if find_cause(error, GitError):
+            raise
         return
     if problem:
         raise problem

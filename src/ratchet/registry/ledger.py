@@ -59,6 +59,12 @@ _CREATE = {
 The chain detects changes by those who remove the triggers.
 """
 
+# The transaction waits while a model is judged. Servers before 17 have only the first of these settings.
+_ENDLESS = """
+SELECT set_config(name, '0', true) FROM pg_settings
+WHERE name IN ('idle_in_transaction_session_timeout', 'transaction_timeout')
+"""
+
 
 class Ledger:
     """The ledger in a database.
@@ -217,7 +223,8 @@ class Ledger:
     def exclusive(self) -> Iterator[None]:
         """Hold the ledger, so that no other process on any machine acts meanwhile; released when the process ends.
 
-        The same object can enter it again within. A server may end idle transactions, and with them a lock of theirs.
+        The same object can enter it again within. In PostgreSQL a transaction has the lock, so that also behind a
+        pooler it ends with the session.
         """
         if self._depth:
             yield
@@ -240,8 +247,9 @@ class Ledger:
                 yield
             return
         with self._errors():
-            connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")  # below: no transaction
-            connection.execute(text("SELECT pg_advisory_lock(hashtext('ratchet.exclusive'))"))
+            connection = self._engine.connect()
+            connection.execute(text(_ENDLESS))
+            connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('ratchet.exclusive'))"))
         try:
             yield
         finally:

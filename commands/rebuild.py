@@ -105,7 +105,8 @@ class Rebuild:
     ) -> "Rebuild":
         """Clone the code, apply the patch, write the settings, fetch the data. `anyway`: on another Ratchet, too."""
         top = Path(git.line(project.root, "rev-parse", "--show-toplevel") or project.root)
-        _git(recipe, project.root, "clone", "--quiet", "--no-checkout", str(top), str(folder))
+        kept = "remote.origin.fetch=+refs/ratchet/*:refs/ratchet/*"  # a shallow project sends only what a ref has
+        _git(recipe, project.root, "clone", "--quiet", "--no-checkout", "--config", kept, str(top), str(folder))
         _git(recipe, folder, "checkout", "--quiet", "--detach", str(recipe.record.git_commit))
         if recipe.patch is not None:
             _git(recipe, folder, "apply", "--binary", "--whitespace=nowarn", str(recipe.patch.resolve()))

@@ -20,6 +20,10 @@ __all__ = ["DvcStore", "disable_progress_bars", "hash_of", "md5_of"]
 
 NO_RESULT = "it reads hashes, and what DVC has stored"
 
+_OF_THIS_MACHINE = (  # errors of the copy's disk, or of too many open files
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EMFILE, errno.ENFILE,
+)  # fmt: skip
+
 
 def disable_progress_bars() -> None:
     """Keep DVC's own progress bars off the terminal. They obey the level of these loggers.
@@ -142,7 +146,7 @@ class DvcStore:
         try:
             yield
         except Exception as error:  # each kind of remote has its own errors
-            if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):  # of the copy's disk
+            if isinstance(error, MemoryError) or getattr(error, "errno", None) in _OF_THIS_MACHINE:
                 raise
             self.unavailable[name] = first_line(error)
 

@@ -280,7 +280,8 @@ class Workspace:
             return None
         return (
             f"{self.root}: is a git worktree, and the repository has no main folder of this project. So MLflow's "
-            "records and the ledger are in its mlruns, which `git worktree remove` deletes. Fix: use a clone"
+            "records and the ledger, unless they are on servers, are in its mlruns, which `git worktree remove` "
+            "deletes. Fix: use a clone"
         )
 
     def restore_if_idle(self) -> str | None:

@@ -28,14 +28,23 @@ def test_a_source_file_or_folder_is_copied(tmp_path: Path) -> None:
         assert (again / file).read_text() == file
 
 
-def test_another_ratchet_is_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_shallow", [False, True])
+def test_another_ratchet_is_refused_by_name(tmp_path: Path, is_shallow: bool) -> None:
+    """Also of a commit that only a ref of a shallow clone has, because it was amended."""
+    own = ("-c", "user.name=N", "-c", "user.email=n@example.com", "commit", "--quiet", "--message", "New")
     project, again = tmp_path / "project", tmp_path / "again"
     files.write_text(project / "dvc.yaml", "stages:\n  code:\n    deps:\n      - ratchet.lock\n")
     files.write_json(project / "ratchet.lock", {"ratchet": "0.0.9", "code": "0123456789"})
     git.run(project, "init", "--quiet")
     git.run(project, "add", "--all")
-    git.run(project, "-c", "user.name=N", "-c", "user.email=n@example.com", "commit", "--quiet", "--message", "New")
+    git.run(project, *own)
+    if is_shallow:
+        git.run(tmp_path, "clone", "--quiet", "--depth=1", project.as_uri(), "shallow")
+        project = tmp_path / "shallow"
+        git.run(project, *own, "--allow-empty")
     record = replace(RECORD, git_commit=git.text(project, "rev-parse", "HEAD"))
+    git.keep(project, str(record.git_commit))
+    git.run(project, *own, "--allow-empty", "--amend", "--message", "Again")
     recipe = Recipe("m/1", record, tmp_path, tmp_path / "params.yaml", None, "")
     with pytest.raises(
         RegistryError, match=r"m/1: its ratchet.lock names Ratchet 0.0.9 \(code 01234567\), and .*anyway"

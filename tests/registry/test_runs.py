@@ -377,6 +377,19 @@ def test_a_server_with_users_names_what_is_missing(
         server.server_close()
 
 
+def test_missing_keys_of_s3_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import boto3
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    client = boto3.Session(region_name="eu-west-1").client("s3", endpoint_url=DEAD)
+    with pytest.raises(TrackingUnavailable, match=r"S3 \(Unable to.*Fix: export AWS_ACCESS_KEY_ID and"), reachable("x"):
+        client.list_buckets()
+
+
 def test_a_refused_file_is_not_called_an_outage(server: Any, tmp_path: Path, s3: Any) -> None:
     """Both stores of files answer with a status of 4xx: MLflow's own, and S3 without the bucket."""
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -133,20 +134,25 @@ def test_a_removed_key_is_refused_after_a_failed_read(
     assert (gate.status(key), gate.status(other)) == (200, 401)
 
 
-def test_a_folder_that_cannot_be_read_refuses_no_known_key(store: KeyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("number", "fix"), [(errno.ESTALE, "the network's disk does not answer"), (errno.EACCES, "correct its owner")]
+)
+def test_a_folder_that_cannot_be_read_refuses_no_known_key(
+    store: KeyStore, monkeypatch: pytest.MonkeyPatch, number: int, fix: str
+) -> None:
     """The network's disk does not answer for some time."""
     key = store.add("anna")
     gate, status = Gate(store), Path.stat
 
     def fails(path: Path, **options: Any) -> Any:
         if path == store.path:
-            raise OSError(errno.ESTALE, "Stale file handle")
+            raise OSError(number, os.strerror(number))
         return status(path, **options)
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "stat", fails)
         assert [gate.status(), gate.status(key)] == [401, 200]
-        assert "cannot be read (Stale file handle). Fix: the network's disk does not answer" in gate.problem
+        assert f"cannot be read ({os.strerror(number)}). Fix: {fix}" in gate.problem
     assert (gate.status(key), gate.problem) == (200, "")
 
 

@@ -229,14 +229,17 @@ def test_trailers_are_no_headers() -> None:
     assert names == [b"host", b"connection", b"transfer-encoding"]
 
 
-@pytest.mark.parametrize("first", [CHUNKS + b"Name: ", CHUNKS, b"2;name="])
-def test_lines_beside_a_body_have_a_limit(first: bytes) -> None:
-    """A trailer that does not end, many of them, and a long extension of a chunk: the parser would keep all."""
+@pytest.mark.parametrize(
+    ("first", "last"),
+    [(CHUNKS + b"Name: ", b"\r\n\r\n"), (CHUNKS, b"\r\n"), (b"2;name=", b"\r\nab\r\n0\r\n\r\n")],
+)
+def test_lines_beside_a_body_have_a_limit(first: bytes, last: bytes) -> None:
+    """A long trailer, many of them, and a long extension of a chunk: the parser would keep all."""
 
     async def client(port: int) -> None:
         line = b"a" * 1000 if first != CHUNKS else b"Name: " + b"a" * 1000 + b"\r\n"
-        head = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
-        reply = await answer(port, head, first, *[line * 10] * 200)
+        head = HEAD + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+        reply = await answer(port, head, first, *[line * 10] * 200, last)
         assert reply in (b"closed", b"") or reply.startswith(b"HTTP/1.1 400 ")
 
     served(client)

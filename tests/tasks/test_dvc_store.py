@@ -1,6 +1,7 @@
 """Files by their DVC hash, from the cache and the remotes."""
 
 import random
+import resource
 import shutil
 from pathlib import Path
 
@@ -37,6 +38,13 @@ def test_after_a_store_that_fails_the_next_is_read(tmp_path: Path, monkeypatch: 
         store.fetch(value, tmp_path / "copy")
         assert (store.read(value), (tmp_path / "copy").read_text()) == (b"a,b\n1,2\n", "a,b\n1,2\n")
         assert [*store.unavailable] == ["DVC's cache"]
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
+        try:
+            with pytest.raises(OSError, match="File too large"):  # of the copy: the store has answered
+                store.fetch(value, tmp_path / "large")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         shutil.rmtree(remote)
         with pytest.raises(DataError, match=r"is gone: .*DVC's cache does not answer \(.*Input/output error"):
             store.fetch(value, tmp_path / "none")

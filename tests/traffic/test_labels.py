@@ -216,16 +216,20 @@ def test_segments_become_one_file_by_the_hour(requests: Path, monkeypatch: pytes
     monkeypatch.setattr(label_store, "_MOST_SEGMENTS", 4)
     now = {"time": NOON}
     store, other = (LabelStore(requests, clock=lambda: now["time"]) for _ in range(2))  # of two servers
+    of_the_disk = store.folder / ".snapshot" / "2027-01-15T07"
+    of_the_disk.mkdir(parents=True)
+    (of_the_disk.parent / "rows.parquet").write_bytes(b"of an earlier time")
     for number in range(150):
         writer = store if number % 3 else other
         stored = writer.add({(f"{number % 100}", 0): [float(number)]}, problem="regression", days=30.0)
         assert stored == (Stored(1, 0, 0) if number < 100 else Stored(0, 1, 0))
-        assert len([*store.folder.rglob("*.parquet")]) <= 8, "however many labels an hour has"
+        assert len([*store.folder.rglob("*.parquet")]) <= 8 + 1, "however many labels an hour has"
     before = store.newest()
     now["time"] += 3600.0
     assert other.add({("0", 0): [100.0]}, problem="regression", days=30.0) == Stored(0, 0, 1)
-    (whole,) = store.folder.rglob("*.parquet")
+    (whole,) = store.folder.glob("*.parquet")
     assert len(pl.read_parquet(whole)) == 150
+    assert [path.name for path in of_the_disk.parent.iterdir()] == ["2027-01-15T07", "rows.parquet"]
     assert store.newest().sort("answer").equals(before.sort("answer"))
     assert before["corrected"].sum() == 50
 

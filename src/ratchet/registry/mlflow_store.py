@@ -195,6 +195,7 @@ def reachable(uri: str) -> Iterator[None]:
         problem, fix = (
             _refusal(error)
             or _disk_problem(error)
+            or _missing_keys(error)
             or (
                 f"does not accept requests ({first_line(error)[:200]})",
                 "start the server or correct the address, then `ratchet sync`",
@@ -249,6 +250,14 @@ def _disk_problem(error: Exception) -> tuple[str, str] | None:
     if number not in DISK_FIXES:
         return None
     return f"cannot write {path or 'a file'} ({os.strerror(number)})", f"{DISK_FIXES[number]}. Then `ratchet sync`"
+
+
+def _missing_keys(error: Exception) -> tuple[str, str] | None:
+    """Return the problem and the fix if this machine has no keys for S3."""
+    if not (_of_s3(error) and "credentials" in str(error)):
+        return None
+    names = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    return f"has its files in S3 ({first_line(error)})", f"export {names}, then run the same command again"
 
 
 def _status(error: Exception) -> int:

@@ -1,6 +1,7 @@
 """API keys of the model server: who may ask."""
 
 import contextlib
+import errno
 import hashlib
 import hmac
 import json
@@ -265,5 +266,6 @@ def _stamp(path: Path) -> tuple[int, int, int]:
 
 
 def _unreadable(path: Path, error: OSError) -> PlatformError:
-    fix = DISK_FIXES.get(error.errno or 0, "make it readable for this user")
+    own = dict.fromkeys((errno.EACCES, errno.EPERM), "correct its owner")  # the server cannot work in a clone
+    fix = (DISK_FIXES | own).get(error.errno or 0, "make it readable for this user")
     return PlatformError(f"{path}: cannot be read ({error.strerror}). Fix: {fix}. It is tried again each second")

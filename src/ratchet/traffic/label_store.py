@@ -31,6 +31,7 @@ __all__ = ["LabelStore", "Stored"]
 
 _MOST_SEGMENTS = 64  # of an hour; more become one file at once
 _HOUR = 3600
+_HOURS = "????-??-??T??"  # folders; others, such as .snapshot, are of the file system
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class LabelStore:
         with FileLock(self.folder / "lock"):
             files.clear_drafts(self.folder)  # of killed servers
             now = self._clock()
-            delete_old(self.folder, stored_files(self.folder, "*.parquet*", "*/*.parquet*"), days=days, now=now)
+            delete_old(self.folder, stored_files(self.folder, "*.parquet*", f"{_HOURS}/*.parquet*"), days=days, now=now)
             self._merge(_hour(now))
             self._look()
             known = self._known(labels)
@@ -118,7 +119,7 @@ class LabelStore:
         """Make one file of the files of each past hour, and of many segments of the present one."""
         import polars as pl
 
-        for hour in sorted(path for path in self.folder.iterdir() if path.is_dir()):
+        for hour in sorted(self.folder.glob(_HOURS)):
             segments, wholes = stored_files(hour, "*.parquet"), stored_files(self.folder, f"{hour.name}.*.parquet")
             is_past = hour.name < now
             if not is_past and len(segments) < _MOST_SEGMENTS:
@@ -140,7 +141,7 @@ class LabelStore:
     def _look(self) -> None:
         """Index the files that are new or were changed, by this process or another."""
         index = {}
-        for path in stored_files(self.folder, "*.parquet", "*/*.parquet"):
+        for path in stored_files(self.folder, "*.parquet", f"{_HOURS}/*.parquet"):
             stat, indexed = path.stat(), self._index.get(path)
             state = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
             if indexed is None or indexed[0] != state:
@@ -179,7 +180,7 @@ class LabelStore:
         while True:
             try:
                 # Segments first: those that become one file after this list are gone when they are read.
-                paths = stored_files(self.folder, "*/*.parquet", "*.parquet")
+                paths = stored_files(self.folder, f"{_HOURS}/*.parquet", "*.parquet")
                 return [read_file(path, _schema()) for path in paths]
             except FileNotFoundError:
                 continue

@@ -20,9 +20,8 @@ __all__ = ["DvcStore", "disable_progress_bars", "hash_of", "md5_of"]
 
 NO_RESULT = "it reads hashes, and what DVC has stored"
 
-_OF_THIS_MACHINE = (  # errors of the copy's disk, or of too many open files
-    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EMFILE, errno.ENFILE,
-)  # fmt: skip
+# Errors of the copy's disk, or of too many open files.
+_OF_THIS_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EMFILE, errno.ENFILE)
 
 
 def disable_progress_bars() -> None:

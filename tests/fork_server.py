@@ -177,6 +177,15 @@ def shared() -> ForkServer:
     return server
 
 
+def start_program(program: str, *arguments: str) -> Fork:
+    """Start Python code in the background that imports this repository; it prints to this process's streams."""
+    source = Path(__file__).parents[1] / "src"
+    command = [sys.executable, "-c", program, *arguments]
+    environment = os.environ | {"PYTHONPATH": str(source)}
+    with os.fdopen(os.dup(2), "wb") as output:
+        return shared().start(command, cwd=Path.cwd(), environment=environment, output=output)
+
+
 def can_run(command: tuple[str, ...], environment: dict[str, str], root: Path) -> bool:
     """Whether a fork runs this command as a new process would."""
     module = command[:2] == (sys.executable, "-m") and command[2].startswith(MODULES)

@@ -1,16 +1,20 @@
 """A workspace with a real MLflow database and a real MLflow server, each created once for these tests."""
 
-import itertools
 import json
 import os
+import shutil
+import sqlite3
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import fork_server
 import pytest
 import torch
 from ports import reserved_port
@@ -147,6 +151,51 @@ def key(request: pytest.FixtureRequest) -> str:
 
 
 @dataclass
+class Snapshots:
+    """Copies of a workspace and its databases after the first steps of a test: many tests begin with the same ones.
+
+    `taken` has the name of each snapshot and the version that its last step returned, by settings and steps.
+    """
+
+    root: Path  # of the workspace, with the ledger
+    folder: Path
+    taken: dict[tuple[str, tuple[str, ...]], tuple[str, Version]] = field(default_factory=dict)
+
+    def take(self, name: str) -> None:
+        """Copy the present state. SQLite copies its databases itself, as they may be open."""
+        shutil.copytree(self.root, self.folder / name, ignore=shutil.ignore_patterns("*.db"))
+        for path in self.root.rglob("*.db"):
+            self._copy_database(path, self.folder / name / path.relative_to(self.root))
+
+    def restore(self, name: str) -> None:
+        """Make the workspace as it was when the snapshot was taken."""
+        source = self.folder / name
+        for path in sorted(self.root.rglob("*"), reverse=True):
+            is_kept = (source / path.relative_to(self.root)).is_dir() or path.name == "mlflow.db"  # MLflow has it open
+            if path.is_dir() and not is_kept:
+                path.rmdir()
+            elif not path.is_dir() and not is_kept:
+                path.unlink()
+        shutil.copytree(source, self.root, ignore=shutil.ignore_patterns("*.db"), dirs_exist_ok=True)
+        for path in source.rglob("*.db"):
+            self._copy_database(path, self.root / path.relative_to(source))
+
+    def digest(self) -> str:
+        """Return a digest of the present state: the databases' content, and name, size and time of other files."""
+        digest = sha256()
+        for path in sorted(self.root.rglob("*")):
+            state = path.stat()
+            content = path.read_bytes() if path.suffix == ".db" else f"{state.st_size} {state.st_mtime_ns}".encode()
+            digest.update(str(path).encode() + (b"" if path.is_dir() else content))
+        return digest.hexdigest()
+
+    @staticmethod
+    def _copy_database(source: Path, target: Path) -> None:
+        with closing(sqlite3.connect(source)) as read, closing(sqlite3.connect(target)) as written:
+            read.backup(written)
+
+
+@dataclass
 class Line:
     """A model with a ledger of its own, and a way to create versions of it without training."""
 
@@ -155,7 +204,10 @@ class Line:
     folder: Path
     untrained: Path
     params: Params
-    count: Iterator[int] = field(default_factory=itertools.count)
+    snapshots: Snapshots | None = None
+    count: int = 0
+    steps: tuple[str, ...] = ()
+    seen: str = ""  # digest of the state before the first step, and after each
 
     def under(self, **changes: object) -> Promotions:
         """Return the model's promotions with other settings."""
@@ -167,7 +219,8 @@ class Line:
 
     def run(self) -> tuple[str, str]:
         """Log a run with its model, report and provenance; return its id and its model's address."""
-        run = Run(self.place.workspace, self.params, f"{self.name}-{next(self.count)}")
+        self.count += 1
+        run = Run(self.place.workspace, self.params, f"{self.name}-{self.count}")
         run.settings({"seed": 0})
         run_id = run.send()
         run.journal.close()
@@ -180,17 +233,43 @@ class Line:
 
     def version(self) -> Version:
         """Register a version without an alias."""
+        return self._step("version", self._version)
+
+    def challenger(self) -> Version:
+        return self._step("challenger", self._challenger)
+
+    def champion(self) -> Version:
+        return self._step("champion", self._champion)
+
+    def _step(self, name: str, act: Callable[[], Version]) -> Version:
+        """Act, or restore the result if an earlier test began with the same steps, and this one did nothing else."""
+        if self.snapshots is None or self.snapshots.digest() != self.seen:
+            self.snapshots = None
+            return act()
+        self.steps += (name,)
+        taken, key = self.snapshots.taken, (self.params.model_dump_json(), self.steps)
+        if key in taken:
+            self.snapshots.restore(taken[key][0])
+            self.count += 1
+        else:
+            version = act()
+            taken[key] = str(len(taken)), version
+            self.snapshots.take(taken[key][0])
+        self.seen = self.snapshots.digest()
+        return taken[key][1]
+
+    def _version(self) -> Version:
         run_id, model_uri = self.run()
         registry = ModelRegistry(self.place.workspace, self.params)
         return registry.add_version(self.name, run_id, model_uri, tags={"ratchet.verdict": "{}"})
 
-    def challenger(self) -> Version:
-        version = self.version()
+    def _challenger(self) -> Version:
+        version = self._version()
         self.promotions.register(version, why="good", over=self.promotions.synchronize().champion)
         return version
 
-    def champion(self) -> Version:
-        version = self.challenger()
+    def _champion(self) -> Version:
+        version = self._challenger()
         self.promotions.promote_automatically(version, over=self.promotions.state().champion)
         return version
 
@@ -234,12 +313,34 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def new_line(key: str, tmp_path: Path, untrained: Path) -> Callable[[Place], Line]:
     """Return a function that begins a model at a place, with a ledger of its own and manual promotion."""
+    return lambda place: begin_line(place, key, tmp_path, untrained)
 
-    def make(place: Place) -> Line:
-        ledger = WITHOUT_PROGRAM.model_copy(update={"ledger": f"sqlite:///{tmp_path}/ledger.db", "promotion": "manual"})
-        return Line(place, key, tmp_path, untrained, place.params.model_copy(update={"registry": ledger}))
 
-    return make
+def begin_line(place: Place, name: str, folder: Path, untrained: Path) -> Line:
+    ledger = WITHOUT_PROGRAM.model_copy(update={"ledger": f"sqlite:///{folder}/ledger.db", "promotion": "manual"})
+    return Line(place, name, folder, untrained, place.params.model_copy(update={"registry": ledger}))
+
+
+@pytest.fixture(scope="session")
+def snapshots(tmp_path_factory: pytest.TempPathFactory) -> Snapshots:
+    """Return snapshots of a workspace with an MLflow that has one experiment and no model."""
+    root = tmp_path_factory.mktemp("line").resolve()
+    run = Run(Workspace(root), Params(registry=WITHOUT_PROGRAM), "first")
+    run.send()
+    run.journal.close()
+    snapshots = Snapshots(root, tmp_path_factory.mktemp("snapshots"))
+    snapshots.take("empty")
+    return snapshots
+
+
+@pytest.fixture
+def line(snapshots: Snapshots, untrained: Path) -> Line:
+    """Return a model without versions, with a ledger of its own and manual promotion."""
+    snapshots.restore("empty")
+    place = Place(Workspace(snapshots.root), Params(registry=WITHOUT_PROGRAM))
+    line = begin_line(place, "ants", snapshots.root, untrained)
+    line.snapshots, line.seen = snapshots, snapshots.digest()
+    return line
 
 
 @pytest.fixture
@@ -274,13 +375,9 @@ setattr(journal.Journal, method, lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 run.send()
 """
         tracking = place.params.tracking
-        done = subprocess.run(
-            [sys.executable, "-c", program, str(place.workspace.root), tracking.uri, tracking.experiment, key, method],
-            env={**os.environ, "PYTHONPATH": str(SOURCE)},
-            capture_output=True,
-            text=True,
-            check=False,
+        process = fork_server.start_program(
+            program, str(place.workspace.root), tracking.uri, tracking.experiment, key, method
         )
-        assert done.returncode == -9, done.stderr
+        assert process.wait() == -9
 
     return run

@@ -26,12 +26,10 @@ Line = Any  # conftest.py's
 
 
 @pytest.fixture
-def line(database: Any, new_line: Callable[[Any], Line], tmp_path: Path) -> Line:
-    """A model in a project folder of its own; MLflow is shared with other tests."""
-    line = new_line(database)
-    line.params = line.params.model_copy(
-        update={"registry": RegistrySettings(ledger=f"sqlite:///{tmp_path}/ledger.db", export="none")}
-    )
+def line(line: Line) -> Line:
+    """Return a model with automatic promotion."""
+    registry = line.params.registry.model_copy(update={"promotion": RegistrySettings().promotion})
+    line.params = line.params.model_copy(update={"registry": registry})
     return line
 
 

@@ -6,7 +6,6 @@ import json
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -33,11 +32,6 @@ from tasks.summary import model_line
 
 pytestmark = [pytest.mark.usefixtures("mlflows_own"), pytest.mark.system]
 Line = Any  # conftest.py's
-
-
-@pytest.fixture
-def line(database: Any, new_line: Callable[[Any], Line]) -> Line:
-    return new_line(database)
 
 
 def test_the_summary_has_the_current_aliases(line: Line) -> None:

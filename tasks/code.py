@@ -164,7 +164,7 @@ def stage_files(name: str, params: Params, workspace: Workspace) -> dict[str, st
     chosen: Choice = choice(params)
     if name == "register":  # it also runs the champion, which may be of another kind
         chosen = {**chosen, "kind": None, "model": None}
-    own = own_code(params, workspace.root, model=name != "ingest")
+    own = own_code(params, workspace.root, name)
     roots = [f"tasks.{name}", *(["ratchet.training.fit"] if name == "train" else [])]  # processes run it, too
     return closure(roots, stage=name, choice=chosen, code=own, root=workspace.root)
 
@@ -184,16 +184,17 @@ def choice(params: Params, *, variant: str | None = None) -> Choice:
     return {"kind": kind.name, "model": model, "variant": variant}
 
 
-def own_code(params: Params, root: Path, *, model: bool = True) -> list[Path]:
-    """Return the files and folders of the user's own code, with `model` also of the model."""
-    data = params.data
+def own_code(params: Params, root: Path, stage: str) -> list[Path]:
+    """Return the files and folders of the user's own code that decide the result of a stage; "code" reads all."""
+    data, model = params.data, params.model
     named = [data.code] if ":" in data.kind else []
-    named += [params.model.code] if model and params.model.factory != "none" else []
+    named += [model.code] if stage != "ingest" and model.factory != "none" else []
+    named += [model.code] if stage in ("code", "evaluate") and params.evaluation.metrics else []
     return [root / name for name in dict.fromkeys(named) if (root / name).exists()]
 
 
 def _sources(params: Params, workspace: Workspace) -> str:
-    return digest_sources(own_code(params, workspace.root), workspace.root)
+    return digest_sources(own_code(params, workspace.root, "code"), workspace.root)
 
 
 def _stages(workspace: Workspace) -> list[str]:

@@ -16,6 +16,7 @@ from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
 from tasks.explain import explain_samples
 from tasks.finished import remove_recorded
+from tasks.own_metrics import OwnMetrics
 from tasks.progress import StageProgress
 from tasks.trained_model import TrainedModel
 
@@ -42,7 +43,7 @@ class Evaluation:
     @classmethod
     def load(cls, workspace: Workspace) -> "Evaluation":
         """Read it from data/reports."""
-        from ratchet.evaluation.wording import baseline_text, counted, trivial_text
+        from ratchet.evaluation.wording import baseline_text, counted, metric_text, trivial_text
 
         metrics = read_metrics(workspace.reports)
         headline, level = metrics.headline, 100 * metrics.confidence
@@ -52,6 +53,7 @@ class Evaluation:
         if named := metrics.named().get("balanced_accuracy"):
             balanced = named.interval.value
             summary += f", balanced {balanced:.4f}" if f"{balanced:.2f}" != f"{headline.interval.value:.2f}" else ""
+        summary += "".join(f", {metric_text(metric, metrics.confidence)}" for metric in metrics.own)
         constant = f"; {trivial_text(metrics.constant)}" if metrics.constant else ""
         baseline = f"; {baseline_text(metrics.baseline, metrics.confidence, kind)}" if metrics.baseline else ""
         return cls(metrics.rows, summary + constant + baseline)
@@ -73,6 +75,7 @@ def evaluate(params: Params, workspace: Workspace, *, progress: StageProgress) -
     remove_recorded(workspace)  # the training that DVC recorded before this stage
     files.clear_drafts(workspace.reports)
     Manifest.read(workspace.packed).check_files(workspace.packed, "test")
+    own = OwnMetrics.load(params, workspace)
     settings, (model, spec) = params.evaluation, load_model(workspace.model)
     model.flip_average = settings.flip_average and kind_of(spec.input).mirrors
     opened = partial(
@@ -84,6 +87,7 @@ def evaluate(params: Params, workspace: Workspace, *, progress: StageProgress) -
     if isinstance(metrics, ClassificationMetrics):
         metrics = replace(metrics, robustness=test.robustness(predictions))
     metrics = test.against_baseline(test.against_constant(metrics, predictions), predictions)
+    metrics = replace(metrics, own=own.measure(predictions.answers, metrics))
 
     write_explanations(workspace.reports / "explanations.safetensors", test.explanations(predictions))
     write_details(workspace.reports, explain_samples(model, spec, test.split, predictions, settings))

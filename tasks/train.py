@@ -21,6 +21,7 @@ from tasks.changed_code import resumed
 from tasks.finished import bring_back, set_aside
 from tasks.machine import MachineUse
 from tasks.nodes import facts
+from tasks.own_metrics import OwnMetrics
 from tasks.progress import StageProgress
 from tasks.stopping import Budget, BudgetSpent, TrainingStopped, on_request
 from tasks.trained_model import TrainedModel, record_training
@@ -60,6 +61,7 @@ def train(
 
     bring_back(workspace)
     manifest = Manifest.read(workspace.packed)
+    OwnMetrics.load(params, workspace)
     job = resumed(workspace, TrainingJob.of(params, workspace, manifest))
     inputs, plan = job.inputs(workspace.packed), job.plan
     store = training.CheckpointStore(workspace.running / job.key, keep_last=plan.keep_last, keep_best=plan.keep_best)

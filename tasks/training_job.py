@@ -88,7 +88,8 @@ class TrainingJob:
             spec = _pruned(spec, plan, variant)
         roots = _ROOTS if variant == "network" else (*_ROOTS, "tasks.baseline")
         chosen = choice(params, variant=variant)
-        code = closure(roots, stage="train", choice=chosen, code=own_code(params, workspace.root), root=workspace.root)
+        own = own_code(params, workspace.root, "train")
+        code = closure(roots, stage="train", choice=chosen, code=own, root=workspace.root)
         identity = {
             "data": manifest.digest,
             "settings": files.digest_json({"plan": deciding(plan), "spec": _deciding(spec), "variant": variant}),

@@ -107,6 +107,16 @@ OWN_CODE = {  # a setting, how the message begins, and a setting that fixes it
         "model.factory: other (other.py) is outside model.code (nets.py)",
         "other.py",
     ),
+    "metric": (
+        "evaluation.metrics=[nets:cost]",
+        "evaluation.metrics: nets has no function or class cost. Allowed: Net",
+        ["nets:Net"],
+    ),
+    "metric outside": (
+        "evaluation.metrics=[other:Net]",
+        "evaluation.metrics: other (other.py) is outside model.code (nets.py)",
+        "other.py",
+    ),
     "syntax": ("model.factory=nets:Net", "model.factory: nets does not import (SyntaxError", "none"),
 }
 
@@ -117,7 +127,8 @@ def test_names_in_own_code_are_checked_before_a_run(workspace: Workspace, case: 
     (workspace.root / "other.py").write_text("class Net: ...\n")
     (workspace.root / "nets.py").write_text("class Net(:\n" if case == "syntax" else "class Net: ...\n")
     code = {"model.code": "nets.py", "data.code": "nets.py", "data.path": "nets.py"}
-    key, _, name = assignment.partition("=")
+    key = assignment.partition("=")[0]
+    name = settings.parse_assignments([assignment])[key]
     changed = settings.plan(workspace.params, {**code, key: name}).params
     [fault] = broken_references(changed, workspace)
     assert fault.startswith(message)
@@ -125,6 +136,18 @@ def test_names_in_own_code_are_checked_before_a_run(workspace: Workspace, case: 
         require_references(changed, workspace)
     fixing = {"model.code": fix} if f"`ratchet set model.code={fix}`" in fault else {key: fix}
     assert not list(broken_references(settings.plan(workspace.params, {**code, key: name, **fixing}).params, workspace))
+
+
+def test_a_metric_with_the_name_of_another_is_refused(workspace: Workspace) -> None:
+    (workspace.root / "nets.py").write_text("def accuracy(): ...\ndef cost(): ...\n")
+    (workspace.root / "more.py").write_text("def cost(): ...\n")
+    for names, fault in (
+        (("nets:accuracy",), "nets:accuracy: a metric of Ratchet is called accuracy, too. Fix: rename the function"),
+        (("nets:cost", "more:cost"), "nets:cost: another function of evaluation.metrics is called cost, too. Fix"),
+        (("nets:cost",), ""),
+    ):
+        faults = list(broken_references(params(workspace, evaluation__metrics=names, model__code="."), workspace))
+        assert [text.startswith(f"evaluation.metrics: {fault}") for text in faults[:1]] == [True] * bool(fault)
 
 
 @pytest.mark.parametrize(
@@ -144,6 +167,7 @@ def test_any_way_to_define_a_function_is_accepted(workspace: Workspace, source: 
 
 
 UNMEASURABLE = {
+    "gate.minimum_metric=own.metrics:cost": "gate.minimum_metric: found own.metrics:cost, which is not in",
     "gate.minimum_metric=mae": "gate.minimum_metric: found mae, and the problem of the data is classification.",
     "evaluation.slices=[camera]": "evaluation.slices: found camera; allowed: auto, or columns of the data: brightness",
 }

@@ -134,7 +134,8 @@ def _combinations(params: Params) -> Iterator[str]:
     yield from _columns_without_table(params.data)
     if problem := PROBLEMS.get(params.data.problem):
         yield from objective_faults(training, problem)
-        yield from _missing_metric(params.gate.minimum_metric, problem.problem)
+        yield from _missing_metric(params, problem.problem)
+    yield from _metric_keys(params.evaluation.metrics)
 
 
 def _columns_without_table(data: DataSettings) -> Iterator[str]:
@@ -150,19 +151,28 @@ def _columns_without_table(data: DataSettings) -> Iterator[str]:
 def _unmeasurable(params: Params, packed: Path) -> Iterator[str]:
     from ratchet.data.manifest import Manifest
 
-    yield from _missing_metric(params.gate.minimum_metric, Manifest.read(packed).target.problem)
+    yield from _missing_metric(params, Manifest.read(packed).target.problem)
     if params.evaluation.slices != "auto":
         from ratchet.evaluation.slices import missing_column
 
         yield from missing_column(packed, params.evaluation.slices)
 
 
-def _missing_metric(name: str, problem: str) -> Iterator[str]:
-    if name in ("auto", "none"):
+def _missing_metric(params: Params, problem: str) -> Iterator[str]:
+    if params.gate.minimum_metric in ("auto", "none"):
         return
     from ratchet.evaluation.problems import metric_fault
 
-    yield from metric_fault(name, problem)
+    yield from metric_fault(params.gate.minimum_metric, problem, params.evaluation.metrics)
+
+
+def _metric_keys(names: tuple[str, ...]) -> Iterator[str]:
+    if not names:
+        return
+    from ratchet.evaluation.own_metrics import key_faults
+    from ratchet.evaluation.problems import ANSWERS
+
+    yield from key_faults(names, set().union(*(answers.metrics.keys() for answers in ANSWERS.values())))
 
 
 def _missing_weights(params: Params, workspace: Workspace) -> Iterator[str]:
@@ -190,21 +200,25 @@ def _missing_code(params: Params, workspace: Workspace) -> Iterator[str]:
     model, data, root = params.model, params.data, workspace.root
     own_kind = data.kind if ":" in data.kind else "none"
     pipeline = (root / "dvc.yaml").read_text(encoding="utf-8") if (root / "dvc.yaml").exists() else ""
-    for key, name, section in (("model.factory", model.factory, model), ("data.kind", own_kind, data)):
-        group = key.partition(".")[0]
+    metrics = (("evaluation.metrics", name, "model", model.code) for name in params.evaluation.metrics)
+    for key, name, group, code in (
+        ("model.factory", model.factory, "model", model.code),
+        *metrics,
+        ("data.kind", own_kind, "data", data.code),
+    ):
         if name != "none" and _file_of(name, root) is None:
             module = name.partition(":")[0].replace(".", "/")
             yield (
                 f"{key}: no module of {name}: there is neither {module}.py nor {module}/__init__.py in the project "
                 f"folder {root}"
             )
-        elif not (root / section.code).exists() and (name != "none" or f"${{{group}.code}}" in pipeline):
+        elif not (root / code).exists() and (name != "none" or f"${{{group}.code}}" in pipeline):
             usual = f"`ratchet set {group}.code={usual_code(workspace)[f'{group}.code']}`"
             yield (
-                f"{group}.code: {section.code} is not a file or folder in the project folder {root}. Fix: "
+                f"{group}.code: {code} is not a file or folder in the project folder {root}. Fix: "
                 f"{usual if name == 'none' else f'set it to the one that holds the module of {key}'}"
             )
-        elif name != "none" and (fault := _outside(key, name, root, section.code) or _missing_function(name, root)):
+        elif name != "none" and (fault := _outside(group, name, root, code) or _missing_function(name, root)):
             yield f"{key}: {fault}"
 
 
@@ -214,12 +228,12 @@ def _file_of(name: str, root: Path) -> Path | None:
     return next((path for end in (".py", "/__init__.py") if (path := root / f"{module}{end}").is_file()), None)
 
 
-def _outside(key: str, name: str, root: Path, code: str) -> str:
-    """Return why DVC does not track the module as code of its section; empty: it does."""
+def _outside(group: str, name: str, root: Path, code: str) -> str:
+    """Return why DVC does not track the module as code of the section `group`; empty: it does."""
     path = _file_of(name, root)
     if path is None or (root / code).resolve() in (path.resolve(), *path.resolve().parents):
         return ""
-    inside, group = path.relative_to(root), key.partition(".")[0]
+    inside = path.relative_to(root)
     return (
         f"{name.partition(':')[0]} ({inside}) is outside {group}.code ({code}), so DVC would not see "
         f"a change of it. Fix: `ratchet set {group}.code={inside.parts[0]}`, or to the file or folder with all its "

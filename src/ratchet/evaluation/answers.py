@@ -153,6 +153,11 @@ class Answers(ABC):
         """Return the mean value of all rows."""
         return self.unit.metric(key, self.mean(self.values, confidence))
 
+    @property
+    @abstractmethod
+    def metric_inputs(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Predictions and targets as a metric of the user gets them; docs/evaluation.md has shapes and types."""
+
     def at(self, rows: Integers) -> Self:
         """Return the answers to some of the rows."""
         return replace(self, outputs=self.outputs[rows], targets=self.targets[rows])

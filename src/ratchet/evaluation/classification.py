@@ -193,6 +193,10 @@ class ClassAnswers(Answers):
         return np.exp(self.log_probabilities)
 
     @property
+    def metric_inputs(self) -> tuple[Floats, Integers]:
+        return self.probabilities, self.labels.astype(np.int64)
+
+    @property
     def losses(self) -> Floats:
         """Negative log-probability of the label, in nats, (rows,)."""
         return -np.take_along_axis(self.log_probabilities, self.labels[:, None], axis=1)[:, 0]

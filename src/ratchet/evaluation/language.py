@@ -67,6 +67,10 @@ class PieceAnswers(Answers):
         """Loss of each piece, (pieces,)."""
         return self.outputs[:, 0].astype(np.float64)
 
+    @property
+    def metric_inputs(self) -> tuple[Floats, NDArray[np.int64]]:
+        return self.nats, self.targets.astype(np.int64)
+
     @functools.cached_property
     def score(self) -> Floats:
         """Score of each piece: minus its loss in nats per character, where the mean length of all pieces divides.

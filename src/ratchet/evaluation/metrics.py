@@ -112,10 +112,18 @@ class Metrics(Tabled):
     baseline: BaselineResult | None = None
     constant: ConstantResult | None = None
     problem: str = ""
+    own: tuple[NamedMetric, ...] = ()  # of the user: evaluation.metrics
 
     headline_key: ClassVar[str]
     default_metric: ClassVar[str] = "none"  # that gate.minimum_metric: auto means
     row_metric: ClassVar[Metric]  # whose mean slices have, see `Answers.values`
+
+    def named(self) -> dict[str, NamedMetric]:
+        return self._built_in() | {metric.key: metric for metric in self.own}
+
+    def _built_in(self) -> dict[str, NamedMetric]:
+        """Return the metrics of the problem that have an interval, by key."""
+        return super().named()
 
     @property
     def headline(self) -> NamedMetric:

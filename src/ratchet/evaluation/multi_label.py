@@ -102,6 +102,10 @@ class LabelAnswers(Answers):
         """Whether each label applies, (rows, labels)."""
         return self.targets > 0.5
 
+    @property
+    def metric_inputs(self) -> tuple[Floats, NDArray[np.int64]]:
+        return self.probabilities, self.truth.astype(np.int64)
+
     @functools.cached_property
     def predicted(self) -> NDArray[np.bool_]:
         """Whether each label is predicted, (rows, labels)."""

@@ -1,7 +1,7 @@
 """The evaluation of each problem: the answers to its test rows, and its metrics."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -44,13 +44,14 @@ def thresholds_for(target: Target, settings: EvaluationSettings, validation: Val
     return ANSWERS[target.problem].thresholds_for(target, settings, validation)
 
 
-def metric_fault(name: str, problem: str) -> Iterator[str]:
-    """Yield a message if gate.minimum_metric is a metric that the problem does not have."""
-    known = ANSWERS[problem].metrics.keys()
+def metric_fault(name: str, problem: str, own: Sequence[str]) -> Iterator[str]:
+    """Yield a message if gate.minimum_metric is neither a metric of the problem nor of `own`, evaluation.metrics."""
+    known = (*ANSWERS[problem].metrics.keys(), *own)
     if name not in ("auto", "none", *known):
+        reason = "which is not in evaluation.metrics" if ":" in name else f"and the problem of the data is {problem}"
         yield (
-            f"gate.minimum_metric: found {name}, and the problem of the data is {problem}. Allowed: auto, none, "
-            f"{', '.join(known)}. Fix: `ratchet set gate.minimum_metric=auto`"
+            f"gate.minimum_metric: found {name}, {reason}. Allowed: auto, none, {', '.join(known)}. Fix: `ratchet set "
+            "gate.minimum_metric=auto`"
         )
 
 

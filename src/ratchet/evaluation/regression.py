@@ -60,7 +60,7 @@ class RegressionMetrics(Metrics):
     def keys(cls) -> list[str]:
         return NumberMetrics.keys()
 
-    def named(self) -> dict[str, NamedMetric]:
+    def _built_in(self) -> dict[str, NamedMetric]:
         metrics = self.average.named()
         if len(self.per_number) == 1:
             return metrics
@@ -105,6 +105,10 @@ class NumberAnswers(Answers):
     def truth(self) -> Floats:
         """True numbers in their own units, (rows, numbers)."""
         return self.targets.astype(np.float64)
+
+    @property
+    def metric_inputs(self) -> tuple[Floats, Floats]:
+        return self.predicted, self.truth
 
     @functools.cached_property
     def error(self) -> Floats:

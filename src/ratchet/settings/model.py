@@ -24,6 +24,8 @@ from ratchet.settings.section import (
     Count,
     Fraction,
     Function,
+    FunctionName,
+    FunctionNames,
     Host,
     InnerShare,
     Kind,
@@ -349,6 +351,9 @@ class EvaluationSettings(Section):
         "auto", "test samples evaluated with corrupted images; auto: 500, fewer for large images; 0: none"
     )
     explained_errors: Annotated[int, Field(ge=0, le=24)] = setting(12, "worst errors explained in the report; 0: none")
+    metrics: FunctionNames = setting(
+        (), "your own metrics, each as package.module:function in model.code, see docs/evaluation.md"
+    )
     flip_average: bool = setting(False, "average the predictions for an image and its mirror image")
     temperature_scaling: bool = setting(False, "fit a temperature on validation samples and apply it")
 
@@ -369,8 +374,10 @@ class GateSettings(Section):
     """Requirements that a model must meet before it is registered."""
 
     minimum: float = setting(0.5, "worst allowed value of minimum_metric: the lowest accuracy, the highest error")
-    minimum_metric: MinimumMetric = setting(
-        "auto", "metric of `minimum`: accuracy, r2, mae, micro_f1, ...; none; auto: by data.problem, see docs/gate.md"
+    minimum_metric: MinimumMetric | FunctionName = setting(
+        "auto",
+        "metric of `minimum`: accuracy, r2, mae, micro_f1, ...; of evaluation.metrics; none; auto: by data.problem, "
+        "see docs/gate.md",
     )
     baseline: Literal["report", "required"] = setting(
         "report", "comparison with the baseline: report (never refuses) or required (the model must be better)"

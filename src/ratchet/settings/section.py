@@ -15,6 +15,8 @@ __all__ = [
     "Count",
     "Fraction",
     "Function",
+    "FunctionName",
+    "FunctionNames",
     "Host",
     "InnerShare",
     "Kind",
@@ -68,6 +70,8 @@ def _composed(name: str) -> str:
 _DAY = 1440  # minutes
 Text = Annotated[str, Field(min_length=1)]
 Function = Annotated[str, Field(pattern=r"^(none|[\w.]+:\w+)$")]
+FunctionName = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+FunctionNames = Annotated[tuple[FunctionName, ...], Field(strict=False), AfterValidator(_require_different)]
 Kind = Annotated[str, Field(pattern=r"^(image|table|text|tokens|[\w.]+:\w+)$")]
 Names = Annotated[tuple[str, ...], Field(strict=False), AfterValidator(_require_different)]
 ColumnName = Annotated[Text, AfterValidator(_composed)]

@@ -6,6 +6,7 @@ from typing import Literal
 
 from ratchet.errors import SettingsError
 from ratchet.evaluation.metrics import NamedMetric
+from ratchet.evaluation.own_metrics import metric_key
 from ratchet.evaluation.problems import metric_fault
 from ratchet.evaluation.wording import ci_text, range_text, value_text
 from ratchet.gate.case import Case
@@ -49,11 +50,11 @@ def minimum(case: Case) -> MetricResult | None:
         SettingsError: there is no such metric.
     """
     limit, candidate, chosen = case.gate.minimum, case.candidate, case.gate.minimum_metric
-    key = candidate.default_metric if chosen == "auto" else chosen
+    key = candidate.default_metric if chosen == "auto" else metric_key(chosen)
     if key == "none":
         return None
     metric = candidate.metrics.get(key)
-    for fault in metric_fault(chosen, candidate.target.problem):
+    for fault in metric_fault(chosen, candidate.target.problem, case.evaluation.metrics):
         raise SettingsError(f"params.yaml: {fault}")
     value = math.nan if metric is None else metric.interval.value
     passed = value <= limit if metric and not metric.larger_is_better else value >= limit

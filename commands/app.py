@@ -3,10 +3,12 @@
 import os
 import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import typer
@@ -102,12 +104,55 @@ def project_folder() -> Iterator[Workspace]:
 
 
 @contextmanager
-def interruptible(note: str) -> Iterator[None]:
-    """Add a note to the message that follows Ctrl-C."""
+def interruptible(note: str) -> Iterator[Callable[[], None]]:
+    """Add a note to the message that follows Ctrl-C. Yield a function that raises again a signal that was swallowed.
+
+    Extension code and user code can swallow an exception that a signal handler raises. The end of the block raises it
+    again; a long loop calls the function.
+    """
     try:
-        yield
+        with _recorded_signals() as raise_again:
+            try:
+                yield raise_again
+            except typer.Exit:  # the exit code of a command that came to its end
+                raise_again()
+                raise
     except KeyboardInterrupt:
         raise KeyboardInterrupt(note) from None
+
+
+@contextmanager
+def _recorded_signals() -> Iterator[Callable[[], None]]:
+    """Record SIGINT and SIGTERM if their handlers raise. Yield a function that calls the handlers of these again.
+
+    Only the main thread has handlers; elsewhere nothing is recorded.
+    """
+    before: dict[int, Any] = {}
+    received: list[int] = []
+    is_leaving = False
+
+    def record(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if not is_leaving:
+            before[number](number, frame)
+            received.remove(number)  # it did not raise, so it has dealt with the signal
+
+    def raise_again() -> None:
+        for number in received:
+            before[number](number, None)
+
+    if threading.current_thread() is threading.main_thread():
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        before.update((number, handler) for number, handler in handlers.items() if callable(handler))
+    try:
+        for number in before:
+            signal.signal(number, record)
+        yield raise_again
+    finally:
+        is_leaving = True  # Ctrl-C from here on waits for the last line, so that all handlers are restored
+        for number in reversed(before):
+            signal.signal(number, before[number])
+    raise_again()
 
 
 def exit_on_sigterm() -> None:

@@ -161,8 +161,8 @@ def generate(
     sampling = Sampling(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=tuple(stop or ())
     )
-    with interruptible("the text is not complete"):
-        print_texts(model, prompt, sampling, cached=cache)
+    with interruptible("the text is not complete") as raise_again:
+        print_texts(model, prompt, sampling, cached=cache, on_piece=raise_again)
 
 
 @app.command(rich_help_panel=Panel.USE)

@@ -2,7 +2,7 @@
 
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from typing import cast
@@ -15,11 +15,14 @@ from ratchet.training.models import load_model
 __all__ = ["generate"]
 
 
-def generate(model: str, prompts: Sequence[str], sampling: Sampling, *, cached: bool = True) -> None:
+def generate(
+    model: str, prompts: Sequence[str], sampling: Sampling, *, cached: bool = True, on_piece: Callable[[], None]
+) -> None:
     """Print each prompt and the text that follows it.
 
     Args:
         model: folder with model.json, or a version: NAME/VERSION or NAME@ALIAS, with or without `models:/` before it.
+        on_piece: called after each piece; raises an interruption that other code has swallowed.
     """
     generator = _generator(model)
     for prompt in prompts:
@@ -30,6 +33,7 @@ def generate(model: str, prompts: Sequence[str], sampling: Sampling, *, cached: 
         for piece in generator(prompt, sampling, cached=cached):
             sys.stdout.write(piece)
             sys.stdout.flush()
+            on_piece()
         sys.stdout.write("\n")
 
 

@@ -1,13 +1,15 @@
 """Behaviour that all commands share: error messages, exit codes, the working folder, speed of the help."""
 
 import ast
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -76,6 +78,110 @@ def test_ctrl_c_prints_the_note_and_exits_with_130() -> None:
             raise KeyboardInterrupt
 
     assert run(fail, fails_with=130) == "ratchet: interrupted; nothing was left behind\n"
+
+
+def swallow(number: signal.Signals) -> None:
+    """Receive a signal as extension code does that clears every error."""
+    with contextlib.suppress(BaseException):
+        signal.raise_signal(number)
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Set the handlers of a command in a terminal, which a job in the background lacks; restore them."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    exit_on_sigterm()
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("ends_with", [None, typer.Exit(0)])
+def test_a_swallowed_ctrl_c_still_ends_with_130(ends_with: Exception | None) -> None:
+    def fail() -> None:
+        with interruptible("nothing was left behind"):
+            swallow(signal.SIGINT)
+            if ends_with:
+                raise ends_with
+
+    assert run(fail, fails_with=130) == "ratchet: interrupted; nothing was left behind\n"
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_swallowed_sigterm_still_ends_with_143() -> None:
+    def fail() -> None:
+        with interruptible("nothing was left behind"):
+            swallow(signal.SIGTERM)
+
+    assert run(fail, fails_with=143) == ""
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_loop_raises_a_swallowed_ctrl_c_at_its_next_piece() -> None:
+    pieces = []
+
+    def work() -> None:
+        with interruptible("") as raise_again:
+            for piece in range(9):
+                pieces.append(piece)
+                if piece == 3:
+                    swallow(signal.SIGINT)
+                raise_again()
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert pieces == [0, 1, 2, 3]
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_handled_ctrl_c_ends_nothing() -> None:
+    """A handler that raises nothing, as that of a training, has dealt with the signal."""
+    received: list[int] = []
+    handler: Callable[..., None] = lambda number, _: received.append(number)  # noqa: E731
+    signal.signal(signal.SIGINT, handler)
+    with interruptible("") as raise_again:
+        signal.raise_signal(signal.SIGINT)
+        raise_again()
+    assert received == [signal.SIGINT]
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("error", [None, ValueError("no text")])
+def test_handlers_are_restored_though_a_signal_comes_then(
+    error: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restore, before = signal.signal, [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+    def interrupted(number: int, handler: Callable[..., None]) -> object:
+        signal.raise_signal(signal.SIGINT)
+        return restore(number, handler)
+
+    def work() -> None:
+        with monkeypatch.context() as patch, interruptible(""):
+            patch.setattr(signal, "signal", interrupted)
+            if error:
+                raise error
+
+    with pytest.raises(ValueError if error else KeyboardInterrupt):
+        work()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_another_thread_has_no_handlers() -> None:
+    results: list[str] = []
+
+    def work() -> None:
+        with interruptible("") as raise_again:
+            raise_again()
+            results.append("complete")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert results == ["complete"]
 
 
 def test_exit_code_of_a_command_is_kept() -> None:

@@ -1,5 +1,6 @@
 """Generation of text. The truth is a softmax computed with NumPy, and the model without a cache."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -335,6 +336,22 @@ def test_the_command_ends_without_a_traceback(folder: Path, end: str) -> None:
         interrupted = "ratchet: interrupted; the text is not complete\n"
         expected = {"closed pipe": (1, ""), "Ctrl-C": (130, interrupted), "ASCII": (0, "")}
         assert (process.wait(60), errors) == expected[end]
+
+
+def test_a_swallowed_ctrl_c_ends_the_text_after_its_piece(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pieces(*_: object, **__: object) -> Iterator[str]:
+        for piece in ["quick", " brown", " fox"]:
+            if piece == " brown":
+                with contextlib.suppress(KeyboardInterrupt):  # as extension code does that clears every error
+                    signal.raise_signal(signal.SIGINT)
+            yield piece
+
+    monkeypatch.setattr(Generator, "_text", pieces)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores Ctrl-C
+    result = CliRunner().invoke(app, ["generate", str(folder), "--prompt", "the "])
+    signal.signal(signal.SIGINT, before)
+    assert (result.exit_code, result.stdout) == (130, "the quick brown")
+    assert result.stderr == "ratchet: interrupted; the text is not complete\n"
 
 
 def test_the_command_explains_what_it_cannot_do(folder: Path, tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["all_unchanged", "bring", "record", "refresh_code", "settle", "share"]
 
 _FIXES = {
+    "dependency 'data/releases.csv' does not exist": "git checkout data/releases.csv",
+    "dependency 'data/pretrained' does not exist": "git checkout data/pretrained",
     "not a git repository": "git init",  # a project from a zip
     "not inside of a DVC repository": "dvc init",
     "Unable to read RWLock-file": "rm .dvc/tmp/rwlock",  # of a process that was killed while it wrote the file

@@ -232,6 +232,19 @@ def test_data_that_do_not_exist_are_named(workspace: Workspace, kind: str) -> No
     assert list(broken_references(changed, workspace)) == []
 
 
+def test_a_missing_path_that_only_dvc_reads_is_named(workspace: Workspace) -> None:
+    """DVC refused it after ingest, without the setting."""
+    (workspace.root / "dvc.yaml").write_text("stages: {ingest: {deps: ['${data.path}']}}\n")
+    changed = params(workspace, data__path="no such folder")
+    path = workspace.root / "no such folder"
+    with pytest.raises(SettingsError, match=rf"^params.yaml: data.path: {path} does not exist") as refused:
+        require_references(changed, workspace)
+    assert list(broken_references(changed, workspace)) == [str(refused.value).removeprefix("params.yaml: ")]
+    assert f"Fix: `mkdir -p '{path}'`" in str(refused.value)
+    path.mkdir()
+    assert list(broken_references(changed, workspace)) == []
+
+
 def test_an_empty_folder_of_data_is_named(workspace: Workspace) -> None:
     changed = params(workspace, data__source="image-folder", data__path="data/raw/photos")
     folder = workspace.root / "data" / "raw" / "photos"

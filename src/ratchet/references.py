@@ -10,6 +10,7 @@ import symtable
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from ratchet.combinations import (
@@ -111,6 +112,8 @@ def _broken_after_ingest(params: Params, workspace: Workspace) -> Iterator[str]:
     if params.model.factory == "none" and (fault := model_names.refusal(params.model.name, params.data.kind)):
         yield fault
     yield from _missing_code(params, workspace)
+    if fault := _unread_path(params.data, workspace):
+        yield fault
     if params.registry.model != "auto" and (fault := name_fault(params.registry.model)):
         yield fault
     if fault := _deleted_experiment(params.tracking, workspace):
@@ -199,7 +202,7 @@ def _missing_code(params: Params, workspace: Workspace) -> Iterator[str]:
     """Look for the modules of the user's own code, and for the files and folders of code that DVC tracks."""
     model, data, root = params.model, params.data, workspace.root
     own_kind = data.kind if ":" in data.kind else "none"
-    pipeline = (root / "dvc.yaml").read_text(encoding="utf-8") if (root / "dvc.yaml").exists() else ""
+    pipeline = _pipeline(root)
     metrics = (("evaluation.metrics", name, "model", model.code) for name in params.evaluation.metrics)
     for key, name, group, code in (
         ("model.factory", model.factory, "model", model.code),
@@ -220,6 +223,23 @@ def _missing_code(params: Params, workspace: Workspace) -> Iterator[str]:
             )
         elif name != "none" and (fault := _outside(group, name, root, code) or _missing_function(name, root)):
             yield f"{key}: {fault}"
+
+
+def _pipeline(root: Path) -> str:
+    """Return the text of dvc.yaml; empty if there is none."""
+    return (root / "dvc.yaml").read_text(encoding="utf-8") if (root / "dvc.yaml").exists() else ""
+
+
+def _unread_path(data: DataSettings, workspace: Workspace) -> str:
+    """Return why DVC cannot record the data of a source that reads no file; empty: it can. Others name it at ingest."""
+    path = workspace.root / data.path
+    is_read = data.source != "digits" or not kind_chosen(data.kind).has_sources
+    if is_read or "://" in data.path or path.exists() or "${data.path}" not in _pipeline(workspace.root):
+        return ""
+    return (
+        f"data.path: {path} does not exist. data.source {data.source} reads no file of it, but DVC tracks it. Fix: "
+        f"`mkdir -p {quote(str(path))}`, or set data.path to a folder that exists"
+    )
 
 
 def _file_of(name: str, root: Path) -> Path | None:

@@ -119,7 +119,7 @@ def test_a_swallowed_sigterm_still_ends_with_143() -> None:
 
 
 @pytest.mark.usefixtures("handlers")
-def test_a_loop_raises_a_swallowed_ctrl_c_at_its_next_piece() -> None:
+def test_a_loop_raises_a_swallowed_ctrl_c_again() -> None:
     pieces = []
 
     def work() -> None:

@@ -378,3 +378,10 @@ def test_a_damaged_file_of_locks_has_a_fix(root: Path) -> None:
         run(root)
     (root / ".dvc" / "tmp" / "rwlock").unlink()
     assert run(root)["double"] == "ran"
+
+
+@pytest.mark.parametrize("path", ["data/releases.csv", "data/pretrained"])
+def test_a_deleted_input_of_the_project_has_a_fix(root: Path, path: str) -> None:
+    (root / "dvc.yaml").write_text(PIPELINE.replace("[source.txt]", f"[source.txt, {path}]"))
+    with pytest.raises(WorkspaceError, match=rf"'{path}' does not exist\. Fix: `git checkout {path}`"):
+        run(root)

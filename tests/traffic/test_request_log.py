@@ -1,6 +1,7 @@
 """The request log: complete files whatever happens, limited in memory and on the disk."""
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -339,6 +340,21 @@ def test_drafts_of_a_killed_merge_are_removed(tmp_path: Path) -> None:
     log(tmp_path, [])
     assert not list(tmp_path.rglob(".draft-*"))
     assert len(read(tmp_path)) == 2
+
+
+def test_only_folders_of_hours_belong_to_the_log(tmp_path: Path) -> None:
+    """A file system may show its snapshots as a folder beside them."""
+    snapshot = tmp_path / ".snapshot"
+    log(tmp_path / "earlier", [logged(number, at=NOW - HOUR * 2) for number in range(3)])
+    shutil.copytree(tmp_path / "earlier", snapshot / "2026-01-01T00")
+    for path in stored(tmp_path / "earlier"):
+        shutil.copy(path, snapshot)
+    (snapshot / ".draft-2026-01-01T00.abc.parquet").write_bytes(b"PAR1")
+    before = sorted(snapshot.rglob("*"))
+    shutil.rmtree(tmp_path / "earlier")
+    written = log(tmp_path, [logged(7, at=NOW - HOUR * 2)], mib=0.0001, days=0.001)
+    assert (written.problem, sorted(snapshot.rglob("*"))) == ("", before)
+    assert read(tmp_path)["answer"].to_list() == [f"{7:032x}"]
 
 
 def test_a_disk_that_cannot_be_written_is_named_and_counted(tmp_path: Path) -> None:

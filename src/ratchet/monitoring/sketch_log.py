@@ -142,7 +142,7 @@ class SketchLog:
 
     def tidy(self, *, days: float, mib: float, now: float) -> None:
         """Delete what is too old or too much."""
-        drafts = [*self.folder.rglob(f"{files.DRAFT}*")]  # of killed servers
+        drafts = [path for name in (".", "bins") for path in (self.folder / name).glob(f"{files.DRAFT}*")]
         paths = [*stored_files(self.folder, "[0-9]*.json*", "bins/*.json*"), *drafts]
         delete_old(self.folder, paths, days=days, now=now)
         delete_excess(_sketch_files(self.folder), mib=mib, now=now)

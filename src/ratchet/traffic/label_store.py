@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ratchet import files
 from ratchet.kinds.protocol import go_on
-from ratchet.traffic.log_reader import log_files, read_file, stored_files
+from ratchet.traffic.log_reader import HOURS, clear_drafts, log_files, read_file, stored_files
 from ratchet.traffic.retention import delete_old
 from ratchet.traffic.schema import SHADOW, answer_time, row_schema
 
@@ -31,7 +31,6 @@ __all__ = ["LabelStore", "Stored"]
 
 _MOST_SEGMENTS = 64  # of an hour; more become one file at once
 _HOUR = 3600
-_HOURS = "????-??-??T??"  # folders; others, such as .snapshot, are of the file system
 
 
 @dataclass(frozen=True)
@@ -94,9 +93,9 @@ class LabelStore:
 
         self.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(self.folder / "lock"):
-            files.clear_drafts(self.folder)  # of killed servers
+            clear_drafts(self.folder)  # of killed servers
             now = self._clock()
-            delete_old(self.folder, stored_files(self.folder, "*.parquet*", f"{_HOURS}/*.parquet*"), days=days, now=now)
+            delete_old(self.folder, stored_files(self.folder, "*.parquet*", f"{HOURS}/*.parquet*"), days=days, now=now)
             self._merge(_hour(now))
             self._look()
             known = self._known(labels)
@@ -119,7 +118,7 @@ class LabelStore:
         """Make one file of the files of each past hour, and of many segments of the present one."""
         import polars as pl
 
-        for hour in sorted(self.folder.glob(_HOURS)):
+        for hour in sorted(self.folder.glob(HOURS)):
             segments, wholes = stored_files(hour, "*.parquet"), stored_files(self.folder, f"{hour.name}.*.parquet")
             is_past = hour.name < now
             if not is_past and len(segments) < _MOST_SEGMENTS:
@@ -141,7 +140,7 @@ class LabelStore:
     def _look(self) -> None:
         """Index the files that are new or were changed, by this process or another."""
         index = {}
-        for path in stored_files(self.folder, "*.parquet", f"{_HOURS}/*.parquet"):
+        for path in stored_files(self.folder, "*.parquet", f"{HOURS}/*.parquet"):
             stat, indexed = path.stat(), self._index.get(path)
             state = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
             if indexed is None or indexed[0] != state:
@@ -180,7 +179,7 @@ class LabelStore:
         while True:
             try:
                 # Segments first: those that become one file after this list are gone when they are read.
-                paths = stored_files(self.folder, f"{_HOURS}/*.parquet", "*.parquet")
+                paths = stored_files(self.folder, f"{HOURS}/*.parquet", "*.parquet")
                 return [read_file(path, _schema()) for path in paths]
             except FileNotFoundError:
                 continue

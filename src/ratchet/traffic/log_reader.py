@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DAMAGED",
+    "HOURS",
     "KEY",
     "Damaged",
+    "clear_drafts",
     "find",
     "log_files",
     "log_folder",
@@ -31,6 +33,8 @@ __all__ = [
 
 DAMAGED = ".damaged"
 """Ends the names of files that could not be read."""
+HOURS = "????-??-??T??"
+"""Names of the folders of hours. Others, such as .snapshot, are of the file system."""
 _LOG = logging.getLogger(__name__)
 _BUFFER = 1 << 20  # bytes that are read at once, of each column
 _VALUES, _MOST_ROWS = 1 << 19, 256  # of a batch; a row may have a long text
@@ -92,7 +96,14 @@ def find(folder: Path, answer: str) -> "polars.DataFrame":
 
 def log_files(folder: Path) -> list[Path]:
     """Return the files of the log: those of whole hours, then the parts."""
-    return stored_files(folder, "*.parquet", "*/*.parquet")
+    return stored_files(folder, "*.parquet", f"{HOURS}/*.parquet")
+
+
+def clear_drafts(folder: Path) -> None:
+    """Remove the drafts of killed writers. No other process may write to the log now."""
+    for pattern in (f"{DRAFT}*", f"{HOURS}/{DRAFT}*"):
+        for draft in folder.glob(pattern):
+            draft.unlink(missing_ok=True)
 
 
 def stored_files(folder: Path, *patterns: str) -> list[Path]:

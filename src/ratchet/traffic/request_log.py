@@ -22,7 +22,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from ratchet import files
-from ratchet.traffic.log_reader import KEY, Damaged, read_batches, stored_files
+from ratchet.traffic.log_reader import HOURS, KEY, Damaged, clear_drafts, read_batches, stored_files
 from ratchet.traffic.retention import delete_excess, delete_old
 from ratchet.traffic.schema import REPEATED, SHADOW, SLICE, Logged, is_sampled, row_schema, size_of, table_of
 
@@ -250,10 +250,10 @@ class RequestLog:
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             with FileLock(self.folder / "lock", timeout=0):
-                files.clear_drafts(self.folder)  # of killed servers
+                clear_drafts(self.folder)  # of killed servers
                 if self.sketches:
                     self.sketches.tidy(days=self._days, mib=self._mib, now=now)
-                hours = sorted(path for path in self.folder.iterdir() if path.is_dir() and path.name < _hour(now))
+                hours = sorted(path for path in self.folder.glob(HOURS) if path.is_dir() and path.name < _hour(now))
                 with contextlib.ExitStack() as later:  # a file that cannot be read now keeps no others, and is named
                     later.callback(lambda: ahead.extend(self._delete(now)))
                     for hour in reversed(hours):
@@ -264,7 +264,7 @@ class RequestLog:
 
     def _delete(self, now: float) -> list[Path]:
         """Delete what is too old or too much. Return the files that stay and are ahead of the clock."""
-        names = ("*.parquet*", "*/*.parquet*")  # with those that were set aside
+        names = ("*.parquet*", f"{HOURS}/*.parquet*")  # with those that were set aside
         delete_old(self.folder, stored_files(self.folder, *names), days=self._days, now=now)
         return delete_excess(stored_files(self.folder, *names), mib=self._mib, now=now)
 

@@ -8,7 +8,7 @@ LIMITS = {
     "baselines": 650,
     "code": 450,
     "commands": 4_886,
-    "data": 11_836,
+    "data": 11_844,
     "doctor": 1_300,
     "evaluation": 3_508,
     "exports": 740,

@@ -34,14 +34,15 @@ def test_a_validation_folder_by_any_of_its_names_is_kept(place, name: str) -> No
     assert [place.ingest().splits[split].rows for split in ("train", "validation", "test")] == [8, 8, 8]
 
 
-def test_training_and_testing_folders_are_splits(place) -> None:
-    for split, first in (("Training", 0), ("Testing", 5000)):
+@pytest.mark.parametrize(("train", "test"), [("Training", "Testing"), ("trainset", "testset")])
+def test_folders_with_words_for_splits_are_splits(place, train: str, test: str) -> None:
+    for split, first in ((train, 0), (test, 5000)):
         place.fill(f"{split}/cat", 8, first=first)
         place.fill(f"{split}/dog", 8, first=first + 1000)
     manifest = place.ingest()
     assert manifest.target.names == ("cat", "dog")
     index = place.index()
-    assert set(index.filter(index["split"] == "test")["id"].str.slice(0, 8)) == {"Testing/"}
+    assert set(index.filter(index["split"] == "test")["id"].str.split("/").list.first()) == {test}
     assert manifest.splits["test"].rows == 16
 
 

@@ -337,6 +337,8 @@ def test_names_of_files_give_classes_and_splits(
         (["pos.txt", "neg.txt", "test_pos.txt"], "'test_pos.txt' names a split, and 'neg.txt' names none. Fix:"),
         (["dev.pos", "dev.neg", "testing.pos", "testing.neg"], "split train is empty"),
         (["pos.txt", "pos-.txt"], "the names of the 2 files give one class, 'pos'. Fix:"),
+        (["train.txt", "test.txt"], r"\('test.txt', 'train.txt'\) name splits, and no class. Fix: .* train_CLASS"),
+        (["reviews_trainset.txt", "reviews_valset.txt", "reviews_testset.txt"], "name splits, and no class. Fix:"),
         (["pos/a.txt", "neg/a.txt", "unsup/a.txt"], "'unsup' has the name of texts without a class. Fix:"),
         (["pos.txt", "neg.txt", "other.txt"], "class 'other' has 0; data.min_per_class requires 2"),
     ],

@@ -24,7 +24,8 @@ __all__ = ["ImageFolder"]
 
 SPLIT_FOLDERS: dict[str, SplitName] = {
     "train": "train", "training": "train", "val": "validation", "valid": "validation", "validation": "validation",
-    "dev": "validation", "test": "test", "testing": "test",
+    "dev": "validation", "test": "test", "testing": "test", "trainset": "train", "valset": "validation",
+    "testset": "test",
 }  # fmt: skip
 LAYOUT = "put one folder per class into it, or train, validation and test folders with one folder per class"
 

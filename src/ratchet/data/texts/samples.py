@@ -41,6 +41,7 @@ _LAYOUT = (
     "set it to a CSV or Parquet file with a text and a label in each row, a folder with one folder of texts per "
     "class, or a folder with one file per class and one text per line"
 )
+_ONLY_SPLITS = ({"train", "test"}, {"train", "validation"}, {"train", "validation", "test"})
 
 
 def read_samples(settings: DataSettings, *, root: Path, report: Report, sample: bool) -> LabelledSamples:
@@ -256,6 +257,12 @@ def _named(files: Sequence[str], where: str) -> tuple[list[str], list[str | None
     labels = [_plain("".join(name)) for name in parts]
     if len(set(labels)) == 1:
         raise DataError(f"{where}: the names of the {len(files)} files give one class, {labels[0]!r}. Fix: {_LAYOUT}")
+    if {SPLIT_FOLDERS.get(label.casefold()) for label in labels} in _ONLY_SPLITS:
+        raise DataError(
+            f"{where}: the names of the files ({', '.join(map(repr, files))}) name splits, and no class. Fix: write "
+            "files for each class, such as train_CLASS.txt; or if each line has its class, save a table with the "
+            "columns text, label and split"
+        )
     return labels, splits
 
 

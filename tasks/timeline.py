@@ -109,9 +109,8 @@ class Timeline:
             split += "_"
         rows = rows.with_columns(pl.Series(split, [names[hour] for hour in hours.tolist()]))
         rows.write_csv(path)
-        return {"data.path": str(path), "data.order_by": "none", "data.folds": 0, "data.split_column": split} | {
-            "data.drop": drop
-        }
+        places = {"data.path": str(path), "data.split_column": split, "data.drop": drop}
+        return places | {"data.order_by": "none", "data.gap": 0.0, "data.folds": 0}
 
     def labels(self, answers: NamedAnswers) -> NDArray[np.float64]:
         """Return the label of each row as `NamedAnswers.label` does; NaN: it has none that the model knows."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 __all__ = [
-    "blend_fault", "column_faults", "objective_faults", "order_fault", "pieces_fault", "pruning_fault",
+    "blend_fault", "column_faults", "gap_fault", "objective_faults", "pieces_fault", "pruning_fault",
     "reduction_fault", "shard_fault", "shard_obstacles", "training_faults",
 ]  # fmt: skip
 
@@ -121,11 +121,11 @@ def column_faults(data: Any, source: str, *, but: str = "") -> Iterator[str]:
             )
 
 
-def order_fault(data: Any) -> str:
-    """Return why data.order_by and data.folds exclude each other; empty: only one is set."""
-    if data.order_by == "none" or not data.folds:
+def gap_fault(data: Any) -> str:
+    """Return why data.gap has no effect; empty: it is 0, or the rows have an order."""
+    if not data.gap or data.order_by != "none":
         return ""
     return (
-        f"data.order_by: found {data.order_by}, but data.folds is {data.folds}; only one of them decides the splits. "
-        "Fix: `ratchet set data.order_by=none`, or `ratchet set data.folds=0`"
+        f"data.gap: found {data.gap}, and data.order_by is none. Allowed: 0, or a column of times in data.order_by. "
+        "Fix: `ratchet set data.order_by=COLUMN`, or `ratchet set data.gap=0`"
     )

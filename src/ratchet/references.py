@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from ratchet.combinations import (
     blend_fault,
     column_faults,
+    gap_fault,
     objective_faults,
-    order_fault,
     pruning_fault,
     training_faults,
 )
@@ -132,7 +132,7 @@ def _combinations(params: Params) -> Iterator[str]:
             yield fault
         if fault := blend_fault(model.name, params.data.kind, kind_chosen(params.data.kind).baseline):
             yield fault
-    if fault := order_fault(params.data):
+    if fault := gap_fault(params.data):
         yield fault
     yield from _columns_without_table(params.data)
     if problem := PROBLEMS.get(params.data.problem):

@@ -771,7 +771,8 @@ REFUSED = {
     "unknown column type": ({"columns": {"sise": "numeric"}}, r"no column 'sise'.*Fix: set data.columns \(to size\?\)"),
     "unknown order": ({"order_by": "date"}, r"no column 'date'.*set data.order_by"),
     "order of texts": ({"order_by": "colour"}, r"column 'colour' has no numbers or dates \(texts, such as"),
-    "order and folds": ({"order_by": "size", "folds": 5}, r"data.order_by: found size, but data.folds is 5"),
+    "gap without order": ({"gap": 5.0}, r"data.gap: found 5.0, and data.order_by is none"),
+    "gap of time in numbers": ({"order_by": "size", "gap": "7d"}, r"'size' of data.order_by has numbers.*gap=NUMBER"),
     "text regression": ({"problem": "regression"}, r"label column 'label' has texts such as 'big|small'"),
     "classes of numbers": ({"label_column": "size", "problem": "classification"}, r"they are no classes.*regression"),
     "several classes": (

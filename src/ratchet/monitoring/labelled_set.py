@@ -129,7 +129,7 @@ def _columns(
         split += "_"
     padded = pl.concat([extra.select(others), extra.select(others).clear(len(labels) - len(extra))])
     columns = listed.with_columns(*padded, pl.Series(split, splits))
-    changes: dict[str, Any] = {"problem": manifest.target.problem, "order_by": "none", "folds": 0}
+    changes: dict[str, Any] = {"problem": manifest.target.problem, "order_by": "none", "gap": 0.0, "folds": 0}
     changes |= {"split_column": split, "drop": [], "hash": []}
     changes["classes"] = list(manifest.target.classes) or "auto"
     if settings.group_column not in others:

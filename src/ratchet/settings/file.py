@@ -403,7 +403,7 @@ def _error(path: Path, faults: Iterable[str]) -> SettingsError:
 
 _OWN_KIND = "package.module:Class"
 _OF_KINDS = {  # settings that only some kinds of data use
-    **dict.fromkeys(("order_by", "columns", "missing"), ("table",)),
+    **dict.fromkeys(("order_by", "gap", "columns", "missing"), ("table",)),
     **dict.fromkeys(("problem", "refuse_personal"), ("image", "table", "text", _OWN_KIND)),
 }
 

@@ -118,6 +118,9 @@ class DataSettings(Section):
     order_by: ColumnName = setting(
         "none", "column by which rows are sorted: train is the oldest, test the latest; or none"
     )
+    gap: Amount | Annotated[str, Field(pattern=r"^\d+(\.\d+)?(s|min|h|d|w)$")] = setting(
+        0.0, "least distance between splits by order_by: of dates 30min, 12h, 7d or 2w; of numbers a number; 0: none"
+    )
     missing: Names = setting((), "texts that mean a missing value, beside empty, NA, NaN, null and ?")
 
     image_size: Literal["auto"] | Annotated[int, Field(ge=8, le=4096)] = setting(

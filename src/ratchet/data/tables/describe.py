@@ -116,7 +116,8 @@ def profile_of(writer: "TableWriter", copied: pl.DataFrame) -> dict[str, object]
         "copies_within_splits": within,
         "copies_across_splits": across,
         **conflicts(copied, writer.labels),
-        "notes": [note for column in writer.features for note in column.notes],
+        "notes": [*writer.assigned.notes, *(note for column in writer.features for note in column.notes)],
+        **({"left_out": writer.assigned.left_out} if writer.assigned.left_out else {}),
         "telling": _leaks(writer),
         "contract": {"request": request, "drift": drift},
     }

@@ -14,8 +14,10 @@ from ratchet.data.tables import rules, splits
 from ratchet.data.tables.columns import TypedColumn, each, typed_column
 from ratchet.data.tables.encode import cleaned, texts_of
 from ratchet.data.tables.reading import RawTable, open_table, require, with_notes
-from ratchet.data.tables.table_writer import SpecialColumns, TableColumns, TableWriter
+from ratchet.data.tables.special_columns import SpecialColumns
+from ratchet.data.tables.table_writer import TableColumns, TableWriter
 from ratchet.data.tables.targets import read_labels
+from ratchet.data.tables.time_splits import gap_in_units
 from ratchet.errors import DataError, SettingsError
 
 __all__ = ["ingest_table"]
@@ -149,7 +151,7 @@ class _Ingest:
         groups = self._texts(frame, "group_column")
         if groups is not None:
             columns.append(self._role(groups, "data.group_column"))
-        splits.check_order(settings, given=given is not None, grouped=groups is not None)
+        splits.check_order(settings, given=given is not None)
         order = self._order(frame) if settings.order_by != "none" else None
         if order is not None:
             faults |= {(rule, order.name): places for rule, places in order.faults.items()}
@@ -158,8 +160,9 @@ class _Ingest:
             ).arg_true()
             if settings.order_by not in settings.columns:
                 columns.append(replace(order, type="ignored", why="data.order_by"))
-        values = None if order is None else order.values
-        return SpecialColumns(given, groups, values, tuple(columns)), faults
+        if order is None:
+            return SpecialColumns(given, groups, None, tuple(columns)), faults
+        return SpecialColumns(given, groups, order.values, tuple(columns), gap_in_units(settings, order)), faults
 
     def _texts(self, frame: pl.DataFrame, setting: str) -> pl.Series | None:
         """Return the texts of the column that a setting names; None if there is none and the setting is the default."""

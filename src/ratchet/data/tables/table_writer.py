@@ -24,39 +24,16 @@ from ratchet.data.tables.describe import FeatureStatistics
 from ratchet.data.tables.digests import array_digests, column_digests, hexadecimal, repeats, row_ids
 from ratchet.data.tables.encode import arrays_of
 from ratchet.data.tables.reading import RawTable
+from ratchet.data.tables.special_columns import SpecialColumns
 from ratchet.data.tables.targets import TargetTable
 from ratchet.errors import DataError
 from ratchet.kinds import TableInput
 
-__all__ = ["SpecialColumns", "TableColumns", "TableWriter"]
+__all__ = ["TableColumns", "TableWriter"]
 
 _GROUP = 1 << 16  # rows of the index that are in memory as texts
 
 Array = NDArray[np.float32] | NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class SpecialColumns:
-    """Columns with another role than a feature, in all rows.
-
-    Attributes:
-        given: the split of each row in the file; null: none.
-        groups: rows of one group share a split.
-        order: numbers or dates by which rows are sorted.
-        columns: these columns as they are listed in the profile.
-    """
-
-    given: pl.Series | None = None
-    groups: pl.Series | None = None
-    order: pl.Series | None = None
-    columns: tuple[TypedColumn, ...] = ()
-
-    def take(self, places: NDArray[np.int64]) -> "SpecialColumns":
-        """Return the rows at these places."""
-        given, groups, order = (
-            values if values is None else values[places] for values in (self.given, self.groups, self.order)
-        )
-        return SpecialColumns(given, groups, order, tuple(column.take(places) for column in self.columns))
 
 
 @dataclass(frozen=True)
@@ -92,6 +69,7 @@ class TableWriter:
         labels: of the rows.
         index: one row for each: row (its number in the file), split, label and class.
         digest: of features and target, uint64 (rows, 2).
+        assigned: the split of each good row, and the rows that are left out.
         bad: the quarantine table, with the rows that are also in a split of a higher rank.
         released: releases by hand that let rows in.
         classes: names of the classes; empty if the targets are none.
@@ -103,11 +81,13 @@ class TableWriter:
         self.task, self.source, self.released = task, source, released
         self.classes = content.labels.classes
         digest = content.digest()
+        names = self._class_names(content.labels)
+        self.assigned = splits.assigned(task.settings, digest, content.special, classes=names)
+        split = self.assigned.places
+        if not (used := self.assigned.kept).all():
+            content, split, digest = content.filter(pl.Series(used)), split[used], digest[used]
+            names = self._class_names(content.labels)
         special, labels = content.special, content.labels
-        names = pl.Series(labels.values).cat.to(pl.Enum(self.classes)) if self.classes else None
-        split = splits.assigned(
-            task.settings, digest, given=special.given, groups=special.groups, order=special.order, classes=names
-        )
         index = pl.DataFrame({"row": content.rows, "split": pl.Series(split).cat.to(pl.Enum(SPLITS))}).with_columns(
             (pl.Series(labels.values) if self.classes else pl.lit(None, pl.Int64)).alias("label"),
             (labels.shown.cast(pl.String) if names is None else names).alias("class"),
@@ -121,6 +101,9 @@ class TableWriter:
         self.order = np.argsort(split.astype(np.int8), kind="stable")
         self.index, self.labels = index[self.order], content.labels.take(self.order)
         self.digest = digest.take(self.order, axis=0)
+
+    def _class_names(self, labels: TargetTable) -> pl.Series | None:
+        return pl.Series(labels.values).cat.to(pl.Enum(self.classes)) if self.classes else None
 
     @cached_property
     def sizes(self) -> dict[str, int]:

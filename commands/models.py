@@ -256,6 +256,37 @@ def trace(
         print_trace(name, workspace)
 
 
+@models.command(rich_help_panel=Panel.RECORDS)
+def gc(
+    apply: Annotated[bool, typer.Option("--apply", help="Move it to the trash, .ratchet/trash.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Move everything in the trash back.")] = False,
+    empty: Annotated[bool, typer.Option("--empty", help="Free the space of the trash: nothing returns.")] = False,
+    older_than: Annotated[
+        str, typer.Option(metavar="AGE", help="Only what did not change for so long: 30d, 12h.")
+    ] = "30d",
+    keep_last: Annotated[int, typer.Option(metavar="N", min=0, help="Keep the last N trainings, however old.")] = 10,
+    remote: Annotated[
+        bool, typer.Option("--remote", help="Also from .ratchet/remote, which other clones may read.")
+    ] = False,
+) -> None:
+    """List old runs, checkpoints, trials and DVC objects that nothing needs; move them to a trash.
+
+    Without --apply, --undo or --empty nothing is changed. A registered version, the ledger, a branch or tag of git, and
+    a running training lose nothing.
+    """
+    if apply + undo + empty > 1:
+        raise typer.BadParameter("found several; allowed: one of them", param_hint="--apply, --undo, --empty")
+    with project_folder() as workspace, interruptible("the same command continues"):
+        from commands import gc as clean_up
+
+        if undo:
+            clean_up.undo(workspace)
+        elif empty:
+            clean_up.empty(workspace)
+        else:
+            clean_up.list_or_apply(workspace, clean_up.policy_of(older_than, keep_last, remote=remote), apply=apply)
+
+
 @models.command(rich_help_panel=Panel.USE)
 def requests() -> None:
     """List the logged requests by hour and version, and the quality of answers that got labels."""

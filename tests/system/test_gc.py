@@ -1,0 +1,216 @@
+"""`ratchet gc` on a project with two versions, a rollback, refused trainings and a branch.
+
+The trainings are made old by the dates of their files and commits. What the commands about versions answer is compared
+before and after: `audit`, `trace`, `dvc status`, `reproduce`, `rollback`.
+"""
+
+import os
+import shutil
+import sqlite3
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+from ratchet import files, settings
+from ratchet.registry.mlflow_store import connect
+
+pytestmark = pytest.mark.system
+
+OLD = time.time() - 40 * 86_400
+EASY = {"gate.minimum": 0.0, "gate.champion": "not-worse", "gate.tolerance": 0.99, "gate.slice_tolerance": 0.99}
+KEEP_NONE = ("--keep-last", "0")
+KILLED = """
+import os, signal, ratchet.trash as trash, shutil
+from commands.cli import main
+left = {left}
+def counted(call):
+    def run(*arguments, **options):
+        global left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(*arguments, **options)
+    return run
+trash._move = counted(trash._move)
+trash.shutil.rmtree = counted(shutil.rmtree)
+main()
+"""
+
+
+def train(project: Any, **values: object) -> None:
+    assignments = [part for name, value in values.items() for part in ("--set", f"{name.replace('__', '.')}={value}")]
+    project.good("ratchet", "train", *assignments)
+    date = {"GIT_COMMITTER_DATE": f"{int(OLD)} +0000", "GIT_AUTHOR_DATE": f"{int(OLD)} +0000"}
+    project.good("git", "add", "--all", **date)
+    project.good("git", "commit", "--quiet", "--message=trained", **date)
+
+
+def make_old(project: Any) -> None:
+    for folder in ("mlruns/journal", ".dvc/cache", ".ratchet/remote", "data/running"):
+        for path in (project.root / folder).rglob("*"):
+            os.utime(path, (OLD, OLD), follow_symlinks=False)
+    shutil.rmtree(project.root / ".git" / "logs")  # the reflog has its own dates, of today
+
+
+@pytest.fixture(scope="module")
+def trained(new_project: Callable[..., Any]) -> Any:
+    project = new_project("trained")
+    settings.override(project.workspace.params, {**EASY, "registry.model": "digits"})
+    train(project, seed=1)
+    train(project, seed=2)
+    project.good("ratchet", "rollback", "digits", "--why", "to test it")
+    train(project, seed=3, gate__minimum=1.0)
+    project.good("git", "branch", "other")
+    train(project, seed=4, gate__minimum=1.0)
+    make_old(project)
+    return project
+
+
+@pytest.fixture
+def project(trained: Any, new_project: Callable[..., Any]) -> Any:
+    copy = new_project("copy", of=trained)
+    copy.good("ratchet", "relocate")
+    return copy
+
+
+def state(project: Any) -> dict[str, str]:
+    """Return all files, but locks, and MLflow's runs with their states."""
+    digests = project.digests("data", "mlruns/journal", "mlruns/artifacts", ".dvc/cache", ".ratchet/remote")
+    with sqlite3.connect(project.root / "mlruns" / "mlflow.db") as database:
+        rows = database.execute("select run_uuid, lifecycle_stage, status from runs").fetchall()
+    database.close()
+    return {
+        **{name: digest for name, digest in digests.items() if not name.endswith(".lock")},
+        "runs": str(sorted(rows)),
+    }
+
+
+def answers(project: Any) -> list[str]:
+    """Return what the commands about versions print, but the number of runs that used the same data."""
+    commands = (
+        ("ratchet", "audit"), ("ratchet", "trace", "digits/1"), ("ratchet", "trace", "digits/2"), ("dvc", "status"),
+        ("ratchet", "ledger"), ("ratchet", "compare", "digits/1", "digits/2"),
+    )  # fmt: skip
+    printed = [project.good(*command).splitlines() for command in commands]
+    return [line for lines in printed for line in lines if "more run" not in line]
+
+
+def stages(project: Any) -> list[str]:
+    client = connect(project.workspace, settings.load(project.workspace.params).tracking)
+    runs = client.search_runs([client.get_experiment_by_name("ratchet").experiment_id], run_view_type=3)
+    return sorted(run.info.lifecycle_stage for run in runs)
+
+
+def test_listing_changes_nothing(project: Any) -> None:
+    before = state(project)
+    printed = project.good("ratchet", "gc", *KEEP_NONE)
+    assert all(text in printed for text in ("MLflow runs", "DVC cache", "nothing was changed"))
+    assert "MLflow runs" not in project.good("ratchet", "gc")  # the last ten trainings stay
+    assert state(project) == before
+    assert not (project.root / ".ratchet" / "trash").exists()
+
+
+def test_versions_give_the_same_answers_after_empty(project: Any) -> None:
+    before = answers(project)
+    project.good("ratchet", "gc", "--apply", "--remote", *KEEP_NONE)
+    assert stages(project) == ["active"] * 3 + ["deleted"]  # two versions, and the training that is checked out
+    freed = project.good("ratchet", "gc", "--empty")
+    assert "freed" in freed
+    assert stages(project) == ["active"] * 3
+    assert answers(project) == before
+    assert not list((project.root / ".ratchet" / "trash").iterdir())
+    assert "nothing is old" in project.good("ratchet", "gc", "--remote", *KEEP_NONE)
+    assert "reproduced, bit for bit" in project.good("ratchet", "reproduce", "digits/1")
+    project.good("ratchet", "promote", "digits/2", "--why", "to test it")
+    project.good("ratchet", "rollback", "digits", "--why", "to test it")
+    for branch in ("other", "main"):
+        project.good("git", "checkout", "--quiet", "--force", branch)
+        project.good("dvc", "checkout")
+        assert "missing" not in project.good("dvc", "status")
+
+
+def test_undo_restores_every_byte(project: Any) -> None:
+    before = state(project)
+    project.good("ratchet", "gc", "--apply", "--remote", *KEEP_NONE)
+    assert state(project) != before
+    assert "restored 1 MLflow run" in project.good("ratchet", "gc", "--undo")
+    assert state(project) == before
+    assert "the trash is empty" in project.good("ratchet", "gc", "--undo")
+
+
+@pytest.mark.parametrize("left", [0, 5])
+def test_killed_apply_goes_on_or_is_undone(project: Any, left: int) -> None:
+    before = state(project)
+    command = (sys.executable, "-c", KILLED.format(left=left), "gc", *KEEP_NONE)
+    assert project.run(*command, "--apply").returncode == -9
+    project.good("ratchet", "gc", "--apply", *KEEP_NONE)
+    whole = state(project)
+    assert "nothing is old" in project.good("ratchet", "gc", *KEEP_NONE)
+    assert project.run(*command, "--undo").returncode == -9
+    project.good("ratchet", "gc", "--undo")
+    assert state(project) == before
+    project.good("ratchet", "gc", "--apply", *KEEP_NONE)
+    assert state(project) == whole
+
+
+def test_killed_empty_goes_on(project: Any) -> None:
+    before = answers(project)
+    project.good("ratchet", "gc", "--apply", *KEEP_NONE)
+    command = (sys.executable, "-c", KILLED.format(left=1), "gc", "--empty")
+    assert project.run(*command).returncode == -9
+    assert "trash is empty" in project.good("ratchet", "gc", "--undo")  # nothing returns from half of it
+    assert "freed" in project.good("ratchet", "gc", "--empty")
+    assert answers(project) == before
+    assert not list((project.root / ".ratchet" / "trash").iterdir())
+
+
+def test_running_training_keeps_its_run(project: Any) -> None:
+    journals = set((project.root / "mlruns" / "journal").iterdir())
+    locks = [FileLock(path / "training.lock") for path in journals]
+    for lock in locks:
+        lock.acquire()
+    project.good("ratchet", "gc", "--apply", *KEEP_NONE)
+    for lock in locks:
+        lock.release()
+    assert set((project.root / "mlruns" / "journal").iterdir()) == journals
+    assert "deleted" not in stages(project)
+
+
+def test_busy_project_and_shared_cache_are_refused(project: Any, tmp_path: Path) -> None:
+    with FileLock(project.root / ".ratchet" / "workspace.lock"):
+        assert "another run holds" in project.refused("ratchet", "gc", "--apply", *KEEP_NONE)
+    shutil.move(project.root / ".dvc" / "cache", tmp_path / "cache")
+    project.good("dvc", "cache", "dir", str(tmp_path / "cache"))
+    before = set((tmp_path / "cache").rglob("*"))
+    assert "other projects may use" in project.good("ratchet", "gc", "--apply", *KEEP_NONE)
+    assert set((tmp_path / "cache").rglob("*")) == before
+
+
+def test_damaged_listing_or_plan_moves_nothing(project: Any) -> None:
+    lock = files.read_yaml(project.root / "dvc.lock")
+    value = next(out["md5"] for out in lock["stages"]["train"]["outs"] if out["path"] == "data/model")
+    shutil.rmtree(project.root / ".ratchet" / "remote")
+    listing = project.root / ".dvc" / "cache" / "files" / "md5" / value[:2] / value[2:]
+    content = listing.read_bytes()
+    listing.chmod(0o644)
+    listing.write_text("[]")
+    os.utime(listing, (OLD, OLD))
+    before = state(project)
+    assert "damaged" in project.refused("ratchet", "gc", "--apply", *KEEP_NONE)
+    assert state(project) == before
+    listing.write_bytes(content)
+    project.good("ratchet", "gc", "--apply", *KEEP_NONE)
+    plan = next((project.root / ".ratchet" / "trash").glob("*/plan.json"))
+    plan.write_text("{")
+    assert str(plan) in project.refused("ratchet", "gc", "--undo")
+    assert str(plan) in project.refused("ratchet", "gc", "--empty")
+
+
+@pytest.mark.parametrize("options", [("--older-than", "soon"), ("--apply", "--undo"), ("--keep-last", "-1")])
+def test_wrong_options_are_named(project: Any, options: tuple[str, ...]) -> None:
+    assert options[0] in project.refused("ratchet", "gc", *options)

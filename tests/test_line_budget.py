@@ -20,7 +20,7 @@ LIMITS = {
     "project_files": 30,
     "provenance": 1_141,
     "ratchet": 2_627,
-    "registry": 4_952,
+    "registry": 4_960,
     "reports": 2_165,
     "scale": 730,
     "search": 1_170,

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from email import message_from_string
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +19,7 @@ from cyclonedx.exception.factory import InvalidLicenseExpressionException
 from cyclonedx.model import HashAlgorithm, HashType, Property
 from cyclonedx.model.bom import Bom
 from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.model.dependency import Dependency
 from cyclonedx.model.license import DisjunctiveLicense, License
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
@@ -70,11 +72,16 @@ def build_sbom(subject: SbomSubject) -> str:
     for component in (python, data, *components.values()):
         bom.components.add(component)
     roots = set(components)  # distributions that no other one needs: the model depends on these
+    needs: list[tuple[Component, list[Component]]] = [(python, []), (data, [])]
     for name, component in components.items():
         needed = _dependencies(distributions[name], distributions)
-        bom.register_dependency(component, [python, *(components[other] for other in sorted(needed))])
+        needs.append((component, [python, *(components[other] for other in needed)]))
         roots -= needed - {name}
-    bom.register_dependency(model, [python, data, *(components[name] for name in sorted(roots))])
+    needs.append((model, [python, data, *(components[name] for name in roots)]))
+    # Not by Bom.register_dependency: it searches all of them at each call.
+    bom.dependencies.update(
+        Dependency(component.bom_ref, [Dependency(other.bom_ref) for other in others]) for component, others in needs
+    )
     content = json.loads(JsonV1Dot6(bom).output_as_string())
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
@@ -105,14 +112,15 @@ def _properties(values: dict[str, str | None]) -> list[Property]:
 
 
 class _Distribution:
-    """An installed distribution. importlib parses its metadata at each access, so they are read once."""
+    """An installed distribution. Its metadata are parsed once, and without the description, which is long."""
 
     def __init__(self, distribution: importlib.metadata.Distribution) -> None:
-        self.metadata: Any = distribution.metadata
+        text = next(filter(None, map(distribution.read_text, ("METADATA", "PKG-INFO", ""))), "")
+        self.metadata = message_from_string(text.partition("\n\n")[0])
         self.name, self.version = self.metadata["Name"], self.metadata["Version"]
         # One from a folder or another address (PEP 610) is not the index's distribution of the same name.
         self.is_indexed = not distribution.read_text("direct_url.json")
-        self._requires = distribution.requires or ()
+        self._requires = self.metadata.get_all("Requires-Dist") or distribution.requires or ()
 
     @cached_property
     def requirements(self) -> list[Requirement]:

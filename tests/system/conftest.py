@@ -2,6 +2,8 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,8 +79,23 @@ def use_small_net() -> Callable[[Any], None]:
     return use
 
 
-@pytest.fixture(scope="module")
-def share_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Any], None]]:
-    """Let the runs of projects share a Prefect server, as those of a team: one for each run takes many seconds."""
-    with prefect_server(Workspace(tmp_path_factory.mktemp("prefect").resolve())) as api:
-        yield lambda project: settings.override(project.workspace.params, {"platform.prefect_api": api})
+@dataclass(frozen=True)
+class SharedServer:
+    """A Prefect server that many runs use, as those of a team: one for each run takes many seconds."""
+
+    folder: Path
+    api: str
+
+
+@pytest.fixture(scope="session")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedServer]:
+    """The server of all tests of this process."""
+    folder = tmp_path_factory.mktemp("prefect").resolve()
+    with prefect_server(Workspace(folder)) as api:
+        yield SharedServer(folder, api)
+
+
+@pytest.fixture(scope="session")
+def share_server(shared_server: SharedServer) -> Callable[[Any], None]:
+    """Let the runs of a project use that server."""
+    return lambda project: settings.override(project.workspace.params, {"platform.prefect_api": shared_server.api})

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flow_states import newest_states
 from PIL import Image
 
-from ratchet import settings
 from ratchet.servers import client_environment
 
 pytestmark = pytest.mark.system
@@ -29,11 +28,12 @@ def shared_project(new_project: Callable[[str], Any]) -> Any:
 
 
 @pytest.fixture
-def fresh(shared_project: Any) -> Iterator[Any]:
-    """The room's project as it was committed; what a test does to it is undone."""
+def fresh(shared_project: Any, share_server: Callable[[Any], None]) -> Iterator[Any]:
+    """The project as it was committed; what a test does to it is undone."""
+    share_server(shared_project)
     yield shared_project
     shared_project.good("git", "checkout", "--quiet", ".")
-    shared_project.good("git", "clean", "-ffdx", "--quiet", "--exclude=.ratchet/prefect")  # made in seconds
+    shared_project.good("git", "clean", "-ffdx", "--quiet")
 
 
 def written(project: Any) -> dict[str, str]:
@@ -65,27 +65,17 @@ def use_pictures(project: Any) -> Path:
     return project.root / "images"
 
 
-def task_states(project: Any) -> tuple[str, dict[str, str]]:
-    """State types of the newest flow run and of its tasks, as the Prefect server wrote them down."""
-    database = sqlite3.connect(project.root / ".ratchet" / "prefect" / "prefect.db")
-    run, state = database.execute("select id, state_type from flow_run order by created desc limit 1").fetchone()
-    tasks = database.execute("select name, state_name from task_run where flow_run_id = ?", (run,)).fetchall()
-    database.close()
-    return state, dict(tasks)
-
-
-def test_a_missing_folder_is_named_by_the_flow_too(fresh: Any) -> None:
+def test_a_missing_folder_is_named_by_the_flow_too(fresh: Any, shared_server: Any) -> None:
     folder = use_pictures(fresh)
     with nothing_written(fresh):
         for command in (fresh.stage("ingest"), ("ratchet", "train", "--set", "seed=5")):
             message = fresh.refused(*command)
             assert f"data.path: {folder} does not exist. Fix: set it to the folder with your data" in message
-    assert task_states(fresh) == ("FAILED", {"ingest": "Failed"})
+    assert newest_states(shared_server.folder) == ("DataLoadFailed", {"ingest": "Failed"})
 
 
-def test_an_unreachable_source_is_one_sentence_in_the_flow(fresh: Any, share_server: Callable[[Any], None]) -> None:
+def test_an_unreachable_source_is_one_sentence_in_the_flow(fresh: Any) -> None:
     """DVC looks at the source before the stage does, and lets a storage's errors through as they are."""
-    share_server(fresh)
     address = "ssh://127.0.0.1:9/set"
     fresh.good("ratchet", "set", "data.source=image-folder", f"data.path={address}")
     assert f"{address} does not answer" in fresh.refused(*fresh.stage("ingest"))
@@ -141,30 +131,30 @@ def test_a_run_continues_after_a_full_disk_has_room(small_disk: Path, shared_pro
     assert (project.root / "data" / "model" / "model.safetensors").is_file()
 
 
-def test_whoever_may_not_run_is_told_before_the_work(fresh: Any, share_server: Callable[[Any], None]) -> None:
-    share_server(fresh)
+def test_whoever_may_not_run_is_told_before_the_work(fresh: Any) -> None:
     fresh.good("ratchet", "set", "access.runners=[ann]")
     with nothing_written(fresh):
         message = fresh.refused("ratchet", "train")
     assert "may not run train-flow: params.yaml: access.runners allows ann" in message
 
 
-def test_a_labelled_run_checks_first_and_names_failed_loads(fresh: Any, share_server: Callable[[Any], None]) -> None:
+def test_a_labelled_run_checks_first_and_names_failed_loads(fresh: Any, shared_server: Any) -> None:
     script = "from flows.train import train_flow; state = train_flow(revision='HEAD', labelled=True, return_state=True)"
     command = ("python", "-c", f"{script}; print(state.name, state.message)")
     commit = fresh.good("git", "rev-parse", "HEAD").strip()
-    share_server(fresh)
-    api = settings.load(fresh.workspace.params).platform.prefect_api
-    variables = client_environment(fresh.workspace, api) | {"RATCHET_COMMIT": commit}
+    variables = client_environment(fresh.workspace, shared_server.api) | {"RATCHET_COMMIT": commit}
     fresh.good("ratchet", "set", "access.runners=[ann]")
     assert "may not run train-flow: params.yaml: access.runners allows ann" in fresh.good(*command, **variables)
-    fresh.good("git", "checkout", "--quiet", "params.yaml")
-    fresh.good("ratchet", "set", "data.source=image-folder", "data.path=data/nowhere")
-    assert "DataLoadFailed data.path" in fresh.good(*command, **variables)
+    fresh.good("ratchet", "set", "access.runners=everyone", "data.source=image-folder", "data.path=data/nowhere")
+    output = fresh.good(*command, **variables)
+    assert "DataLoadFailed data.path" in output
+    assert "data/nowhere does not exist" in output
+    assert "Traceback" not in output
+    assert "NoneType" not in output
 
 
 def test_with_mlflow_away_everything_but_registering_is_done_and_kept(
-    fresh: Any, use_small_net: Callable[[Any], None]
+    fresh: Any, shared_server: Any, use_small_net: Callable[[Any], None]
 ) -> None:
     use_small_net(fresh)
     before = fresh.workspace.params.read_bytes()
@@ -173,8 +163,8 @@ def test_with_mlflow_away_everything_but_registering_is_done_and_kept(
     assert "tracking.uri is sqlite:///mlruns/mlflow.db again" in message
     assert f"MLflow at {DEAD} does not accept requests" in message
     assert "`ratchet sync`" in message
-    state, tasks = task_states(fresh)
-    assert state == "FAILED"
+    state, tasks = newest_states(shared_server.folder)
+    assert state == "Failed"
     assert {name: tasks[name] for name in ("ingest", "train", "evaluate")} == dict.fromkeys(
         ("ingest", "train", "evaluate"), "Completed"
     )
@@ -183,8 +173,8 @@ def test_with_mlflow_away_everything_but_registering_is_done_and_kept(
     assert f"MLflow at {DEAD}" in fresh.refused("ratchet", "sync")
 
     fresh.good("ratchet", "train", "--set", "tracking.uri=sqlite:///mlruns/mlflow.db")
-    state, tasks = task_states(fresh)
-    assert state == "COMPLETED"
+    state, tasks = newest_states(shared_server.folder)
+    assert state == "Completed"
     assert (tasks["train"], tasks["evaluate"], tasks["register"]) == ("Unchanged", "Unchanged", "Completed")
     after = fresh.digests("data/model", "data/checkpoints", "data/reports")
     assert {path: after[path] for path in model} == model

@@ -8,7 +8,6 @@ import html
 import json
 import re
 import shutil
-import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flow_states import newest_states
 from ruamel.yaml import YAML
 
 from ratchet import settings
@@ -53,20 +53,11 @@ def hashes(project: Any) -> dict[str, str]:
     return {out["path"]: out["md5"] for stage in lock["stages"].values() for out in stage["outs"]}
 
 
-def states(project: Any) -> tuple[str, dict[str, str]]:
-    """State names of the newest flow run and of its tasks, as the Prefect server wrote them down."""
-    with sqlite3.connect(project.root / ".ratchet" / "prefect" / "prefect.db") as database:
-        run, state = database.execute("select id, state_name from flow_run order by created desc limit 1").fetchone()
-        tasks = database.execute("select name, state_name from task_run where flow_run_id = ?", (run,)).fetchall()
-    database.close()
-    return state, dict(tasks)
-
-
-def train(project: Any, *assignments: str) -> RunRecord:
+def train(project: Any, *assignments: str, server: Path | None = None) -> RunRecord:
     options = [part for assignment in assignments for part in ("--set", assignment)]
     output = project.good("ratchet", "train", *options)
     registration = json.loads((project.root / "data" / "registration.json").read_text())
-    return RunRecord(output, registration, hashes(project), *states(project))
+    return RunRecord(output, registration, hashes(project), *newest_states(server or project.root))
 
 
 def mlflow_client(project: Any) -> Any:
@@ -81,6 +72,7 @@ def clone(new_project: Callable[[str], Any]) -> Any:
 
 @pytest.fixture(scope="module")
 def first(clone: Any) -> RunRecord:
+    """The flow with a Prefect server of its own."""
     return train(clone)
 
 
@@ -93,9 +85,10 @@ def other_clone(clone: Any, first: RunRecord) -> Any:
 
 
 @pytest.fixture(scope="module")
-def crippled(clone: Any, first: RunRecord) -> RunRecord:
-    """The flow with a training of one step."""
-    return train(clone, "training.max_steps=1")
+def crippled(clone: Any, first: RunRecord, shared_server: Any, share_server: Callable[[Any], None]) -> RunRecord:
+    """The flow with a training of one step, on a server that other runs use, too."""
+    share_server(clone)
+    return train(clone, "training.max_steps=1", server=shared_server.folder)
 
 
 def test_one_command_ends_with_a_registered_champion(clone: Any, first: RunRecord) -> None:
@@ -254,9 +247,9 @@ def test_a_refusal_is_a_result_that_is_not_made_twice(clone: Any, crippled: RunR
 
 
 def test_an_earlier_setting_brings_its_model_back_without_training(
-    clone: Any, crippled: RunRecord, first: RunRecord
+    clone: Any, crippled: RunRecord, first: RunRecord, shared_server: Any
 ) -> None:
-    again = train(clone, "training.max_steps=0")
+    again = train(clone, "training.max_steps=0", server=shared_server.folder)
     assert again.task_states == dict.fromkeys(("ingest", "train", "evaluate", "export", "register"), "Unchanged") | {
         "version": "Completed"
     }

@@ -1,14 +1,11 @@
 """Commands in a real terminal of 80 and 40 columns: what a person sees at the end, and in the history above."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from ratchet.servers import prefect_server
-from ratchet.workspace import Workspace
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from terminal import Terminal, run_in_terminal
@@ -19,13 +16,12 @@ OF_BARS = ("|0.00 [", "?file/s", "?entry/s", "Collecting", "Pushing", "Checking 
 
 
 @pytest.fixture(scope="module")
-def project(new_project: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A project with a trained model, so that every command has something to show. Its runs share a server."""
+def project(new_project: Callable[[str], Any], share_server: Callable[[Any], None]) -> Any:
+    """A project with a trained model, so that every command has something to show."""
     project = new_project("terminal")
-    with prefect_server(Workspace(tmp_path_factory.mktemp("prefect"))) as api:
-        project.good("ratchet", "set", f"platform.prefect_api={api}")
-        project.good("ratchet", "train")
-        yield project
+    share_server(project)
+    project.good("ratchet", "train")
+    return project
 
 
 def show(project: Any, columns: int, *command: str) -> tuple[int, Terminal]:

@@ -1,6 +1,7 @@
 """Behaviour that all commands share: help, errors, the working folder and signals."""
 
 import os
+import pwd
 import signal
 import sys
 import threading
@@ -97,10 +98,20 @@ def project_folder() -> Iterator[Workspace]:
     Relative paths in params.yaml start there. Resolve paths that the user typed before this.
     """
     workspace = Workspace.find()
+    _name_user(workspace)
     os.chdir(workspace.root)
     workspace.make_importable()
     with disk_errors(workspace.root):
         yield workspace
+
+
+def _name_user(workspace: Workspace) -> None:
+    """Give a user without an account, as in a container, the name and home that DVC, PyTorch and Prefect need."""
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        os.environ.setdefault("USER", str(os.getuid()))
+        os.environ.setdefault("HOME", str(workspace.project.state))
 
 
 @contextmanager

@@ -2,7 +2,9 @@
 
 import ast
 import contextlib
+import getpass
 import os
+import pwd
 import re
 import signal
 import subprocess
@@ -196,6 +198,17 @@ def test_project_folder_is_found_from_below(folder: Path) -> None:
         assert workspace == Workspace(folder.parent)
         assert Path.cwd() == folder.parent
         assert sys.path[0] == str(folder.parent)
+
+
+def test_a_user_without_account_has_name_and_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose user is a number. DVC, PyTorch and Prefect raised tracebacks."""
+    for name in ("HOME", "LNAME", "LOGNAME", "USER", "USERNAME"):
+        monkeypatch.setenv(name, "")  # restored at the end
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    with project_folder() as workspace:
+        assert Path.home() == workspace.state == folder.parent / ".ratchet"
+        assert getpass.getuser() == str(os.getuid())
 
 
 def test_sigterm_runs_cleanup_and_exits_with_143() -> None:

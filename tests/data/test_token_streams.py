@@ -287,7 +287,18 @@ def test_json_lines_train_on_their_texts(place: Place) -> None:
     )
     place.write("part3.jsonl", '{"body": "no text"}\n')
     place.ingest(max_bad_fraction=0.5)
-    assert place.bad() == [("part3.jsonl", "not-text", "line 1 is no JSON object with a text 'text'")]
+    assert place.bad() == [("part3.jsonl", "no-text-key", "line 1 is no JSON object with a text 'text'")]
+
+
+@pytest.mark.parametrize("row", [{}, {"text": None}, {"text": 5}, {"content": "a line"}])
+def test_json_lines_without_a_text_have_a_working_fix(place: Place, row: dict[str, object]) -> None:
+    lines = [*(json.dumps({"text": f"line {number}"}) for number in range(100)), json.dumps(row)]
+    place.write("all.jsonl", "\n".join(lines))
+    with pytest.raises(DataError, match=r"no-text-key \(found line 101 .*'text'\): correct or remove the line; if ano"):
+        place.ingest()
+    place.write("all.jsonl", "\n".join(lines[:-1]).replace('"text"', '"content"'))
+    place.ingest(text_column="content")
+    assert "line 99" in place.text("test")
 
 
 @pytest.mark.parametrize("name", ["a.csv", "part/b.JSON", "c.tsv", "d.parquet"])

@@ -130,6 +130,8 @@ def test_image_has_a_supported_python_and_no_root_user() -> None:
     assert steps[0] == ("FROM", "python:3.11-slim")
     assert 'requires-python = ">=3.11"' in (REPOSITORY / "pyproject.toml").read_text()
     assert steps[-1] == ("USER", "1000:1000")
+    (variables,) = [rest.split() for name, rest in steps if name == "ENV"]
+    assert "USER=ratchet" in variables, "DVC needs a name, and this user has no account"
 
 
 def test_everything_in_the_image_is_pinned_by_hash() -> None:

@@ -61,6 +61,9 @@ REASONS: Mapping[str, Reason] = {
         "{problem}", "save the text as UTF-8; if it comes from Windows, `iconv -f WINDOWS-1252 -t UTF-8` converts it"
     ),
     "not-text": Reason("{problem}", "the file is not a text: save its text as UTF-8, or move it away"),
+    "no-text-key": Reason(
+        "{problem}", "correct or remove the line; if another key has the texts, name it by data.text_column"
+    ),
     "unreadable-text": Reason(
         "{problem}", "the file is outside every class folder or cannot be opened: move it away, or correct it"
     ),

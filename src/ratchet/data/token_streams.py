@@ -192,7 +192,7 @@ def _field(content: bytes, column: str) -> tuple[bytes, Decoded]:
         if line.strip():
             text = (json_object(line, nan=True) or {}).get(column)
             if not isinstance(text, str):
-                return b"", Decoded(None, "not-text", f"line {number} is no JSON object with a text {column!r}")
+                return b"", Decoded(None, "no-text-key", f"line {number} is no JSON object with a text {column!r}")
             if "\0" in text or re.search("[\ud800-\udfff]", text):
                 return b"", Decoded(None, "not-text", f"line {number} has U+0000 or half of a surrogate pair")
             texts.append(text.rstrip("\r\n") + "\n")

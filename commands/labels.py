@@ -11,6 +11,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from ratchet import files, settings
+from ratchet.augmentations import entries
 from ratchet.data.checks.label_errors import Judgement, fold_of, judge
 from ratchet.data.manifest import Manifest
 from ratchet.errors import DataError
@@ -139,7 +140,7 @@ class _Recipe:
 
     def summary(self, folds: int) -> str:
         plan = self.plan
-        mirrored = "with" if plan.flip != "none" else "without"
+        mirrored = "with" if _mirrors(plan) else "without"
         return f"{folds} models ({self.spec.called}), {plan.epochs} epochs each, {mirrored} mirrored images"
 
 
@@ -172,7 +173,11 @@ def _recipes(params: Params, workspace: Workspace, manifest: Manifest, *, rows: 
     )  # fmt: skip
     spec = replace(job.spec, name="fastnet", widths=())
     mirrored = _Recipe(replace(spec, flip_average=True), replace(plan, flip="alternating"))
-    return [mirrored] if settings.flip != "none" else [_Recipe(spec, plan), mirrored]
+    return [mirrored] if _mirrors(settings) else [_Recipe(spec, plan), mirrored]
+
+
+def _mirrors(training: Any) -> bool:
+    return any(name == "flip" for name, _ in entries(training))
 
 
 class _CrossValidation:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ratchet import __version__, files, settings
+from ratchet.augmentations import own_classes
 from ratchet.code.closure import Choice, closure, digest_sources, module_path
 from ratchet.errors import SettingsError, WorkspaceError
 from ratchet.kinds.registry import kind_chosen
@@ -188,7 +189,8 @@ def own_code(params: Params, root: Path, stage: str) -> list[Path]:
     """Return the files and folders of the user's own code that decide the result of a stage; "code" reads all."""
     data, model = params.data, params.model
     named = [data.code] if ":" in data.kind else []
-    named += [model.code] if stage != "ingest" and model.factory != "none" else []
+    has_own = model.factory != "none" or own_classes(params.training)
+    named += [model.code] if stage != "ingest" and has_own else []
     named += [model.code] if stage in ("code", "evaluate") and params.evaluation.metrics else []
     return [root / name for name in dict.fromkeys(named) if (root / name).exists()]
 

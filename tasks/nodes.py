@@ -22,7 +22,7 @@ __all__ = ["facts", "join"]
 
 NO_RESULT = "it compares machines; each of them computes the same bits"
 
-_OWN = ("nodes", "rendezvous", "workers")  # settings that may differ
+_OWN = ("nodes", "rendezvous", "workers", "own_code")  # settings that may differ
 _ROUNDING = ("device", "instructions", "processor")  # may differ where training.deterministic is false
 
 

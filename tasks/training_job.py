@@ -1,10 +1,11 @@
 """From the settings to the inputs of a training, and the key that identifies it."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ratchet import files
+from ratchet.augmentations import own_classes
 from ratchet.code.closure import closure
 from ratchet.combinations import blend_fault, pruning_fault
 from ratchet.data.manifest import Manifest
@@ -81,6 +82,8 @@ class TrainingJob:
 
         spec = _spec(params, workspace, manifest, packed or workspace.packed)
         plan = make_plan(params.training, spec.target, seed=params.seed, kind=spec.input.kind)
+        if own_classes(params.training):
+            plan = replace(plan, own_code=(str(workspace.root), params.model.code))
         pretrained = training.find_pretrained(workspace.pretrained, params.model.pretrained)
         teacher = training.find_teacher(workspace.pretrained, params.training.teacher)
         variant: Variant = _VARIANTS.get(params.model.name, "network") if spec.factory == "none" else "network"
@@ -115,8 +118,17 @@ def make_plan(settings: TrainingSettings, target: Target, *, seed: int, kind: st
 
 def deciding(plan: "training.Plan") -> dict[str, Any]:
     """Return the settings that decide the weights, by name. Later ones are left out where they change nothing."""
-    usual = {"pieces": 1, "nodes": 1, "threads": "auto", "shard": "none", "reduction": "exact"}
-    decides = {name: value for name, value in asdict(plan).items() if name not in neutral(plan.reduction)}
+    usual = {
+        "pieces": 1,
+        "augment": "auto",
+        "mixed_classes": 0,
+        "nodes": 1,
+        "threads": "auto",
+        "shard": "none",
+        "reduction": "exact",
+    }
+    neither = neutral(plan.reduction) | {"own_code"}  # whose files count, as code
+    decides = {name: value for name, value in asdict(plan).items() if name not in neither}
     return {name: value for name, value in decides.items() if name not in usual or value != usual[name]}
 
 

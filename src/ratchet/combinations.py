@@ -8,6 +8,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from ratchet.augmentations import class_faults
+
 __all__ = [
     "blend_fault", "column_faults", "gap_fault", "objective_faults", "pieces_fault", "pruning_fault",
     "reduction_fault", "shard_fault", "shard_obstacles", "training_faults",
@@ -96,7 +98,8 @@ def blend_fault(name: str, kind: str, baseline: str) -> str:
 
 
 def objective_faults(training: Any, target: Any) -> Iterator[str]:
-    """Yield a message for each loss or metric that the problem of a target, or of its class, does not have."""
+    """Yield a message for each loss, metric or mixing of samples that the problem of a target does not have."""
+    yield from class_faults(training, target)
     for key, value, allowed in (
         ("training.loss", training.loss, target.losses),
         ("training.best", training.best, tuple(f"validation/{name}" for name in target.best)),

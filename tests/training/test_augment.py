@@ -11,10 +11,11 @@ import torch
 from scipy.stats import chi2
 
 from ratchet.training import batches
-from ratchet.training.augment import augmented, draws, epoch_order, sample_bits
+from ratchet.training.augment import epoch_order, sample_bits
 from ratchet.training.batches import ahead, step_rows
 from ratchet.training.device import moved
 from ratchet.training.plan import Plan
+from ratchet.training.transforms import Augmentation
 from tests.training.conftest import make_plan
 
 KEYS = np.arange(10_000, dtype=np.uint64) * np.uint64(7919)
@@ -27,8 +28,9 @@ def random_images(count: int, *, height: int = 5, width: int = 6, channels: int 
 
 def augment(images: torch.Tensor, keys: np.ndarray, plan: Plan, *, epoch: int) -> torch.Tensor:
     """Return the images as a split of them gives them to training."""
-    drawn = draws(keys, plan, epoch=epoch, size=(images.shape[1], images.shape[2]))
-    return augmented(images, [torch.from_numpy(each) for each in drawn], plan)
+    augmentation = Augmentation(plan)
+    drawn = augmentation.draws(keys, epoch=epoch, size=(images.shape[1], images.shape[2]))
+    return augmentation.apply(images, [torch.from_numpy(each) for each in drawn])
 
 
 def shifted(image: np.ndarray, down: int, across: int, *, mirrored: bool, fill: str) -> np.ndarray:

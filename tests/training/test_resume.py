@@ -31,6 +31,17 @@ PLANS = {
     "thawing": {"frozen_epochs": 1, "unfreeze_epochs": 1, "layer_decay": 0.5},
     "gradient checkpointing": {"gradient_checkpointing": True},
     "weights and cutout": {"class_weights": "balanced", "cutout": 3, "flip": "alternating", "crop_fill": "reflect"},
+    "list of augmentations": {
+        "flip": "none",
+        "augment": ({"random-resized-crop": [0.5, 1]}, {"rotate": 20}, {"color-jitter": 0.3}, {"erase": 0.5}),
+        "accumulation": 2,
+    },
+    "mixed samples": {
+        "flip": "none",
+        "augment": ({"rand-augment": 9}, {"mixup": 0.5}, {"cutmix": 1.0}),
+        "pieces": 2,
+        "mixed_classes": 3,
+    },
 }
 
 

@@ -25,6 +25,7 @@ class Labels(Target):
 
     losses: ClassVar[tuple[str, ...]] = ELEMENTWISE
     best: ClassVar[tuple[str, ...]] = ("f1", "accuracy", "loss")
+    mixes: ClassVar[bool] = True
     meaning: ClassVar[str] = "one logit per label"
 
     @property

@@ -52,6 +52,7 @@ class Target(ABC):
     losses: ClassVar[tuple[str, ...]]  # the first is that of training.loss: auto
     best: ClassVar[tuple[str, ...]]  # metrics of validation; the first is that of training.best: auto
     meaning: ClassVar[str]  # of the outputs for one sample
+    mixes: ClassVar[bool] = False  # a target may be a mixture of two, as that of mixed images
     is_indexed: ClassVar[bool] = False  # targets are numbers of classes or tokens
     finds_wrong_labels: ClassVar[bool] = False  # `ratchet data labels` compares samples' classes with others
     has_accuracy: ClassVar[bool] = True

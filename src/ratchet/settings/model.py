@@ -193,7 +193,7 @@ class TrainingSettings(Section):
         "optimizer": "Optimizer",
         "schedule": "Learning rate schedule",
         "frozen_epochs": "Transfer learning",
-        "flip": "Augmentation",
+        "augment": "Augmentation",
         "device": "Hardware",
         "best": "Best model and early stopping",
         "max_rollbacks": "Recovery and checks",
@@ -257,6 +257,11 @@ class TrainingSettings(Section):
         0.0, "share of the channels of hidden layers that is removed from the pretrained model; 0: none"
     )
 
+    augment: Literal["auto"] | Annotated[tuple[dict[str, Any] | Text, ...], Field(strict=False)] = setting(
+        "auto",
+        "list of augmentations in their order, such as [{flip: 0.5}, {rotate: 15}]; auto: as flip, crop_padding, "
+        "crop_fill and cutout, which a list replaces",
+    )
     flip: Literal["none", "random", "alternating"] = setting(
         "none", "mirror images left to right: none, random, or alternating (every other epoch)"
     )

@@ -1,11 +1,11 @@
-"""Augmentation of whole batches.
+"""Random numbers of samples, the order of samples, and the size of images, by (seed, epoch, sample key).
 
-The augmentation of a sample depends only on (seed, epoch, sample key): not on its batch, its place there, the
-micro-batch size or the number of workers. So a resumed run sees the same pixels as an uninterrupted one.
+They depend on nothing else: not on the batch, the place there, the micro-batch size or the number of workers. So a
+resumed run sees the same pixels as an uninterrupted one.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import zlib
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ratchet.training.plan import Plan
 
-__all__ = ["augmented", "draws", "epoch_order", "resized", "sample_bits"]
+__all__ = ["Keys", "Randomness", "epoch_order", "resized", "sample_bits"]
 
 Keys = NDArray[np.uint64]
 _TWELVE = 2**12
@@ -38,43 +38,52 @@ def epoch_order(rows: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
     return np.random.Generator(np.random.Philox(key=np.array([seed, epoch], np.uint64))).permutation(rows)
 
 
-def draws(keys: Keys, plan: Plan, *, epoch: int, size: tuple[int, int]) -> list[NDArray[Any]]:
-    """Return what `augmented` needs of images of this height and width: arrays (n,) of numbers or truth values."""
-    bits = sample_bits(keys, seed=plan.seed, epoch=epoch)
-    drawn: list[NDArray[Any]] = []
-    if plan.crop_padding:
-        drawn += [_drawn(bits, place, 2 * plan.crop_padding + 1) for place in (8, 24)]
-    if plan.flip != "none":
-        decides, turn = bits, 0
-        if plan.flip == "alternating":
-            decides, turn = sample_bits(keys, seed=plan.seed, epoch=0), epoch % 2
-        drawn.append(decides & np.uint64(1) != np.uint64(turn))
-    if plan.cutout:
-        drawn += [_centre(bits, place, span) for place, span in zip((40, 52), size, strict=True)]
-    return drawn
+@dataclass(frozen=True)
+class Randomness:
+    """Random numbers of samples, (n,), each from 64 bits per sample. Each augmentation has a stream of its own."""
 
+    keys: Keys
+    seed: int
+    epoch: int
+    stream: str = ""  # empty: that of the older settings, whose numbers are from different bits
 
-def augmented(images: torch.Tensor, drawn: Sequence[torch.Tensor], plan: Plan) -> torch.Tensor:
-    """Shift, mirror and cut out as `plan` says (`crop_padding`, `crop_fill`, `flip`, `cutout`).
+    def bits(self, *, epoch: int | None = None) -> Keys:
+        """Return 64 random bits per sample, uint64 (n,), of another `epoch` if it is given."""
+        bits = sample_bits(self.keys, seed=self.seed, epoch=self.epoch if epoch is None else epoch)
+        return _mix(bits ^ np.uint64(zlib.crc32(self.stream.encode()))) if self.stream else bits
 
-    Alternating flips mirror half the images in the first epoch and the other half in the next, so two epochs in a row
-    show each image both ways (Jordan 2024). Cutout is that of DeVries and Taylor 2017, in black.
+    def below(self, place: int, span: int) -> NDArray[np.int64]:
+        """Return whole numbers in range(span), from the 16 bits at `place`."""
+        return ((self.bits() >> np.uint64(place) & np.uint64(0xFFFF)) % np.uint64(span)).astype(np.int64)
 
-    Args:
-        images: uint8 (n, height, width, channels), on any device; not changed.
-        drawn: the `draws` of these images, on their device.
+    def evenly(self, place: int, span: int) -> NDArray[np.int64]:
+        """Return uniform whole numbers in range(span).
 
-    Returns:
-        uint8 of the same shape, on the same device.
-    """
-    coming = iter(drawn)
-    if plan.crop_padding:
-        images = _shifted(images, next(coming), next(coming), padding=plan.crop_padding, fill=plan.crop_fill)
-    if plan.flip != "none":
-        images = _mirrored(images, next(coming))
-    if plan.cutout:
-        images = _blanked(images, next(coming), next(coming), side=plan.cutout)
-    return images
+        They are made from the 12 bits at `place` where `span` is a power of two up to 4,096, which is exact. Otherwise
+        from 32 other bits, which makes no number more than span / 2^32 too frequent.
+        """
+        bits = self.bits()
+        if _TWELVE % span == 0:
+            return ((bits >> np.uint64(place) & np.uint64(_TWELVE - 1)) % np.uint64(span)).astype(np.int64)
+        others = _mix(bits ^ np.uint64(place)) >> np.uint64(32)
+        return (others * np.uint64(span) >> np.uint64(32)).astype(np.int64)
+
+    def uniform(self, place: int, low: float = 0.0, high: float = 1.0) -> NDArray[np.float64]:
+        """Return numbers between `low` and `high`, float64; each `place` has other ones."""
+        share = ((_mix(self.bits() ^ np.uint64(place)) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+        return low + (high - low) * share
+
+    def beta(self, place: int, alpha: float) -> NDArray[np.float64]:
+        """Return numbers of the beta distribution with both parameters `alpha`, at most 1 (Joehnk 1964)."""
+        shares = np.full(len(self.keys), np.nan)
+        attempt = 0
+        while (open_rows := np.flatnonzero(np.isnan(shares))).size:
+            random = replace(self, keys=self.keys[open_rows], stream=f"{self.stream} {place} {attempt}")
+            first, second = (random.uniform(number) ** (1 / alpha) for number in (1, 2))
+            is_accepted = first + second <= 1.0
+            shares[open_rows[is_accepted]] = (first / (first + second))[is_accepted]
+            attempt += 1
+        return shares
 
 
 def resized(images: torch.Tensor, plan: Plan, *, epoch: int) -> torch.Tensor:
@@ -92,72 +101,3 @@ def resized(images: torch.Tensor, plan: Plan, *, epoch: int) -> torch.Tensor:
         return images
     size = round(height * scale), round(width * scale)
     return torch.nn.functional.interpolate(images.float(), size, mode="bilinear", antialias=True)
-
-
-def _shifted(
-    images: torch.Tensor, down: torch.Tensor, across: torch.Tensor, *, padding: int, fill: str
-) -> torch.Tensor:
-    """Shift each image by up to `padding` pixels in each direction, by copying strips of whole rows."""
-    count, height, width, channels = images.shape
-    padded = torch.nn.functional.pad(images, (0, 0, padding, padding, padding, padding)).contiguous()
-    if fill == "reflect":  # line by line: an index for every pixel takes seven times as long
-        inside = slice(padding, padding + height)
-        for column, other in _reflected(width, padding):
-            padded[:, inside, column] = images[:, :, other]
-        for row, other in _reflected(height, padding):
-            padded[:, row] = padded[:, padding + other]
-    strip = padded.stride(1)
-    windows = padded.as_strided(
-        (count, 2 * padding + 1, 2 * padding + 1, height, width * channels),
-        (padded.stride(0), strip, channels, strip, 1),
-    )
-    if images.device.type == "cpu":  # NumPy copies whole blocks, where PyTorch copies single bytes
-        return torch.from_numpy(windows.numpy()[np.arange(count), down.numpy(), across.numpy()]).view(images.shape)
-    each = torch.arange(count, device=images.device)
-    return windows[each, down, across].view(images.shape)
-
-
-def _mirrored(images: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """Return a copy of the images in which the chosen ones, (n,), are mirrored."""
-    if images.device.type == "cpu":
-        copy = images.clone()
-        copy.numpy()[chosen.numpy()] = images.numpy()[chosen.numpy(), :, ::-1]
-        return copy
-    return torch.where(chosen[:, None, None, None], images.flip(2), images)
-
-
-def _blanked(images: torch.Tensor, down: torch.Tensor, across: torch.Tensor, *, side: int) -> torch.Tensor:
-    """Set a square of `side` pixels to 0. Its centre is anywhere, so part of it may be outside the image."""
-    _, height, width, _ = images.shape
-    rows = torch.arange(height, device=images.device) - down[:, None] + side // 2
-    columns = torch.arange(width, device=images.device) - across[:, None] + side // 2
-    inside = ((rows >= 0) & (rows < side))[:, :, None] & ((columns >= 0) & (columns < side))[:, None, :]
-    return images.masked_fill(inside[..., None], 0)
-
-
-def _centre(bits: Keys, place: int, span: int) -> NDArray[np.int64]:
-    """Return uniform numbers in range(span), int64 (n,).
-
-    They are made from the 12 bits at `place` where `span` is a power of two up to 4,096, which is exact. Otherwise from
-    32 other bits, which makes no number more than span / 2^32 too frequent.
-    """
-    if _TWELVE % span == 0:
-        return ((bits >> np.uint64(place) & np.uint64(_TWELVE - 1)) % np.uint64(span)).astype(np.int64)
-    others = _mix(bits ^ np.uint64(place)) >> np.uint64(32)
-    return (others * np.uint64(span) >> np.uint64(32)).astype(np.int64)
-
-
-def _drawn(bits: Keys, place: int, span: int) -> NDArray[np.int64]:
-    """Return a number in range(span) for each image, int64 (n,), from 16 of its bits."""
-    return ((bits >> np.uint64(place) & np.uint64(0xFFFF)) % np.uint64(span)).astype(np.int64)
-
-
-def _reflected(side: int, padding: int) -> Iterator[tuple[int, int]]:
-    """Yield for each line that padding adds to a side its place and the line it repeats. The edge is not repeated.
-
-    Three lines padded by two: (0, 2), (1, 1), (5, 1), (6, 0).
-    """
-    period = max(1, 2 * (side - 1))
-    for place in (*range(padding), *range(padding + side, side + 2 * padding)):
-        other = abs(place - padding) % period
-        yield place, min(other, period - other)

@@ -14,9 +14,10 @@ import torch
 from numpy.typing import NDArray
 
 from ratchet.errors import TrainingError
-from ratchet.training.augment import augmented, draws, resized
+from ratchet.training.augment import resized
 from ratchet.training.device import moved
 from ratchet.training.plan import Plan
+from ratchet.training.transforms import Augmentation
 
 __all__ = [
     "ArrayLike",
@@ -168,10 +169,15 @@ class Split:
         resident = self._on(device)
         if resident is not None:
             return next(self._resident_batches(resident, [rows], device, plan, epoch))
+        rows = self.rows_read(rows, plan, epoch)
         inputs = tuple(moved(array, device) for array in self.gather(rows))
         targets = moved(self.host_targets(rows), device)
         drawn = [moved(each, device) for each in self.draws(rows, plan, epoch)]
-        return self.prepared(inputs, drawn, rows, plan, epoch), targets
+        return self.mixed(self.prepared(inputs, drawn, rows, plan, epoch), targets, drawn, plan)
+
+    def rows_read(self, rows: Rows, plan: Plan | None, epoch: int) -> Rows:
+        """Return the rows that are read for a batch of `rows`: they, and others with which they are mixed."""
+        return rows
 
     def draws(self, rows: Rows, plan: Plan | None, epoch: int) -> list[NDArray[Any]]:
         """Return what is drawn for `rows` on the CPU: arrays with one line for each row, which `prepared` takes."""
@@ -183,12 +189,16 @@ class Split:
         """Return the stored arrays of `rows` as the model takes them, augmented if `plan` is given."""
         return inputs
 
+    def mixed(self, inputs: Inputs, targets: torch.Tensor, drawn: Sequence[torch.Tensor], plan: Plan | None) -> Batch:
+        """Return the batch of prepared inputs and targets, each mixed with another one if `plan` mixes."""
+        return inputs, targets
+
     def _resident_batches(
         self, resident: Batch, pieces: Sequence[Rows], device: torch.device, plan: Plan | None, epoch: int
     ) -> Generator[Batch]:
         """Yield the batches of a split that is on the device, which gets the row numbers of many batches at once."""
         for first in range(0, len(pieces), _TOGETHER):
-            block = pieces[first : first + _TOGETHER]
+            block = [self.rows_read(rows, plan, epoch) for rows in pieces[first : first + _TOGETHER]]
             rows = np.concatenate(block)
             together = [moved(each, device) for each in (rows, *self.draws(rows, plan, epoch))]
             for piece, (index, *drawn) in zip(block, _cut(together, [len(piece) for piece in block]), strict=True):
@@ -206,7 +216,7 @@ class Split:
         """Return the batch of `rows`, whose numbers on the device are `index`."""
         inputs, targets = resident
         chosen = tuple(stored[index] for stored in inputs)
-        return self.prepared(chosen, drawn, rows, plan, epoch), targets[index]
+        return self.mixed(self.prepared(chosen, drawn, rows, plan, epoch), targets[index], drawn, plan)
 
     def feed(
         self, pieces: Sequence[Rows], device: torch.device, *, plan: Plan | None = None, epoch: int = 0
@@ -274,6 +284,8 @@ class ImageSplit(Split):
 
     array_names = ("images",)
 
+    _augmentations: list[Augmentation] = field(default_factory=list, repr=False, compare=False)  # of the last plan
+
     @classmethod
     def of(
         cls, name: str, shards: list[NDArray[np.uint8]], labels: NDArray[np.int64], keys: NDArray[np.uint64]
@@ -293,16 +305,35 @@ class ImageSplit(Split):
         return images
 
     def draws(self, rows: Rows, plan: Plan | None, epoch: int) -> list[NDArray[Any]]:
-        return [] if plan is None else draws(np.asarray(self.keys[rows]), plan, epoch=epoch, size=self.size)
+        if plan is None:
+            return []
+        return self._augmentation(plan).draws(np.asarray(self.keys[rows]), epoch=epoch, size=self.size)
+
+    def rows_read(self, rows: Rows, plan: Plan | None, epoch: int) -> Rows:
+        if plan is None:
+            return rows
+        return self._augmentation(plan).rows(rows, np.asarray(self.keys[rows]), count=len(self), epoch=epoch)
+
+    def _augmentation(self, plan: Plan) -> Augmentation:
+        if not self._augmentations or self._augmentations[0].plan is not plan:
+            self._augmentations[:] = [Augmentation(plan)]
+        return self._augmentations[0]
 
     def prepared(
         self, inputs: Inputs, drawn: Sequence[torch.Tensor], rows: Rows, plan: Plan | None, epoch: int
     ) -> Inputs:
         (images,) = inputs
         if plan is not None:
-            images = augmented(images, drawn, plan)
+            images = self._augmentation(plan).apply(images, drawn)
         images = images.permute(0, 3, 1, 2)
         return (images if plan is None else resized(images, plan, epoch=epoch),)
+
+    def mixed(self, inputs: Inputs, targets: torch.Tensor, drawn: Sequence[torch.Tensor], plan: Plan | None) -> Batch:
+        mixing = None if plan is None else self._augmentation(plan).mixing
+        if mixing is None:
+            return inputs, targets
+        images, targets = mixing.apply(inputs[0], targets, drawn[-mixing.count :])
+        return (images,), targets
 
 
 @dataclass(frozen=True)

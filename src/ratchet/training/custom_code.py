@@ -29,11 +29,12 @@ class CustomCode:
 
     root: Path
     place: str
-    setting: str = "model.factory"  # that names the function or class: also data.kind
+    setting: str = "model.factory"  # that names the function or class: also data.kind, training.augment
 
     @property
     def section(self) -> str:
-        return self.setting.partition(".")[0]
+        section = self.setting.partition(".")[0]
+        return "model" if section == "training" else section  # own augmentations are in model.code
 
     def files(self) -> list[Path]:
         """Return its files as paths from `root`, without hidden and compiled ones.

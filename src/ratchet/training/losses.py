@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from ratchet.augmentations import MIXING, entries
 from ratchet.combinations import objective_faults
 from ratchet.errors import TrainingError
 from ratchet.kinds.registry import kind_named
@@ -41,7 +42,8 @@ def resolve_auto(plan: Plan, target: Target, *, kind: str = "image") -> Plan:
         plan = replace(plan, ignore_index=target.ignored)
     if plan.label_smoothing == "auto":
         plan = replace(plan, label_smoothing=target.smoothing if kind_named(kind).smooths_labels else 0.0)
-    return replace(plan, loss=loss, best=best)
+    is_mixing = any(name in MIXING for name, _ in entries(plan))
+    return replace(plan, loss=loss, best=best, mixed_classes=len(target.classes) if is_mixing else 0)
 
 
 class Objective:
@@ -77,6 +79,8 @@ class Objective:
 
     def sample_weights(self, targets: torch.Tensor) -> torch.Tensor:
         """Return the weight of each sample or token of a batch, float32 (n,); 0 for those that do not count."""
+        if targets.is_floating_point():
+            return targets.sum(1)
         counts = targets != self.ignored
         if self.weights is None:
             return counts.float()
@@ -100,7 +104,8 @@ class Objective:
             return self(outputs.flatten(0, 1), targets.repeat_interleave(members, 0)) / members
         outputs, targets = self.target.flat(outputs, targets)
         if self.target.is_indexed:
-            return self._of_classes(outputs, targets)
+            of_classes = self._of_shares if targets.is_floating_point() else self._of_classes
+            return of_classes(outputs, targets)
         return _ELEMENTWISE[self.kind](outputs, self.learned(targets).to(outputs.dtype), reduction="none").mean(1).sum()
 
     def _of_classes(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -124,11 +129,22 @@ class Objective:
             weights = weights * self.weights.to(logits.dtype)[indices]
         return (losses * weights).sum()
 
+    def _of_shares(self, logits: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+        """Return the loss of mixed samples; those that do not count have no share of any class."""
+        counts = shares.sum(1)
+        targets = shares * (1.0 - self.smoothing) + self.smoothing / logits.shape[1] * counts[:, None]
+        if self.kind == "cross-entropy":
+            return -(functional.log_softmax(logits, 1) * targets).sum()
+        return (_ELEMENTWISE[self.kind](logits, targets.to(logits.dtype), reduction="none").mean(1) * counts).sum()
+
     def num_correct(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the number of right answers among those that count: int64 scalar; 0 for numbers.
 
-        A label is right if its logit is on the right side of 0. The members of an ensemble answer together.
+        A label is right if its logit is on the right side of 0. The members of an ensemble answer together. Of a mixed
+        sample the class with the largest share is the right one.
         """
+        if self.target.is_indexed and targets.is_floating_point():
+            targets = torch.where(targets.sum(1) > 0, targets.argmax(1), self.ignored)
         if outputs.dim() > self.target.dimensions:
             outputs = outputs.float().mean(1)
         return self.target.num_correct(outputs, targets, self.ignored)

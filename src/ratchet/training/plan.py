@@ -1,6 +1,7 @@
 """Settings of one training, as plain data that the training package can read without pydantic."""
 
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = ["Plan"]
 
@@ -54,9 +55,12 @@ class Plan:
     layer_decay: float
     prune_channels: float
 
+    augment: str | tuple[Any, ...]  # see `ratchet.augmentations`
     flip: str
     crop_padding: int
     crop_fill: str
+    own_code: tuple[str, str] = (".", "none")  # project folder and model.code, for own classes in `augment`
+    mixed_classes: int = 0  # of the targets, if `augment` mixes samples of classes
     progressive_sizes: str | tuple[int, ...]
     cutout: int
 

@@ -131,5 +131,5 @@ def overfitting_notice(state: TrainingState, plan: Plan, metrics: dict[str, floa
     return (
         f"over-fitting at epoch {state.epoch + 1}: training accuracy {trained:.3f}, validation accuracy "
         f"{held_out:.3f}, a gap above training.overfit_gap {plan.overfit_gap}. Fix: more data, fewer "
-        "training.epochs, more training.weight_decay; of images, augmentation (training.flip, training.crop_padding)"
+        "training.epochs, more training.weight_decay; of images, augmentation (training.augment)"
     )

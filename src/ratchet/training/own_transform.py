@@ -1,0 +1,64 @@
+"""A user's own augmentation of images, `package.module:Class` in the list `training.augment`."""
+
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ratchet.errors import TrainingError
+from ratchet.training.augment import Randomness
+from ratchet.training.custom_code import CustomCode
+from ratchet.training.plan import Plan
+
+__all__ = ["OwnTransform"]
+
+CHOSEN_BY = {"kind": ("image",)}
+
+
+class OwnTransform:
+    """An object of the user's class, which is made without arguments and called with a batch.
+
+    It takes uint8 images (n, height, width, channels) and int64 random numbers (n,), both on the training's device, and
+    returns images of the same shape and type.
+    """
+
+    count = 1
+
+    def __init__(self, name: str, plan: Plan) -> None:
+        self.name, (root, place) = name, plan.own_code
+        own_class = CustomCode(Path(root), place, "training.augment").load(name)
+        try:
+            self.function = own_class()
+        except Exception as error:  # the user's code may raise anything
+            raise self._fault(error) from error
+
+    def draws(self, random: Randomness, size: tuple[int, int]) -> list[Any]:
+        return [random.bits().view(np.int64)]
+
+    def apply(self, images: torch.Tensor, drawn: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the changed images.
+
+        Raises:
+            TrainingError: the class raises an error, or returns something else than images of this shape.
+        """
+        try:
+            changed = self.function(images.clone(), *drawn)
+        except Exception as error:  # the user's code may raise anything
+            raise self._fault(error) from error
+        shape, kind = tuple(getattr(changed, "shape", ())), getattr(changed, "dtype", type(changed).__name__)
+        if not isinstance(changed, torch.Tensor) or shape != tuple(images.shape) or kind != torch.uint8:
+            raise TrainingError(
+                f"training.augment: {self.name} returned {kind} {list(shape)}. Allowed: a tensor, torch.uint8 "
+                f"{list(images.shape)}, as it was given. Fix: correct it"
+            )
+        return changed
+
+    def _fault(self, error: Exception) -> TrainingError:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(place.filename).name}, line {place.lineno}"
+        return TrainingError(
+            f"training.augment: {self.name} raised {type(error).__name__}: {error} ({where}). Fix: correct it"
+        )

@@ -1,0 +1,70 @@
+"""A user's own augmentation: called with whole batches, part of the code that decides, its errors named."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ratchet.errors import TrainingError
+from ratchet.settings.model import Params
+from ratchet.training import ImageSplit
+from tasks.code import own_code
+from tests.training.conftest import Lab, make_plan
+
+CPU = torch.device("cpu")
+INVERT = """
+class Invert:
+    def __call__(self, images, numbers):
+        return images.where((numbers % 2 == 0)[:, None, None, None], 255 - images)
+"""
+
+
+def batch(root: Path, code: str, *, name: str = "own.images:Invert") -> tuple[torch.Tensor, ImageSplit]:
+    """Return 30 images as the class in `code` changes them."""
+    (root / "own").mkdir(exist_ok=True)
+    (root / "own" / "images.py").write_text(code)
+    split = Lab.split("train", 30)
+    plan = replace(make_plan(augment=({"flip": 0.5}, name)), own_code=(str(root), "own"))
+    (images,), _ = split.batch(np.arange(30), CPU, plan=plan, epoch=1)
+    return images, split
+
+
+def test_an_own_class_changes_images_by_their_numbers(tmp_path: Path) -> None:
+    images, split = batch(tmp_path, INVERT)
+    (plain,), _ = split.batch(np.arange(30), CPU, plan=make_plan(augment=({"flip": 0.5},)), epoch=1)
+    inverted = [torch.equal(image, 255 - before) for image, before in zip(images, plain, strict=True)]
+    assert 5 < sum(inverted) < 25
+    assert all(torch.equal(images[row], plain[row]) for row in range(30) if not inverted[row])
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (INVERT.replace("255 - images", "255 - pixels"), r"raised NameError: .*pixels.*\(images.py, line 4\)"),
+        (INVERT.replace("return images", "return images[:, 1:]"), r"own.images:Invert raised RuntimeError"),
+        ("class Invert:\n    def __call__(self, images, numbers):\n        return images.float()\n",
+         r"returned torch.float32 \[30, 8, 8, 1\]. Allowed: a tensor, torch.uint8 \[30, 8, 8, 1\]"),
+        ("class Invert:\n    def __call__(self, images, numbers):\n        pass\n", "returned NoneType"),
+        ("class Invert:\n    def __init__(self, share):\n        pass\n", "raised TypeError: .*share"),
+        ("class Other:\n    pass\n", "has no function or class Invert. Allowed: Other"),
+        ("import nothing_here\n", r"own.images does not import \(ModuleNotFoundError"),
+    ],
+)  # fmt: skip
+def test_an_error_of_an_own_class_is_named(tmp_path: Path, code: str, message: str) -> None:
+    with pytest.raises(TrainingError, match=f"training.augment: .*{message}"):
+        batch(tmp_path, code)
+
+
+def test_an_own_class_outside_of_the_tracked_code_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "other.py").write_text(INVERT)
+    with pytest.raises(TrainingError, match=r"outside model.code .own.*Fix: set model.code to other.py"):
+        batch(tmp_path, INVERT, name="other:Invert")
+
+
+def test_the_code_of_an_own_class_decides_the_training(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    params = Params.model_validate({"model": {"code": "own"}, "training": {"augment": ["own.images:Invert"]}})
+    assert own_code(params, tmp_path, "train") == [tmp_path / "own"]
+    assert own_code(params, tmp_path, "ingest") == []

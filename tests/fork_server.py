@@ -32,10 +32,15 @@ LIBRARIES = (
     "mlflow.store.tracking.sqlalchemy_store", "numpy", "pandera.polars", "PIL.Image", "polars", "psutil", "pyarrow",
     "pydantic", "rich.progress", "ruamel.yaml", "safetensors.torch", "scipy.stats", "sklearn.datasets",
     "sklearn.metrics", "sqlalchemy", "torch", "typer",
+    "hypothesis", "jinja2", "matplotlib.backends.backend_svg", "mlflow.store.model_registry.sqlalchemy_store",
+    "prometheus_client", "pyarrow.dataset", "pyarrow.parquet", "pydantic.v1", "starlette.applications",
+    "uvicorn.protocols.http.httptools_impl",
+    # What DVC imports and that reads no settings.
+    "dulwich.repo", "graphviz", "pathspec", "pygtrie", "voluptuous",
     # What Prefect's client imports.
     "anyio.to_thread", "asgi_lifespan", "cachetools", "certifi", "cloudpickle", "coolname", "dateutil.parser",
     "httpcore", "httpx", "humanize", "jsonpatch", "jsonschema", "opentelemetry.trace", "orjson", "pendulum",
-    "pydantic_extra_types.pendulum_dt", "pydantic_settings", "slugify", "toml", "websockets.asyncio.client",
+    "griffe", "pydantic_extra_types.pendulum_dt", "pydantic_settings", "slugify", "toml", "websockets.asyncio.client",
 )  # fmt: skip
 READ_AT_IMPORT = ("OMP_", "MKL_", "MLFLOW_", "PREFECT_", "TORCH", "CUDA", "PYTHONHASHSEED")  # by these libraries
 READ_AT_USE = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_HTTP_REQUEST_TIMEOUT")

@@ -120,7 +120,7 @@ def test_ray_writes_equal_bytes_though_a_node_dies(
     assert digests(out) == expected
 
 
-def test_cancelled_scoring_here_leaves_no_process(
+def test_scoring_here_is_cancelled_and_survives_a_lost_process(
     place: Place, rows: Path, expected: dict[str, str], tmp_path: Path
 ) -> None:
     out, children = tmp_path / "out", list[psutil.Process]()
@@ -129,8 +129,15 @@ def test_cancelled_scoring_here_leaves_no_process(
     children += psutil.Process(process.pid).children(recursive=True)
     assert len(children) == 2
     cancel(process, lambda: [each for each in children if is_at_work(each)], out)
-    place.project.good(*place.command(rows, out, "--shard-rows", "200"))
+    before, log = finished(out), place.project.home / "predict.log"
+    process = place.project.start(*place.command(rows, out, "--shard-rows", "200"), log=log)
+    until(lambda: finished(out) > before, process=process, log=log, pause=0.01)
+    children = psutil.Process(process.pid).children(recursive=True)
+    children[0].kill()
+    assert process.wait() == 0, log.read_text()
     assert digests(out) == expected
+    assert not [each for each in children if is_at_work(each)]
+    assert not [path for path in out.rglob(".draft-*") if path.is_file()]
 
 
 def is_at_work(process: psutil.Process) -> bool:

@@ -581,7 +581,7 @@ def test_workers_fork_from_a_server_without_the_users_module(home: Home) -> None
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(("workers", "place", "processes"), [(2, 7, 1), (0, 35, 1), (0, 7, 2), (2, 40, 2)])
+@pytest.mark.parametrize(("workers", "place", "processes"), [(2, 35, 1), (0, 7, 2)])
 def test_a_request_to_stop_is_answered_while_a_sample_hangs(
     home: Home, workers: int, place: int, processes: int
 ) -> None:

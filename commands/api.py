@@ -144,11 +144,13 @@ class ModelVersion:
     number: str
     aliases: tuple[str, ...]
 
-    def predict(self, *paths: str | PathLike[str], column: str | None = None) -> "polars.DataFrame":
+    def predict(
+        self, *paths: str | PathLike[str], column: str | None = None, interval: float | None = None
+    ) -> "polars.DataFrame":
         """Score files, as `ratchet predict` does: images, tables, texts, folders of them, or patterns such as *.jpg.
 
-        `column` is the one with the texts of a text model. A row without an answer has the reason in `refused`; a file
-        that cannot be read is named by a warning.
+        `column` is the one with the texts of a text model, `interval` the level of prediction intervals or sets, such
+        as 0.9. A row without an answer has the reason in `refused`; a file that cannot be read is named by a warning.
 
         Raises:
             RatchetError: no row could be read, or there is no such file.
@@ -159,6 +161,7 @@ class ModelVersion:
             out = Path(folder, "answers.parquet")
             options = ["--model", f"{self.name}/{self.number}", "--out", str(out)]
             options += ["--column", column] if column else []
+            options += ["--interval", str(interval)] if interval is not None else []
             try:
                 run_command(self.workspace, "predict", *options, "--", *_files(paths))
             except CommandEnded as error:

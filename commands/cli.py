@@ -27,6 +27,9 @@ Assignments = Annotated[
 ServedVersion = Annotated[
     str | None, typer.Option(metavar="VERSION", help="NAME@ALIAS or NAME/VERSION.", show_default="serving.model")
 ]
+IntervalLevel = Annotated[
+    float | None, typer.Option(metavar="LEVEL", help="Add prediction intervals or sets of classes: 0.5 to 0.99.")
+]
 
 
 def _print_version(show: bool) -> None:
@@ -194,8 +197,7 @@ def predict(
     ],
     model: ServedVersion = None,
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="CSV, Parquet or JSON Lines.", show_default="terminal"),
+        Path | None, typer.Option(metavar="FILE", help="CSV, Parquet or JSON Lines.", show_default="terminal")
     ] = None,
     output: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Folder or s3://... of shards; a killed command continues.")
@@ -205,6 +207,7 @@ def predict(
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Forget what is in the folder of --output.")] = False,
     column: Annotated[str | None, typer.Option(metavar="NAME", help="Column with the texts of a text model.")] = None,
+    interval: IntervalLevel = None,
 ) -> None:
     """Score files by a registered model. The column `refused` says why a row has no answer.
 
@@ -216,15 +219,15 @@ def predict(
         raise typer.BadParameter("found both; allowed: one of them", param_hint="--out, --output")
     exit_on_sigterm()
     inputs, written = absolute(paths, base=Path.cwd()), out.resolve() if out else None
-    folder = absolute([output], base=Path.cwd())[0] if output else None
+    folder = absolute([output], base=Path.cwd())[0] if output else ""
+    request = Request(inputs, folder, model, column, shard_rows, again, interval)
     with project_folder() as workspace:
         from commands.predict import predict as score_files
         from commands.predict import predict_shards
 
-        if folder is None:
-            answered = score_files(workspace, inputs, model=model, out=written, column=column)
+        if not folder:
+            answered = score_files(workspace, request, out=written)
         else:
-            request = Request(inputs, folder, model, column, shard_rows, again)
             with interruptible("the same command continues at the first unfinished shard"):
                 answered = predict_shards(workspace, request)
     raise typer.Exit(int(not answered))

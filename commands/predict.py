@@ -19,23 +19,21 @@ from ratchet.serving.versions.loaded import Identity
 from ratchet.terminal_lines import echo
 from ratchet.workspace import Workspace
 from tasks.progress import Terminal
-from tasks.score import Request, loaded_version, new_reader, require_apart
+from tasks.score import Request, level_of, loaded_version, new_reader, require_apart
 from tasks.score import score as score_shards
 
 __all__ = ["predict", "predict_shards"]
 
 
-def predict(
-    workspace: Workspace, paths: Sequence[str], *, model: str | None, out: Path | None, column: str | None
-) -> bool:
-    """Score the files, and write the answers to `out`, or as CSV to the terminal.
+def predict(workspace: Workspace, request: Request, *, out: Path | None) -> bool:
+    """Score the files of a request, and write the answers to `out`, or as CSV to the terminal.
 
     A file that cannot be read is named, and the others are scored. Return whether all were read and a row was answered.
     """
     if out is not None and out.suffix.lower() not in FORMATS:
         raise DataError(f"--out: found {out}; allowed: a file that ends in {', '.join(FORMATS)}")
     params = settings.load(workspace.params)
-    version = ModelRegistry(workspace, params).find(model or configured(workspace, params))
+    version = ModelRegistry(workspace, params).find(request.model or configured(workspace, params))
     rows = refused = unlike = unread = 0
 
     def note_fault(error: DataError) -> None:
@@ -44,20 +42,21 @@ def predict(
         echo(f"ratchet: {error}", err=True)
 
     with loaded_version(workspace, f"{version.name}/{version.number}", params.serving) as loaded:
-        reader = new_reader(loaded, column)
-        listing = list(_files(reader, paths, note_fault))
+        percent = level_of(loaded, request.interval)
+        reader = new_reader(loaded, request.column)
+        listing = list(_files(reader, request.inputs, note_fault))
         if not listing:
             return False  # every path is named above
         if out is not None:
-            _require_no_input(out, paths, reader, listing)
+            _require_no_input(out, request.inputs, reader, listing)
         with _answers(out, loaded.identity) as answers:
             for batch in reader.batches(list(map(RowRange, listing)), on_fault=note_fault):
-                frame = score(loaded, batch)
+                frame = score(loaded, batch, interval=percent)
                 answers.write(frame)
                 rows, refused = rows + frame.height, refused + int(frame["refused"].count())
                 unlike += int(frame["warnings"].count())
             if not rows:
-                raise DataError(f"{', '.join(map(str, paths))}: no row could be read")
+                raise DataError(f"{', '.join(request.inputs)}: no row could be read")
         for note in reader.notes:
             echo(f"warning: {note}", err=True)
         ends = [f"{unlike:,} unlike the training samples, see the column warnings"] if unlike else []

@@ -34,6 +34,7 @@ def score_flow(
     shard_rows: Annotated[int, Field(ge=0)] = 0,
     column: str = "",
     again: bool = False,
+    interval: Annotated[float, Field(ge=0, lt=1)] = 0,
 ) -> "State[Scored]":
     """Score files by a registered version, into a folder of shards. A retry continues at the first unfinished shard.
 
@@ -44,6 +45,7 @@ def score_flow(
         shard_rows: Rows of each file of answers. 0: 100000, or as an earlier attempt began.
         column: Column of a table with the texts of a text model. Empty: text, or the only column.
         again: Delete the answers of an earlier run in this folder first.
+        interval: Level of prediction intervals or sets of classes, such as 0.9. 0: without them.
     """
     log_errors_without_traceback()
     try:
@@ -52,7 +54,7 @@ def score_flow(
             params = settings.load(workspace.params)
             paths = absolute([inputs] if isinstance(inputs, str) else inputs, base=workspace.root)
             (folder,) = absolute([output], base=workspace.root)
-            request = Request(paths, folder, model or None, column or None, shard_rows or None, again)
+            request = Request(paths, folder, model or None, column or None, shard_rows or None, again, interval or None)
             state: State[Any] = score_task(whole(params), workspace, request, return_state=True)
             scored: Scored = state.result()
             _publish(scored)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from ratchet import files
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ratchet.evaluation.answers import Columns
+    from ratchet.evaluation.coverage import CoverageMetrics
     from ratchet.evaluation.explanations import Explanations
     from ratchet.evaluation.predictions import Predictions
     from ratchet.evaluation.robustness import NotMeasured, Robustness
@@ -83,7 +85,9 @@ def evaluate(params: Params, workspace: Workspace, *, progress: StageProgress) -
     )
     test = _Test(workspace, settings, progress, opened, model, spec, opened("test", spec.input))
     predictions, temperature = test.predict()
-    metrics = predictions.checked().measure(settings, slice_columns(workspace.packed, settings))
+    columns = slice_columns(workspace.packed, settings)
+    metrics = predictions.checked().measure(settings, columns)
+    metrics = replace(metrics, coverage=test.coverage(predictions, temperature, columns, params.data.order_by))
     if isinstance(metrics, ClassificationMetrics):
         metrics = replace(metrics, robustness=test.robustness(predictions))
     metrics = test.against_baseline(test.against_constant(metrics, predictions), predictions)
@@ -121,14 +125,31 @@ class _Test:
         model, target, rows = self.model, self.spec.target, len(self.split)
         outputs, targets = answers(model, self.split, report=lambda done: self.progress.update(done, rows))
 
-        def validation() -> "tuple[NDArray[np.float32], NDArray[Any]]":
-            return answers(model, self.open("validation", self.spec.input))
-
         is_scaled = self.settings.temperature_scaling and target.classes
-        temperature = fit_temperature(*validation()) if is_scaled else 1.0
+        temperature = fit_temperature(*self.validation) if is_scaled else 1.0
         outputs = outputs / temperature if is_scaled else outputs
-        thresholds = thresholds_for(target, self.settings, validation)
+        thresholds = thresholds_for(target, self.settings, lambda: self.validation)
         return Predictions(outputs, targets, split_ids(self.workspace.packed, "test"), target, thresholds), temperature
+
+    @cached_property
+    def validation(self) -> "tuple[NDArray[np.float32], NDArray[Any]]":
+        """Outputs and targets of the validation samples."""
+        from ratchet.training import answers
+
+        return answers(self.model, self.open("validation", self.spec.input))
+
+    def coverage(
+        self, predictions: "Predictions", temperature: float, columns: "Columns", ordered_by: str
+    ) -> "CoverageMetrics | None":
+        """Calibrate prediction intervals or sets on the validation samples, and measure them; None: there are none."""
+        from ratchet.evaluation.coverage import measure_coverage
+        from ratchet.problems.regions import REGIONS
+
+        if self.spec.target.problem not in REGIONS:
+            return None
+        outputs, targets = self.validation
+        validation = outputs / temperature if temperature != 1.0 else outputs, targets
+        return measure_coverage(predictions, validation, columns, self.settings, ordered_by=ordered_by)
 
     def against_constant(self, metrics: Metrics, predictions: "Predictions") -> Metrics:
         """Return the metrics with the comparison of the model and the best constant answer."""

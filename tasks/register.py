@@ -22,6 +22,7 @@ from tasks.write_model_card import CardWriter
 
 if TYPE_CHECKING:
     from ratchet.gate.verdict import Verdict
+    from ratchet.kinds import ModelSpec
     from ratchet.registry.promotion import Promotions
     from ratchet.registry.provenance_record import Provenance
     from ratchet.registry.runs import Run
@@ -142,7 +143,6 @@ class _Candidate:
         flow_run: str | None,
     ) -> "_Candidate":
         """Store the trained model and its training in MLflow, as far as they are not there."""
-        from ratchet.monitoring.reference import reference_of_test_rows
         from ratchet.provenance.record import finish_record
 
         trained, registry = TrainedModel.load(workspace), promotions.registry
@@ -152,8 +152,8 @@ class _Candidate:
         run_id = run.send()
         progress.update(1, _STEPS, "the training is in MLflow")
         with calibrated(workspace) as (folder, spec):
-            reference = reference_of_test_rows(workspace.packed, workspace.reports / "predictions.parquet", spec)
-            model_uri = registry.log_model(run_id, folder, spec, exported=workspace.variants, reference=reference)
+            beside = _stored_beside(workspace, spec)
+            model_uri = registry.log_model(run_id, folder, spec, exported=workspace.variants, beside=beside)
         progress.update(2, _STEPS, "the model is stored")
         record = registry.provenance_of(run_id)  # of a registered model; else the one begun with the training
         record = record or finish_record(run.journal.folder, workspace, mlflow_run=run_id, training=run.key)
@@ -312,6 +312,19 @@ def _open_run(promotions: "Promotions", key: str, weights: str) -> "Run":
             shutil.copy2(first.folder / name, folder)
     run.is_closed = _is_sealed(promotions, run)
     return run
+
+
+def _stored_beside(workspace: Workspace, spec: "ModelSpec") -> dict[str, object]:
+    """Return what is stored with the model: the bins of its test rows, and the calibration of its intervals or sets."""
+    from ratchet.evaluation.problems import read_metrics
+    from ratchet.monitoring.reference import reference_of_test_rows
+    from ratchet.monitoring.sketch import REFERENCE
+    from ratchet.problems.regions import CALIBRATION
+
+    reference = reference_of_test_rows(workspace.packed, workspace.reports / "predictions.parquet", spec)
+    coverage = read_metrics(workspace.reports).coverage
+    beside = {REFERENCE: reference, CALIBRATION: coverage and coverage.calibration}
+    return {name: value for name, value in beside.items() if value is not None}
 
 
 def _is_sealed(promotions: "Promotions", run: "Run") -> bool:

@@ -15,6 +15,7 @@ from ratchet import files, scale, settings
 from ratchet.data.reading.input_files import InputFile, Storages
 from ratchet.data.reading.storage import is_url
 from ratchet.errors import DataError
+from ratchet.kinds.protocol import InputError
 from ratchet.registry.models import ModelRegistry
 from ratchet.registry.versions import Version
 from ratchet.scale.result_folder import ResultFolder
@@ -33,6 +34,7 @@ __all__ = [
     "Request",
     "Scored",
     "absolute",
+    "level_of",
     "loaded_version",
     "new_reader",
     "require_apart",
@@ -54,6 +56,7 @@ class Request:
         model: NAME@ALIAS or NAME/VERSION; None: serving.model.
         column: of a table with the texts of a text model.
         shard_rows: rows of each file of answers; None: as the job began, else `SHARD_ROWS`.
+        interval: level of prediction intervals or sets, such as 0.9; None: without them.
     """
 
     inputs: tuple[str, ...]
@@ -62,6 +65,7 @@ class Request:
     column: str | None = None
     shard_rows: int | None = None
     again: bool = False
+    interval: float | None = None
 
 
 def score(
@@ -136,6 +140,7 @@ def _new_job(
         shard_rows=request.shard_rows or (before.shard_rows if before else SHARD_ROWS),
         column=request.column,
         threads=threads,
+        interval=level_of(loaded, request.interval),
     )
 
 
@@ -154,6 +159,7 @@ def _shards(
     """Return the shards as `score_shard` takes them."""
     about: dict[str, Any] = {"project": str(workspace.root), "version": job.version, "variant": variant}
     about |= {"threads": job.threads, "column": job.column, "output": output.where, "job": job.digest}
+    about |= {"interval": job.interval}
     return [{**about, "shard": number, "ranges": each} for number, each in enumerate(ranges)]
 
 
@@ -191,7 +197,8 @@ def score_shard(shard: Mapping[str, Any]) -> dict[str, Any]:
     loaded = _loaded(shard["project"], shard["version"], shard["variant"], shard["threads"])
     reader = new_reader(loaded, shard["column"])
     output = ResultFolder(shard["output"])
-    return jobs.score_ranges(loaded, reader, shard["ranges"], output, shard=shard["shard"], job=shard["job"])
+    about = {"shard": shard["shard"], "job": shard["job"]}
+    return jobs.score_ranges(loaded, reader, shard["ranges"], output, interval=shard["interval"], **about)
 
 
 @functools.lru_cache(maxsize=1)
@@ -233,6 +240,18 @@ def new_reader(loaded: LoadedVersion, column: str | None) -> RowReader:
         return RowReader(Storages("FILE"), loaded.spec.input, column=column)
     except DataError as error:
         raise DataError(f"{loaded.identity}: {error}") from None
+
+
+def level_of(loaded: LoadedVersion, interval: float | None) -> int | None:
+    """Return the level of the intervals in per cent; None: without them.
+
+    Raises:
+        DataError: it is no level, or the version has no intervals at it.
+    """
+    try:
+        return None if interval is None else loaded.regions.percent(interval, "--interval")
+    except InputError as error:
+        raise DataError(str(error)) from None
 
 
 def _pinned(registry: ModelRegistry, reference: str, before: Job | None, progress: StageProgress) -> Version:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 __all__ = [
     "Interval",
     "difference_of",
+    "exact_share",
     "high_bounds",
     "mean_of",
     "median_of",
@@ -162,6 +163,16 @@ def median_of(values: Floats, *, confidence: float) -> Interval:
 def share_interval(right: int, rows: int, *, confidence: float) -> Interval:
     """Return a share with Wilson's interval (1927), which has a width even where none or all are right."""
     return _wilson(right / rows, rows, confidence=confidence)
+
+
+def exact_share(right: int, rows: int, *, confidence: float) -> Interval:
+    """Return a share with its exact interval (Clopper & Pearson 1934), whose coverage is at least `confidence`."""
+    from scipy.stats import beta
+
+    tail = (1 - confidence) / 2
+    low = float(beta.ppf(tail, right, rows - right + 1)) if right else 0.0
+    high = float(beta.isf(tail, right + 1, rows - right)) if right < rows else 1.0
+    return Interval(low, right / rows, high)
 
 
 def _wilson(share: float, rows: int, *, confidence: float) -> Interval:

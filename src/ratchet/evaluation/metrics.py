@@ -6,10 +6,14 @@ gate.minimum_metric read this table.
 """
 
 import functools
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
+from pydantic import Field
+
+from ratchet.evaluation.coverage import CoverageMetrics
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.slices import Slice
 
@@ -111,6 +115,8 @@ class Metrics(Tabled):
     slices: tuple[Slice, ...] = ()
     baseline: BaselineResult | None = None
     constant: ConstantResult | None = None
+    # None: the problem has no intervals or sets, or it was written before they were measured
+    coverage: Annotated[CoverageMetrics | None, Field(exclude_if=operator.not_)] = None
     problem: str = ""
     own: tuple[NamedMetric, ...] = ()  # of the user: evaluation.metrics
 

@@ -5,16 +5,16 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ratchet import files
 from ratchet.errors import RegistryError, TrainingError
 from ratchet.kinds.registry import kind_of
-from ratchet.monitoring.sketch import REFERENCE
 from ratchet.registry.mlflow_store import active, file_errors, reachable
 from ratchet.registry.relocation import local_path
 from ratchet.registry.versions import Version, Versions
@@ -27,12 +27,11 @@ if TYPE_CHECKING:
     from mlflow.types import ParamSchema, Schema
 
     from ratchet.kinds import ModelSpec
-    from ratchet.monitoring.sketch import Reference
 
 __all__ = ["CHECKSUMS_TAG", "ChampionFiles", "ModelRegistry"]
 
 CHECKSUMS_TAG = "ratchet.model_checksums"  # of the run: the digest of all checksums, stored apart from the files
-_EXPORT_TAG = "ratchet.model_export"  # of the run: registry.export and a digest of the programs, when it was stored
+_EXPORT_TAG = "ratchet.model_export"  # of the run: registry.export and digests of the other files, when it was stored
 _ARTIFACT = "model"
 _EXAMPLES = 8  # rows
 _NOT_STORED = shutil.ignore_patterns("__pycache__")
@@ -60,17 +59,17 @@ class ModelRegistry(Versions):
         spec: "ModelSpec",
         *,
         exported: Path | None = None,
-        reference: "Reference | None" = None,
+        beside: Mapping[str, object] = MappingProxyType({}),
     ) -> str:
         """Store the model in `folder` with its checksums, and its exported program, in the run; return its address.
 
-        A stored model is replaced only if its programs changed and the model is not a version yet.
+        A stored model is replaced only if other files are to be with it and the model is not a version yet.
 
         Args:
             exported: folder of its program and variants, from the stage export; None: the program is made here.
-            reference: of its test rows, to find drift.
+            beside: frozen values to store as JSON, by the name of the file.
         """
-        export = self._export_tag(exported)
+        export = self._export_tag(exported, beside)
         with reachable(self.uri):
             address = self._logged(run_id, export)
         if address:
@@ -78,7 +77,7 @@ class ModelRegistry(Versions):
         requirements = _requirements(spec)  # before the exporter imports more
         with tempfile.TemporaryDirectory() as place:
             sealed = Path(place, _ARTIFACT)
-            checksums = self._seal(folder, sealed, exported, reference)
+            checksums = self._seal(folder, sealed, exported, beside)
             logged = self._log_to_mlflow(run_id, sealed, spec, requirements)
         with reachable(self.uri):
             self.client.set_tag(run_id, CHECKSUMS_TAG, files.digest_json(checksums))
@@ -105,7 +104,7 @@ class ModelRegistry(Versions):
             )
         return logged
 
-    def _seal(self, folder: Path, place: Path, exported: Path | None, reference: "Reference | None") -> dict[str, str]:
+    def _seal(self, folder: Path, place: Path, exported: Path | None, beside: Mapping[str, object]) -> dict[str, str]:
         """Copy a model's files to `place`, add its program and the variants that passed, and return the checksums."""
         from ratchet.checksums import seal
         from ratchet.exports import variants
@@ -118,8 +117,8 @@ class ModelRegistry(Versions):
         elif self.params.registry.export == "onnx":
             export(*load_model(place), place)
         self._add_examples(place)
-        if reference is not None:
-            files.write_json(place / REFERENCE, to_plain(reference))
+        for name, value in beside.items():
+            files.write_json(place / name, to_plain(value))
         return seal(place)
 
     def _add_examples(self, place: Path) -> None:
@@ -146,10 +145,11 @@ class ModelRegistry(Versions):
             # On a processor of another kind int8 rounds differently, up to about as much as from float32 to int8.
             write_examples(folder, arrays, program.predict(arrays), limit=max(limit, measured.largest_difference))
 
-    def _export_tag(self, exported: Path | None) -> str:
-        """Return what identifies the programs that are stored with a model."""
-        setting = self.params.registry.export
-        return setting if exported is None else f"{setting} {files.digest_tree(exported)}"
+    def _export_tag(self, exported: Path | None, beside: Mapping[str, object]) -> str:
+        """Return what identifies the programs and other files that are stored with a model."""
+        programs = [files.digest_tree(exported)] if exported is not None else []
+        values = [files.digest_json({name: to_plain(value) for name, value in beside.items()})] if beside else []
+        return " ".join([self.params.registry.export, *programs, *values])
 
     def _logged(self, run_id: str, export: str) -> str | None:
         """Return the address of the run's model; None if it must be stored (again)."""

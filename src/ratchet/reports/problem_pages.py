@@ -24,6 +24,7 @@ from ratchet.evaluation.wording import (
     value_text,
 )
 from ratchet.reports.charts import COLOURS, Chart, Line, heat_map, line_chart, reliability_chart, scatter_chart
+from ratchet.reports.coverage_text import coverage_limits, coverage_section
 from ratchet.reports.number_text import decimal, percent, percent_range, shown
 from ratchet.reports.problem_sections import Cells, ReportSection, Table, error_section, slice_section, worst_slices
 
@@ -91,7 +92,8 @@ class Pages:
     def sections(self, predictions: Predictions | None, *, has_cards: bool) -> list[ReportSection]:
         """Return the sections of metrics, plots, slices and largest errors, unless these have cards with images."""
         errors = [] if predictions is None or has_cards else [error_section(predictions)]
-        return [*self.own_sections(predictions), *slice_section(self.metrics), *errors]
+        coverage = coverage_section(self.metrics)
+        return [*self.own_sections(predictions), *coverage, *slice_section(self.metrics), *errors]
 
     def own_sections(self, predictions: Predictions | None) -> list[ReportSection]:
         """Return the sections that only this problem has."""
@@ -107,7 +109,7 @@ class Pages:
             for part, mean in worst_slices(metrics)[:_WEAK]
             if part.is_worse
         ]
-        sentences += self.own_limits()
+        sentences += self.own_limits() + coverage_limits(metrics)
         if metrics.rows < _FEW_ROWS:
             sentences.append(
                 f"Small test set ({metrics.rows:,} samples): {metric_text(metrics.headline, metrics.confidence)}. A "

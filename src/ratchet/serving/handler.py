@@ -414,6 +414,8 @@ class PredictEndpoint(Endpoint):
             if fallback is None or (smaller := fallback.version_for(loaded)) is None:
                 raise
             request, predictions, seconds = await fallback.batcher.answer(smaller, raw, lifetime)
+            if not smaller.regions.has(request.options.get("interval")):
+                raise
             return request, Answer(new_id(), smaller, predictions, "fallback"), seconds
         if predictions is None:
             return request, None, seconds

@@ -3,8 +3,8 @@
 import math
 from typing import Any
 
-from ratchet.kinds.protocol import Kind
 from ratchet.problems.named_answers import named_answers, object_schema
+from ratchet.problems.regions import LEVELS, REGIONS
 from ratchet.serving.formats.uploads import UPLOADS
 from ratchet.serving.formats.v2 import metadata
 from ratchet.serving.versions.loaded import LoadedVersion
@@ -58,7 +58,7 @@ def _paths(loaded: LoadedVersion) -> Schema:
 def _schemas(loaded: LoadedVersion) -> Schema:
     spec, kind, named = loaded.spec, loaded.kind, named_answers(loaded.spec.target)
     text: Schema = {"type": "string"}
-    own = {"model": {"const": loaded.identity.model}, "input": _ref("Input"), "options": _options(kind)}
+    own = {"model": {"const": loaded.identity.model}, "input": _ref("Input"), "options": _options(loaded)}
     label = {"id": text, "row": {"type": "integer"}, "label": named.label_schema}
     warnings = {"warnings": text | {"description": "Of an answer: Warnings, as JSON in a text"}}
     unlike = "About each row: values unlike those of the training samples. Left out if there are none"
@@ -70,11 +70,11 @@ def _schemas(loaded: LoadedVersion) -> Schema:
     return {
         "Input": kind.schema(spec.input),
         "Request": object_schema(own, "input"),
-        "Invocation": object_schema({"inputs": _ref("Input"), "params": {"type": "object"}}, "inputs"),
-        "Tensors": object_schema({"parameters": object_schema(warnings)}),
+        "Invocation": object_schema({"inputs": _ref("Input"), "params": object_schema(_interval(loaded))}, "inputs"),
+        "Tensors": object_schema({"parameters": object_schema(warnings | _interval(loaded))}),
         "Labels": object_schema({"labels": _list(object_schema(label, "id", "label"))}, "labels"),
         "Stored": object_schema({name: {"type": "integer"} for name in ("new", "corrected", "known")}),
-        "Prediction": named.schema,
+        "Prediction": _with_regions(loaded, named.schema),
         "Answer": object_schema(answer),
         "Predictions": object_schema({"predictions": {"type": "array"}, "warnings": _ref("Warnings")}),
         "Warnings": _list(_list(text)) | {"description": unlike},
@@ -93,10 +93,28 @@ def _tensors(loaded: LoadedVersion) -> Schema | None:
     return {"inputs": inputs} | ({"parameters": {"max_tokens": 8}} if loaded.kind.generates else {})
 
 
-def _options(kind: Kind[Any]) -> Schema:
+def _interval(loaded: LoadedVersion) -> Schema:
+    """Return the option of intervals or sets; empty: the version has none."""
+    calibration = loaded.regions.calibration
+    if calibration is None or calibration.highest not in LEVELS:
+        return {}
+    bounds = {"minimum": LEVELS.start / 100, "maximum": calibration.highest / 100}
+    about = "level of the prediction intervals or sets to add, in steps of 0.01"
+    return {"interval": {"type": "number", **bounds, "description": about}}
+
+
+def _with_regions(loaded: LoadedVersion, answer: Schema) -> Schema:
+    """Return the schema of an answer with the fields of its interval or set."""
+    if not _interval(loaded):
+        return answer
+    target = loaded.spec.target
+    return answer | {"properties": answer["properties"] | REGIONS[target.problem].schema(target)}
+
+
+def _options(loaded: LoadedVersion) -> Schema:
     whole: Schema = {"type": "integer", "minimum": 1}
-    if not kind.generates:
-        return object_schema({"top_k": whole})
+    if not loaded.kind.generates:
+        return object_schema({"top_k": whole} | _interval(loaded))
     number: Schema = {"type": "number", "minimum": 0}
     options = {
         "max_tokens": whole | {"description": "tokens to generate at most"},
@@ -114,7 +132,13 @@ def _file(kind: str) -> Schema:
         return {"contentMediaType": kind}
     file: Schema = {"type": "string", "contentMediaType": "application/octet-stream"}
     return object_schema(
-        {"file": file, "files": _list(file), "model": {"type": "string"}, "top_k": {"type": "integer"}}
+        {
+            "file": file,
+            "files": _list(file),
+            "model": {"type": "string"},
+            "top_k": {"type": "integer"},
+            "interval": {"type": "number"},
+        }
     )
 
 

@@ -22,11 +22,11 @@ _OWN = frozenset({"file", "row", "refused", "warnings", "model", "version", "pro
 _FIELD = re.compile(r"^input(\[0\])?[.:] ?")  # the beginning of messages about a request
 
 
-def score(loaded: LoadedVersion, batch: Batch) -> "polars.DataFrame":
+def score(loaded: LoadedVersion, batch: Batch, *, interval: int | None = None) -> "polars.DataFrame":
     """Return one row for each of the batch: its place, the answer, warnings, and the reason if it is refused.
 
-    Columns: file and row; class and probability, or one for each label or number; refused; warnings; model, version,
-    provenance.
+    Columns: file and row; class and probability, or one for each label or number; with `interval`, a level in per cent,
+    those of `Regions.columns`; refused; warnings; model, version, provenance.
     """
     import polars
 
@@ -40,7 +40,7 @@ def score(loaded: LoadedVersion, batch: Batch) -> "polars.DataFrame":
             for row, row_warnings in zip(rows, by_row(warnings, len(rows)), strict=True):
                 texts[row] = "; ".join(row_warnings) or None
     refused = polars.Series("refused", [fault or None for fault in faults], polars.String)
-    answers = polars.DataFrame(_answers(loaded, predictions))
+    answers = polars.DataFrame(_answers(loaded, predictions, interval))
     return polars.DataFrame(
         [
             polars.Series("file", batch.files, polars.String),
@@ -84,8 +84,10 @@ def _chosen(values: Any, rows: list[int]) -> Any:
     return [values[row] for row in rows] if isinstance(values, list) else values[rows]
 
 
-def _answers(loaded: LoadedVersion, predictions: NDArray[np.float32]) -> "list[polars.Series]":
+def _answers(loaded: LoadedVersion, predictions: NDArray[np.float32], interval: int | None) -> "list[polars.Series]":
     import polars
 
-    columns = named_answers(loaded.spec.target).columns(predictions)
-    return [polars.Series(f"predicted {name}" if name in _OWN else name, values) for name, values in columns.items()]
+    regions = loaded.regions.at(interval).columns(predictions) if interval else {}
+    columns, taken = named_answers(loaded.spec.target).columns(predictions), {*_OWN, *regions}
+    answers = {f"predicted {name}" if name in taken else name: values for name, values in columns.items()}
+    return [polars.Series(name, values) for name, values in (answers | regions).items()]

@@ -51,6 +51,7 @@ class Job:
         inputs: digest of the listing: path, size and time of change or ETag.
         threads: as serving.threads.
         programs: their versions.
+        interval: level of prediction intervals in per cent; None: without them.
     """
 
     __pydantic_config__ = STRICT
@@ -66,6 +67,7 @@ class Job:
     column: str | None
     threads: int
     programs: dict[str, str]
+    interval: int | None = None
 
     @classmethod
     def of(
@@ -77,6 +79,7 @@ class Job:
         shard_rows: int,
         column: str | None,
         threads: int,
+        interval: int | None = None,
     ) -> "Job":
         """Return the job that scores the listed files by a version."""
         return cls(
@@ -92,17 +95,23 @@ class Job:
             column,
             threads,
             {name: installed(name) for name in _PROGRAMS},
+            interval,
         )
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """Content of the manifest. A job without intervals has that of a ratchet that had none."""
+        return {name: value for name, value in asdict(self).items() if name != "interval" or value is not None}
 
     @property
     def digest(self) -> str:
         """SHA-256 (hex) of the job, which each shard names."""
-        return files.digest_json(asdict(self))
+        return files.digest_json(self.content)
 
     def changes_since(self, before: "Job") -> list[str]:
         """Return what a repeated command has changed."""
         first, second = asdict(before), asdict(self)
-        names = ("version", "run", "variant", "shard_rows", "column", "threads", "programs")
+        names = ("version", "run", "variant", "shard_rows", "column", "threads", "programs", "interval")
         changes = [
             f"{name.replace('_', ' ')} was {first[name]}, is {second[name]}"
             for name in names
@@ -172,7 +181,7 @@ def begin(output: ResultFolder, job: Job) -> Job:
         DataError: a process elsewhere has begun another one in the meantime.
     """
     try:
-        output.write_json(_MANIFEST, asdict(job), is_new=True)
+        output.write_json(_MANIFEST, job.content, is_new=True)
     except FileExistsError:
         return require_same(output, job, read_job(output) or job)
     return job
@@ -266,7 +275,13 @@ def plan(reader: RowReader, listing: Sequence[InputFile], size: int) -> Iterator
 
 
 def score_ranges(
-    loaded: LoadedVersion, reader: RowReader, ranges: Sequence[Sequence[Any]], output: ResultFolder, **about: Any
+    loaded: LoadedVersion,
+    reader: RowReader,
+    ranges: Sequence[Sequence[Any]],
+    output: ResultFolder,
+    *,
+    interval: int | None = None,
+    **about: Any,
 ) -> dict[str, Any]:
     """Write the shard of these row ranges, and return its name and counts. `about`: shard and job, for its metadata.
 
@@ -281,7 +296,7 @@ def score_ranges(
     with output.draft(name) as draft:
         answers = ParquetAnswers(draft, loaded.identity, **about)
         for batch in reader.batches(chosen):
-            answers.write(score(loaded, batch))
+            answers.write(score(loaded, batch, interval=interval))
         answers.close()
         size = draft.stat().st_size
         if files.digest_json(output.read_json(_MANIFEST)) != about["job"]:  # this process outlived its job

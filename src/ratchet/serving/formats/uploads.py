@@ -40,16 +40,19 @@ def read_upload(body: bytes, headers: Mapping[str, str], loaded: LoadedVersion) 
     if _media_type(headers) != _FORM:
         return {"input": [body]}
     files: list[bytes] = []
-    content: dict[str, Any] = {"input": files}
+    options: dict[str, Any] = {}
+    content: dict[str, Any] = {"input": files, "options": options}
     for name, value in _parts(body, headers["content-type"]):
         if name in _FILES:
             files.append(value)
         elif name == "top_k":
-            content["options"] = {"top_k": _whole_number(value)}
+            options["top_k"] = _whole_number(value)
+        elif name == "interval":
+            options["interval"] = _number(value)
         elif name == "model":
             content["model"] = value.decode(errors="replace")
         else:
-            raise InputError(f"{name[:100]}: unknown field; allowed: file, files, model, top_k")
+            raise InputError(f"{name[:100]}: unknown field; allowed: file, files, interval, model, top_k")
     if not files:
         raise InputError("file: is missing. Fix: send one part with this name for each image")
     return content
@@ -91,6 +94,15 @@ def _whole_number(value: bytes) -> int:
     if not value.isdigit() or len(value) > 9:
         raise InputError(f"top_k: found {value[:20].decode(errors='replace')!r}; allowed: a whole number of 1 or more")
     return int(value)
+
+
+def _number(value: bytes) -> float | str:
+    """Return a number; a text that is none as it is, for the message."""
+    text = value[:20].decode(errors="replace")
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _media_type(headers: Mapping[str, str]) -> str:

@@ -22,9 +22,11 @@ from ratchet.serving.formats.request_formats import (
     RequestFormat,
     as_json,
     identity_headers,
+    interval_option,
     known_fields,
     prompts_of,
     read_object,
+    regions_of,
     warnings_field,
 )
 from ratchet.serving.http_request import Header
@@ -68,7 +70,8 @@ class V2Format(RequestFormat):
         if loaded.kind.generates:
             request = prompts_of(values.tolist(), head.parameters, "inputs", "parameters", most=self.rows)
             return request._replace(options={**request.options, **options}, id=head.id, timeout=head.timeout)
-        known_fields(head.parameters, _PARAMETERS, "parameters.")
+        known_fields(head.parameters, _PARAMETERS | {"interval"}, "parameters.")
+        options |= interval_option(head.parameters, loaded, "parameters")
         given = loaded.given(values, "inputs", most=self.rows, check=check)
         return ModelRequest.of(given, spec.input, options=options, id=head.id, timeout=head.timeout)
 
@@ -78,13 +81,11 @@ class V2Format(RequestFormat):
         return is_long or not loaded.kind.is_quick
 
     def write(self, answer: Answer, request: ModelRequest) -> tuple[bytes, tuple[Header, ...]]:
-        texts = isinstance(answer.predictions, list)
-        values: NDArray[Any] = np.array(answer.predictions, object if texts else np.float32)
-        output: dict[str, Any] = {
-            "name": output_name(answer.loaded),
-            "datatype": "BYTES" if texts else "FP32",
-            "shape": list(values.shape),
-        }
+        arrays = _outputs(answer, request)
+        outputs: list[dict[str, Any]] = [
+            {"name": name, "datatype": _NAMES.get(values.dtype, "BYTES"), "shape": list(values.shape)}
+            for name, values in arrays.items()
+        ]
         content: dict[str, Any] = {
             "model_name": answer.loaded.identity.model,
             "model_version": answer.loaded.identity.version,
@@ -95,17 +96,28 @@ class V2Format(RequestFormat):
                 # The protocol allows no lists here.
                 **{name: orjson.dumps(value).decode() for name, value in warnings_field(request).items()},
             },
-            "outputs": [output],
+            "outputs": outputs,
         }
         if not request.options.get("binary"):
-            output["data"] = values.ravel().tolist() if texts else values.ravel()
+            for output, values in zip(outputs, arrays.values(), strict=True):
+                output["data"] = values.ravel().tolist() if values.dtype == object else values.ravel()
             body, headers = as_json(content)
             return body, (*headers, *identity_headers(answer))
-        tail = _to_bytes(values)
-        output["parameters"] = {"binary_data_size": len(tail)}
+        tails = [_to_bytes(values) for values in arrays.values()]
+        for output, tail in zip(outputs, tails, strict=True):
+            output["parameters"] = {"binary_data_size": len(tail)}
         head = orjson.dumps(content)
         length = (b"inference-header-content-length", b"%d" % len(head))
-        return head + tail, (_BYTES, length, *identity_headers(answer))
+        return head + b"".join(tails), (_BYTES, length, *identity_headers(answer))
+
+
+def _outputs(answer: Answer, request: ModelRequest) -> dict[str, NDArray[Any]]:
+    """Return the output tensors by name: predictions or texts, and the intervals or sets that a request asks for."""
+    name = output_name(answer.loaded)
+    if isinstance(answer.predictions, list):
+        return {name: np.array(answer.predictions, object)}
+    regions = regions_of(answer, request)
+    return {name: answer.predictions, **(regions.tensors(answer.predictions) if regions else {})}
 
 
 def metadata(loaded: LoadedVersion) -> dict[str, Any]:
@@ -307,6 +319,6 @@ def _from_bytes(raw: memoryview, kind: str, where: str) -> NDArray[Any]:
 
 def _to_bytes(values: NDArray[Any]) -> bytes:
     if values.dtype != object:
-        return values.astype("<f4").tobytes()
+        return values.astype(values.dtype.newbyteorder("<")).tobytes()
     encoded = [text.encode() for text in values.ravel().tolist()]
     return b"".join(len(text).to_bytes(4, "little") + text for text in encoded)

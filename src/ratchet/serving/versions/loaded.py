@@ -21,6 +21,7 @@ from ratchet.kinds.raw_values import check_rows, texts_in
 from ratchet.kinds.registry import kind_of
 from ratchet.monitoring.sketch import REFERENCE
 from ratchet.serving.versions.text_limit import check_texts
+from ratchet.serving.versions.version_regions import VersionRegions
 from ratchet.tokens.tokenizers import PADDING
 
 __all__ = ["SIZES", "Identity", "LoadedVersion", "can_replace"]
@@ -62,6 +63,7 @@ class LoadedVersion:
         engine: "onnxruntime", or "torch" for a model that was stored without a program.
         kind: of its samples.
         sizes: batch sizes that may be computed: in each of them a row gets the same bits.
+        regions: its prediction intervals or sets.
         token_seconds: that a language model needs for one token; else 0.
         has_weights: whether it came with the weights of the PyTorch model.
     """
@@ -91,6 +93,7 @@ class LoadedVersion:
             if self.kind.has_user_code:
                 self.spec = self._torch.spec  # which finds the code beside the model
             _ = self.spec.input.prepared
+            self.regions = VersionRegions(str(identity), self.spec.target, folder)
             self._run: Callable[[Arrays], NDArray[np.float32]] = (
                 replace(program, threads=threads).predict
                 if isinstance(program, Program)

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING
 
 from commands.command_process import CommandEnded, run_command
 from commands.compare import compare, print_comparison
+from commands.cross_validate import fold_line, summary
 from commands.training_run import TrainingRun, last_run, run_of_version
 from ratchet import settings
 from ratchet.data.reading.storage import is_url
 from ratchet.errors import DataError, SettingsError, WorkspaceError
+from ratchet.evaluation.cross_validation import CrossValidation
 from ratchet.provenance.comparison import Comparison
 from ratchet.references import require_references
 from ratchet.settings.messages import dotted_keys
@@ -31,7 +33,7 @@ from tasks.score import absolute
 if TYPE_CHECKING:
     import polars
 
-__all__ = ["ModelVersion", "Project", "ShownComparison", "new", "open"]
+__all__ = ["ModelVersion", "Project", "ShownComparison", "ShownCrossValidation", "new", "open"]
 
 _GLOB = "*?["
 _NAMED = 100  # files without answers
@@ -94,15 +96,27 @@ class Project:
             SettingsError: a setting is not allowed.
             RatchetError: the run has failed. The message is that of the command.
         """
-        assignments = [f"{key}={_yaml(key, value)}" for key, value in _whole_names(changes).items()]
-        if not self.workspace.overrides.exists():  # else params.yaml still has the settings of a killed run
-            planned = settings.plan(self.workspace.params, settings.parse_assignments(assignments))
-            require_references(planned.params, self.workspace)
-        options = [option for assignment in assignments for option in ("--set", assignment)]
+        options = self._checked(changes)
         if continue_with_changed_code:
             options.append("--continue-with-changed-code")
         run_command(self.workspace, "train", *options)
         return last_run(self.workspace)
+
+    def cross_validate(self, folds: int = 5, **changes: object) -> "ShownCrossValidation":
+        """Run `ratchet train --folds`: train the settings on each of so many folds. Nothing is registered.
+
+        If the kernel ends, the next call continues. `changes` and errors are those of `train`.
+        """
+        run_command(self.workspace, "train", "--folds", str(folds), *self._checked(changes))
+        return ShownCrossValidation.read(self.workspace.reports / "folds.json")
+
+    def _checked(self, changes: Mapping[str, object]) -> list[str]:
+        """Return settings of a run as options of its command."""
+        assignments = [f"{key}={_yaml(key, value)}" for key, value in _whole_names(changes).items()]
+        if not self.workspace.overrides.exists():  # else params.yaml still has the settings of a killed run
+            planned = settings.plan(self.workspace.params, settings.parse_assignments(assignments))
+            require_references(planned.params, self.workspace)
+        return [option for assignment in assignments for option in ("--set", assignment)]
 
     def run(self, version: str | None = None) -> TrainingRun:
         """Return the run of a registered version, "pets/1" or "pets@champion"; without one the last run."""
@@ -175,6 +189,13 @@ class ModelVersion:
     def run(self) -> TrainingRun:
         """The run that trained it."""
         return run_of_version(self.workspace, f"{self.name}/{self.number}")
+
+
+class ShownCrossValidation(CrossValidation):
+    """A cross-validation, which is shown as `ratchet train --folds` prints it."""
+
+    def __repr__(self) -> str:
+        return "\n".join([*(fold_line(fold, len(self.folds)) for fold in self.folds), *summary(self)])
 
 
 class ShownComparison(Comparison):

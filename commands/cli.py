@@ -90,9 +90,23 @@ def train(
             "--continue-with-changed-code", help="Let an interrupted training go on though its code changed; recorded."
         ),
     ] = False,
+    folds: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=2, help="Train on each of N folds instead, and print the mean. Nothing is registered."
+        ),
+    ] = None,
 ) -> None:
     """Ingest, train, evaluate, export and register in this process. Skip unchanged stages."""
+    if folds and continue_with_changed_code:
+        raise typer.BadParameter("found both; allowed: one of them", param_hint="--folds, --continue-with-changed-code")
     with project_folder() as workspace, interruptible("the same command continues from the last checkpoint"):
+        if folds:
+            from commands.cross_validate import cross_validate
+
+            exit_on_sigterm()
+            cross_validate(workspace, assignments or [], folds)
+            return
         from commands.train import train as run_here
 
         run_here(workspace, assignments or [], continue_with_changed_code=continue_with_changed_code)

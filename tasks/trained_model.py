@@ -71,7 +71,7 @@ def record_training(
     for section in ("model", "training", "data"):
         values |= {f"{section}.{name}": value for name, value in getattr(params, section).model_dump().items()}
     run.settings(values)
-    version = read_version(workspace.root)
+    version = read_version(workspace.root) if workspace.packed == Workspace(workspace.root).packed else None
     rows = {name: split.rows for name, split in manifest.splits.items()}
     run.dataset(
         name=manifest.name,

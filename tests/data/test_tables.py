@@ -637,6 +637,27 @@ def test_folds_share_the_test_rows_and_divide_the_others(table) -> None:
     assert len(validations) == len(set(validations)) == ROWS - len(next(iter(tests)))
 
 
+def test_folds_divide_given_train_and_validation_rows(table) -> None:
+    table.write(with_column("split", [["train", "train", "val", "test"][row % 4] for row in range(ROWS)]))
+    table.ingest()
+    test = table.index().filter(split="test")["id"].to_list()
+    validations = []
+    for fold in range(2):
+        table.ingest(folds=2, fold=fold)
+        assert table.index().filter(split="test")["id"].to_list() == test
+        validations += table.index().filter(split="validation")["id"].to_list()
+    assert len(validations) == len(set(validations)) == ROWS - len(test)
+
+
+def test_folds_move_no_given_validation_row_without_given_test(table) -> None:
+    """The drawn test rows would be others."""
+    table.write(with_column("split", [["train", "train", "val"][row % 3] for row in range(ROWS)]))
+    table.ingest()
+    before = table.index()
+    table.ingest(folds=2, fold=1)
+    assert table.index().equals(before)
+
+
 def test_more_rows_move_few_rows_at_the_borders(table) -> None:
     table.write(text(cells(300)))
     table.ingest()

@@ -93,9 +93,10 @@ def divide(
     good = good.with_columns(pl.col("group").str.normalize("NFC").str.strip_chars())  # as tables are read
     identity = pl.when(pl.col("group").is_null()).then("normal").otherwise("group " + pl.col("group"))
     shown = labels.shown.cast(pl.String)
+    given, declared = split.for_folds(good["split"], settings, declared=declared)
     assigned = split.assign(
         good.select(identity).to_series(),
-        split.of_groups(good["split"], good["group"], settings),
+        split.of_groups(given, good["group"], settings),
         settings,
         declared=declared,
         classes=shown if labels.classes else None,

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ratchet.errors import DataError
 from ratchet.settings.model import DataSettings
 
-__all__ = ["SPLITS", "SplitName", "assign", "drawn", "even_positions", "keys", "of_groups", "position"]
+__all__ = ["SPLITS", "SplitName", "assign", "drawn", "even_positions", "for_folds", "keys", "of_groups", "position"]
 
 SplitName = Literal["train", "validation", "test"]
 SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
@@ -93,6 +93,18 @@ def even_positions(u: NDArray[np.float64], classes: pl.Series) -> NDArray[np.flo
     even[by_class] = np.minimum((before + start * size) / total[code], 1 - 2**-53)
     result[order] = np.repeat(even, sizes)
     return result
+
+
+def for_folds(
+    given: pl.Series, settings: DataSettings, *, declared: Collection[SplitName]
+) -> tuple[pl.Series, Collection[SplitName]]:
+    """Return given splits and declared ones for `assign`: of data whose test is given, folds divide all other samples.
+
+    Without a given test split the given validation samples stay, so that folds move no test sample.
+    """
+    if not settings.folds or "test" not in declared:
+        return given, declared
+    return given.replace("validation", "train"), [name for name in declared if name != "validation"]
 
 
 def of_groups(given: pl.Series, groups: pl.Series, settings: DataSettings) -> pl.Series:

@@ -8,11 +8,12 @@ their mean shows how far the score falls.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ratchet.evaluation.cross_validation import mean_over_trainings
 from ratchet.search.records import OPEN, Study, Trial
 
 __all__ = ["Finalist", "finalists", "next_seeds", "winner"]
 
-_SHARES = ("accuracy", "balanced_accuracy", "f1")  # metrics from 0 to 1
+_CONFIDENCE = 0.95
 _FRESH = 1000  # distance of the fresh seeds from those that decide
 
 
@@ -103,15 +104,10 @@ def _finalist(study: Study, trial: Trial) -> Finalist:
     selecting = [each for each in complete if (each.seed or 0) < first + _FRESH]
     scores = [trial.value or 0.0, *(each.objectives[0] for each in selecting)]
     fresh = tuple(each.objectives[0] for each in complete if each not in selecting)
-    mean, low, high = sum(scores) / len(scores), None, None
-    if len(scores) > 1:
-        from scipy.stats import sem, t
-
-        half = float(t.ppf(0.975, len(scores) - 1) * sem(scores))
-        is_share = study.objectives[0].rpartition("/")[2] in _SHARES
-        low = max(mean - half, 0.0) if is_share else mean - half
-        high = min(mean + half, 1.0) if is_share else mean + half
-    return Finalist(trial, scores[0], tuple(scores), mean, low, high, fresh)
+    if len(scores) == 1:
+        return Finalist(trial, scores[0], tuple(scores), scores[0], None, None, fresh)
+    mean = mean_over_trainings(scores, study.objectives[0], confidence=_CONFIDENCE)
+    return Finalist(trial, scores[0], tuple(scores), mean.value, mean.low, mean.high, fresh)
 
 
 def _repetitions(study: Study) -> list[Trial]:

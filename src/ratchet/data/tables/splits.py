@@ -1,5 +1,7 @@
 """The split of each row: as given, by order, by group, or by the digest of the row, in equal shares per class."""
 
+from collections.abc import Collection
+
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
@@ -54,9 +56,11 @@ def assigned(
         places = np.array([split.position(f"group {group}") for group in distinct])
         codes = groups.cast(pl.Enum(distinct)).to_physical().cast(pl.Int64).fill_null(-1).to_numpy()
         u = np.where(codes >= 0, places[codes], u) if len(places) else u
+    declared: Collection[split.SplitName] = ()
+    if given is not None:
+        given, declared = split.for_folds(given, settings, declared=given.unique().drop_nulls().to_list())
     if given is not None and groups is not None:
         given = split.of_groups(given, groups, settings)
-    declared = set(given.unique().drop_nulls()) if given is not None else set()
     if classes is not None:
         if given is None:
             u = split.even_positions(u, classes)

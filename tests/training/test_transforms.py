@@ -8,6 +8,7 @@ import pytest
 import torch
 from torchvision.transforms.v2 import functional
 
+from ratchet.training import rand_augment
 from ratchet.training.augment import Randomness
 from ratchet.training.plan import Plan
 from ratchet.training.transforms import _TRANSFORMS, Augmentation
@@ -120,6 +121,28 @@ def test_jitter_equals_that_of_torchvision() -> None:
         expected = functional.adjust_contrast(expected, float(contrast))
         expected = functional.adjust_saturation(expected, float(saturation)).permute(1, 2, 0)
         assert (result.int() - expected.int()).abs().max() <= 5  # torchvision truncates where this rounds
+
+
+CHANGES = {  # of RandAugment by their amounts, with their counterparts in torchvision
+    "_brightened": lambda image, amount: functional.adjust_brightness(image, 1 + 0.9 * amount),
+    "_coloured": lambda image, amount: functional.adjust_saturation(image, 1 + 0.9 * amount),
+    "_contrasted": lambda image, amount: functional.adjust_contrast(image, 1 + 0.9 * amount),
+    "_sharpened": lambda image, amount: functional.adjust_sharpness(image, 1 + 0.9 * amount),
+    "_posterised": lambda image, amount: functional.posterize(image, 8 - round(4 * abs(amount))),
+    "_solarised": lambda image, amount: functional.solarize(image, 255 * (1 - abs(amount))),
+    "_stretched": lambda image, amount: functional.autocontrast(image),
+    "_equalised": lambda image, amount: functional.equalize(image),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_of_randaugment_equal_those_of_torchvision(name: str) -> None:
+    """Rounding may differ by two levels."""
+    pixels, amounts = images(), torch.linspace(-0.6, 0.6, 64)
+    result = getattr(rand_augment, name)(pixels, amounts)
+    for pixel, changed, amount in zip(pixels, result, amounts, strict=True):
+        expected = CHANGES[name](pixel.permute(2, 0, 1), float(amount)).permute(1, 2, 0)
+        assert (changed.int() - expected.int()).abs().max() <= 2
 
 
 def test_erasing_blanks_one_rectangle_in_a_share_of_images() -> None:

@@ -30,7 +30,7 @@ def mean_grey(images: torch.Tensor) -> torch.Tensor:
 
 def blended(images: torch.Tensor, others: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
     """Return share * images + (1 - share) * others, as pixel values."""
-    return whole(others + share * (images - others))
+    return whole(others + share * (images.float() - others))
 
 
 Row = tuple[torch.Tensor | float, torch.Tensor | float, torch.Tensor | float]

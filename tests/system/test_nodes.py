@@ -52,11 +52,11 @@ class Nodes:
     def first(self) -> Any:
         return self._start(0, *self.project.stage("train"))
 
-    def second(self) -> Any:
-        return self._start(1, "ratchet", "join", self.address)
+    def second(self, project: Any = None) -> Any:
+        return self._start(1, "ratchet", "join", self.address, project=project)
 
-    def _start(self, node: int, *command: str) -> Any:
-        process = self.project.start(*self.prefixes[node], *command, log=self.log)
+    def _start(self, node: int, *command: str, project: Any = None) -> Any:
+        process = (project or self.project).start(*self.prefixes[node], *command, log=self.log)
         self.started.append(process)
         return process
 
@@ -143,10 +143,29 @@ def namespaces() -> Iterator[tuple[str, str]]:
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
 
 
-def test_two_nodes_end_with_the_bits_of_one(make_nodes, whole, assert_same_training) -> None:
-    """The second node is killed and comes back; then the first one is killed, and the training goes on alone."""
+def test_two_nodes_end_with_the_bits_of_one(
+    make_nodes, new_project, use_small_net, whole, assert_same_training
+) -> None:
+    """The second node is killed and comes back; then the first one is killed, and the training goes on alone.
+
+    Before that a node with other settings is refused, and one in another folder.
+    """
     nodes = make_nodes("shared")
-    first, second = nodes.first(), nodes.second()
+    first = nodes.first()
+    nodes.wait_for("waits for other nodes", first)
+    other = new_project("other")
+    use_small_net(other)
+    changes = {"training.learning_rate": 0.5, "training.rendezvous": nodes.address}
+    settings.override(other.workspace.params, SETTINGS | changes)
+    subprocess.run(["cp", "-r", nodes.project.workspace.packed, other.workspace.packed], check=True)
+    text = other.refused("ratchet", "join")
+    assert "differs from the first one: training.learning_rate (here 0.5, there 2.0e-3)" in text
+    nodes.wait_for("cannot take part: this machine differs", first)
+    settings.override(other.workspace.params, {"training.learning_rate": 0.002})
+    assert "is not that of the first machine. Allowed: the same folder" in other.refused("ratchet", "join")
+
+    (other.root / "data" / "running").symlink_to(nodes.project.root / "data" / "running")
+    second = nodes.second(other)
     nodes.reach(10, first)
     ranks = ranks_of(second)
     assert len(ranks) == 1
@@ -207,25 +226,6 @@ def test_two_network_namespaces_survive_a_cut_cable(make_nodes, namespaces, whol
     assert second.wait() == 0, nodes.log.read_text()
     assert nodes.log.read_text().count("all continue at the newest checkpoint") == 1
     assert_same_training(nodes.project, whole, steps=STEPS)
-
-
-def test_a_node_with_other_settings_is_refused_by_name(make_nodes, new_project, use_small_net) -> None:
-    nodes = make_nodes("equal")
-    first = nodes.first()
-    nodes.wait_for("waits for other nodes", first)
-    other = new_project("other")
-    use_small_net(other)
-    changes = {"training.learning_rate": 0.5, "training.rendezvous": nodes.address}
-    settings.override(other.workspace.params, SETTINGS | changes)
-    subprocess.run(["cp", "-r", nodes.project.workspace.packed, other.workspace.packed], check=True)
-    text = other.refused("ratchet", "join")
-    assert "differs from the first one: training.learning_rate (here 0.5, there 2.0e-3)" in text
-    nodes.wait_for("cannot take part: this machine differs", first)
-    settings.override(other.workspace.params, {"training.learning_rate": 0.002})
-    assert "is not that of the first machine. Allowed: the same folder" in other.refused("ratchet", "join")
-    (other.root / "data" / "running").symlink_to(nodes.project.root / "data" / "running")
-    assert "the training has ended at step" in other.good("ratchet", "join")
-    assert first.wait() == 0
 
 
 def test_wrong_nodes_are_refused(make_nodes) -> None:

@@ -24,7 +24,7 @@ from waiting import let_run, until, until_or_end
 from ratchet import settings
 from ratchet.search.records import Study, Trial
 from ratchet.search.store import StudyStore
-from ratchet.servers import client_environment, prefect_server
+from ratchet.servers import client_environment
 
 pytestmark = pytest.mark.system
 
@@ -41,12 +41,12 @@ FLOW = "from flows.search import search_flow; print(search_flow(return_state=Tru
 
 
 @pytest.fixture(scope="module")
-def refused_flow(new_project, use_small_net) -> tuple[Any, str]:
+def refused_flow(new_project, use_small_net, shared_server) -> tuple[Any, str]:
     """A fresh clone in which search-flow has ingested the digits and refused the empty space; what it printed."""
     project = new_project("packed")
     use_small_net(project)
-    with prefect_server(project.workspace) as api:
-        return project, project.good(sys.executable, "-c", FLOW, **client_environment(project.workspace, api))
+    environment = client_environment(project.workspace, shared_server.api)
+    return project, project.good(sys.executable, "-c", FLOW, **environment)
 
 
 @pytest.fixture(scope="module")

@@ -36,14 +36,15 @@ def list_or_apply(workspace: Workspace, policy: Policy, *, apply: bool) -> None:
     clean_up = CleanUp(workspace, settings.load(workspace.params), policy)
     if apply:
         with held(workspace):
-            moved = clean_up.apply(clean_up.find())
+            items = clean_up.find()
+            clean_up.apply(items)
     else:
-        moved = clean_up.find()
+        items = clean_up.find()
     for note in clean_up.notes:
         echo(f"note: {note}")
-    if moved:
-        _print_table(moved)
-    if not moved:
+    if items:
+        _print_table(items)
+    if not items:
         echo("nothing is old and without use: nothing was moved")
     elif apply:
         echo("moved to .ratchet/trash. `ratchet gc --undo` moves it back, `ratchet gc --empty` frees its space")

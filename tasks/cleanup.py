@@ -24,6 +24,7 @@ __all__ = ["CleanUp", "Old", "Policy", "held"]
 
 _OBJECTS = Path("files", "md5")
 _WAIT = 5.0  # seconds, for a run that is about to end
+_DAY = 86_400.0  # seconds without a change after which a run that is RUNNING in MLflow was killed
 _TEMPORARY = ("simulations/*", "scale/*", "search/*", "production.new")  # in .ratchet
 
 
@@ -83,11 +84,11 @@ class CleanUp:
                 f"{self.project.root}: its records are those of {self.project.project.root}. Fix: run this there"
             )
         needs = Needs.of(self.project, self.params)
-        runs = list(self._runs(needs))
+        runs = [old for old in self._runs(needs) if self._is_free(old)]
         kept_runs = needs.records.keys() - {run for old in runs for run in old.runs}
         searches = self._searches(needs, kept_runs)
-        items = [*runs, *searches, *self._temporary(), *self._objects(needs, kept_runs)]
-        return [old for old in items if all(map(self._is_movable, old.paths))]
+        others = (*searches, *self._temporary(), *self._objects(needs, kept_runs))
+        return [*runs, *(old for old in others if self._is_free(old))]
 
     def _runs(self, needs: Needs) -> Iterator[Old]:
         """Yield old trainings: run, files, journal, and checkpoints of one that was interrupted."""
@@ -128,17 +129,18 @@ class CleanUp:
             if journal is None or not journal.run_id or not journal.is_sent or journal.sealed:
                 return None  # it waits for `ratchet sync`, or is a version
             run = self._trash.find_run(journal.run_id)
-            if run is None or self._is_needed(run, needs):
+            is_running = run is not None and run.info.status == "RUNNING" and self.now - _changed(folder) < _DAY
+            if run is None or is_running or self._is_needed(run, needs):
                 return None
             size += self._trash.size(run)
             runs.append(journal.run_id)
         return Old(category, paths, max(map(_changed, paths)), size, tuple(runs))
 
     def _is_needed(self, run: Any, needs: Needs) -> bool:
-        """Return whether a version needs a run, a process works on it, or a person deleted it and may restore it."""
+        """Return whether a version needs a run, or a person deleted it and may restore it."""
         names = (run.info.run_id, *model_ids(run))
         is_ours = run.info.lifecycle_stage == "active" or run.info.run_id in self._trashed  # before a kill
-        return run.info.status == "RUNNING" or not is_ours or any(name in needs.text for name in names)
+        return not is_ours or any(name in needs.text for name in names)
 
     @cached_property
     def _trash(self) -> RunTrash | None:
@@ -185,6 +187,9 @@ class CleanUp:
         self.notes.append(f"DVC's cache is {place}, which other projects may use: nothing is moved from there")
         return None
 
+    def _is_free(self, old: Old) -> bool:
+        return all(map(self._is_movable, old.paths)) and not any(map(_is_held, old.locks))
+
     def _is_movable(self, path: Path) -> bool:
         """Return whether a path is in the project's folder, and on the disk of its trash."""
         root = self.project.root.resolve()
@@ -198,14 +203,13 @@ class CleanUp:
         self.notes += [note] if note not in self.notes else []
         return False
 
-    def apply(self, items: list[Old]) -> list[Old]:
-        """Move what `find` returned to the trash, inside `held`. Return what was moved; a running training stays."""
-        free = [old for old in items if not any(map(_is_held, old.locks))]
-        if not free:
-            return []
-        names = [path.relative_to(self.project.root).as_posix() for old in free for path in old.paths]
-        folder = TrashFolder.begin(self.project, names, [run for old in free for run in old.runs])
-        for old in free:
+    def apply(self, items: list[Old]) -> None:
+        """Move what `find` returned to the trash, inside `held`."""
+        if not items:
+            return
+        names = [path.relative_to(self.project.root).as_posix() for old in items for path in old.paths]
+        folder = TrashFolder.begin(self.project, names, [run for old in items for run in old.runs])
+        for old in items:
             with ExitStack() as stack:
                 for lock in old.locks:
                     if lock.exists():
@@ -215,7 +219,6 @@ class CleanUp:
                     self._trash.delete(run)
                 for path in old.paths:  # after the runs: a killed clean-up finds the rest by its journal
                     folder.put(path.relative_to(self.project.root).as_posix())
-        return free
 
 
 @contextmanager

@@ -7,7 +7,7 @@ REPOSITORY = Path(__file__).parents[1]
 LIMITS = {
     "baselines": 650,
     "code": 450,
-    "commands": 5_147,
+    "commands": 5_148,
     "data": 12_066,
     "doctor": 1_300,
     "evaluation": 3_786,
@@ -27,7 +27,7 @@ LIMITS = {
     "servers": 1_500,
     "serving": 7_329,
     "settings": 2_598,
-    "tasks": 6_430,
+    "tasks": 6_433,
     "tokens": 400,
     "traffic": 1_338,
     "training": 10_880,

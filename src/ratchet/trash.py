@@ -34,6 +34,9 @@ class TrashFolder:
     @classmethod
     def begin(cls, project: Workspace, paths: Sequence[str], runs: Sequence[str]) -> "TrashFolder":
         """Write the plan of a clean-up. Nothing moves yet."""
+        for path in project.state.glob("trash/*/"):  # of a process that was killed before it wrote its plan
+            if not (path / _PLAN).exists():
+                shutil.rmtree(path)
         name = f"{time.strftime('%Y-%m-%dT%H%M%S')}-{os.getpid()}"
         folder = project.state / "trash" / name
         files.write_json(folder / _PLAN, {"paths": list(paths), "runs": list(runs)})
@@ -93,10 +96,7 @@ def trash_folders(project: Workspace) -> list[TrashFolder]:
     folders = []
     for path in sorted(project.state.glob("trash/*/"), reverse=True):
         plan = path / _PLAN
-        if not plan.exists():  # of a process that was killed before it wrote the plan, or after it deleted it
-            files.clear_drafts(path)
-            with contextlib.suppress(OSError):
-                path.rmdir()
+        if not plan.exists():  # another process is about to write it
             continue
         try:
             content = files.read_json(plan)

@@ -54,7 +54,7 @@ def make_old(project: Any) -> None:
     for folder in ("mlruns/journal", ".dvc/cache", ".ratchet/remote", "data/running"):
         for path in (project.root / folder).rglob("*"):
             os.utime(path, (OLD, OLD), follow_symlinks=False)
-    shutil.rmtree(project.root / ".git" / "logs")  # the reflog has its own dates, of today
+    shutil.rmtree(project.root / ".git" / "logs", ignore_errors=True)  # the reflog has its own dates, of today
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +179,25 @@ def test_running_training_keeps_its_run(project: Any) -> None:
         lock.release()
     assert set((project.root / "mlruns" / "journal").iterdir()) == journals
     assert "deleted" not in stages(project)
+
+
+def test_killed_training_goes_once_it_is_old(project: Any) -> None:
+    """In MLflow it stays RUNNING. Its checkpoints go with it, and return with it."""
+    client = connect(project.workspace, settings.load(project.workspace.params).tracking)
+    for run in client.search_runs([client.get_experiment_by_name("ratchet").experiment_id]):
+        client.update_run(run.info.run_id, "RUNNING")
+    journals = list((project.root / "mlruns" / "journal").iterdir())
+    for journal in journals:
+        checkpoint = project.workspace.running / journal.name / "step-000000000005.safetensors"
+        files.write_text(checkpoint, "weights")
+        os.utime(journal / "events.jsonl")
+    project.good("ratchet", "gc", "--apply", "--older-than", "0d", *KEEP_NONE)
+    assert "deleted" not in stages(project)  # it may run on another machine
+    make_old(project)
+    project.good("ratchet", "gc", "--apply", *KEEP_NONE)
+    assert len(list(project.workspace.running.glob("[0-9a-f]*"))) == stages(project).count("active") == 3
+    project.good("ratchet", "gc", "--undo")
+    assert len(list(project.workspace.running.glob("[0-9a-f]*"))) == len(journals) == stages(project).count("active")
 
 
 def test_busy_project_and_shared_cache_are_refused(project: Any, tmp_path: Path) -> None:

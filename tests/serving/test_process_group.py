@@ -32,7 +32,7 @@ from ratchet.serving.versions.alias_watcher import load
 from ratchet.traffic.log_reader import log_folder, read
 from tests.serving.test_model_server import HOST, SPECS, Served, expected, model_server
 
-SWAPS = int(os.environ.get("RATCHET_SWAPS", "8")) // 2 * 2  # even: the tests after it expect version 1
+SWAPS = int(os.environ.get("RATCHET_SWAPS", "4")) // 2 * 2  # even: the tests after it expect version 1
 CLIENTS = 6
 ANSWERS_ONCE = """
 import signal

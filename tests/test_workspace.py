@@ -185,6 +185,8 @@ def test_the_disk_s_refusals_are_told_and_other_errors_pass(tmp_path: Path) -> N
         raise OSError(28, "No space left on device")
     with pytest.raises(WorkspaceError, match=f"^{tmp_path / 'x'}: .*read-only"), disk_errors(tmp_path):
         raise OSError(30, "Read-only file system", str(tmp_path / "x"))
+    with pytest.raises(WorkspaceError, match=r"File name too long.: take a shorter name"), disk_errors(tmp_path):
+        (tmp_path / ("n" * 300)).mkdir()
     with pytest.raises(ConnectionRefusedError), disk_errors(tmp_path):
         raise ConnectionRefusedError(111, "Connection refused")
 

@@ -32,6 +32,7 @@ DISK_FIXES = {
     errno.EACCES: "make it readable and writable for this user, or work in a clone",
     errno.EEXIST: "another file is in the way. Move it away",
     errno.ENOTDIR: "another file is in the way. Move it away",
+    errno.ENAMETOOLONG: "take a shorter name",
     errno.EPERM: "make it readable and writable for this user, or work in a clone",
     errno.EMFILE: "too many files are open. End other programs, or raise `ulimit -n` (of a service: LimitNOFILE)",
     errno.ENFILE: "too many files are open. End other programs",

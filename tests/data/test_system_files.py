@@ -1,5 +1,6 @@
 """Files that systems write beside a user's data are ignored by every source that reads a folder, and counted."""
 
+import os
 from pathlib import Path
 
 import fsspec
@@ -8,6 +9,7 @@ import pytest
 from ratchet.data.reading.input_files import Storages
 from ratchet.data.reading.storage import LocalFolder, open_storage
 from ratchet.data.system_files import Ignored, is_system_path
+from ratchet.errors import DataError
 
 WRITTEN = (
     "@eaDir/1.png/SYNOPHOTO_THUMB_M.png", ".thumbnails/1.png", "__MACOSX/._1.png", "._1.png", "Thumbs.db", ".DS_Store",
@@ -81,3 +83,13 @@ def test_thumbnails_of_a_nas_are_no_samples(two_classes) -> None:
         thumbnail.write_bytes(path.read_bytes())
     assert two_classes.ingest() == plain
     assert two_classes.index().height == 80
+
+
+def test_a_folder_without_files_is_not_missing(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "empty").mkdir()
+    for name in ("pipe.png", "empty"):
+        with pytest.raises(DataError, match=rf"{name}: has no images\. Allowed: files that end in \.png$"):
+            Storages("FILE").files(str(tmp_path / name), (".png",), "images")
+    with pytest.raises(DataError, match="other: there is no such file or folder"):
+        Storages("FILE").files(str(tmp_path / "other"), (".png",), "images")

@@ -109,7 +109,8 @@ class Storages:
                 self.others.add(file.path)
         if not files:
             missing = f"has no {kind}. Allowed: files that end in {', '.join(filter(None, suffixes))}"
-            raise DataError(f"{path}: {missing if inside else 'there is no such file or folder'}")
+            exists = inside or (not is_url(path) and os.path.exists(path))  # an empty folder, or a pipe
+            raise DataError(f"{path}: {missing if exists else 'there is no such file or folder'}")
         return files
 
     def _local(self, path: Path) -> list[InputFile]:

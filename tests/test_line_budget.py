@@ -26,7 +26,7 @@ LIMITS = {
     "search": 1_170,
     "servers": 1_500,
     "serving": 7_329,
-    "settings": 2_598,
+    "settings": 2_601,
     "tasks": 6_433,
     "tokens": 400,
     "traffic": 1_338,

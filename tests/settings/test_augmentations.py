@@ -104,6 +104,12 @@ def test_older_settings_beside_a_list_get_the_new_line(file: Path, older: list[s
     assert list(entries(params.training)) == listed
 
 
+def test_a_wrong_list_in_a_search_is_refused(file: Path) -> None:
+    text = refused(file, "search.space={training.augment: {choice: [[{rotate: 15}], [{rotat: 15}]]}}")
+    assert text.startswith("params.yaml: search.space: training.augment: entry 1 is {rotat: 15}, and there is no rotat")
+    settings.override(file, {"search.space": {"training.augment": {"choice": [[{"rotate": 15}], "auto"]}}})
+
+
 def test_the_older_default_shift_needs_no_change(file: Path) -> None:
     params = settings.override(file, {"training.augment": [{"rotate": 15}], "training.crop_padding": 0})
     assert entries(params.training) == (("rotate", 15),)

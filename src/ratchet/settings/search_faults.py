@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ratchet.augmentations import list_faults
 from ratchet.settings import messages as settings_errors
 from ratchet.settings.model import NEUTRAL, Params
 from ratchet.settings.search_space import KINDS, Dimension, apply, dimension_of, listed
@@ -97,7 +98,7 @@ def _dimension_faults(params: Params, key: str, content: object) -> Iterator[str
     dimension = dimension_of(key, content)
     for value in dimension.ends:
         try:
-            apply(params, {key: value})
+            trial = apply(params, {key: value})
         except ValidationError as error:
             texts = [text.removeprefix(f"{key}: ") for text in settings_errors.explain(Params, error.errors())]
             if dimension.kind == "float" and "whole number" in texts[0]:
@@ -105,6 +106,8 @@ def _dimension_faults(params: Params, key: str, content: object) -> Iterator[str
                 yield f"found a range of float, and it is a whole number. Fix: write it as {{int: [{low}, {high}]}}"
                 return
             yield from texts
+        else:
+            yield from (fault.removeprefix(f"{key}: ") for fault in list_faults(trial.training))
 
 
 def _key_refusal(key: str, content: object) -> str:

@@ -116,11 +116,12 @@ def validated(model: "training.Model", split: "training.Split", job: "TrainingJo
     import torch
 
     from ratchet.training.losses import Objective
+    from ratchet.training.own_loss import own_loss
     from ratchet.training.precision import choose_precision
     from ratchet.training.validation import validate
 
     cpu = torch.device("cpu")
-    objective = Objective.measuring(job.plan, job.spec.target, cpu)
+    objective = Objective.measuring(job.plan, job.spec.target, cpu, own=own_loss(job.plan, job.spec))
     precision = choose_precision("fp32", cpu, channels_last=False)
     return validate(model, split, objective=objective, precision=precision, device=cpu, batch_size=job.plan.batch_size)
 

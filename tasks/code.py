@@ -189,8 +189,8 @@ def own_code(params: Params, root: Path, stage: str) -> list[Path]:
     """Return the files and folders of the user's own code that decide the result of a stage; "code" reads all."""
     data, model = params.data, params.model
     named = [data.code] if ":" in data.kind else []
-    has_own = model.factory != "none" or own_classes(params.training)
-    named += [model.code] if stage != "ingest" and has_own else []
+    decides = model.factory != "none" or ":" in params.training.loss or own_classes(params.training)
+    named += [model.code] if stage != "ingest" and decides else []
     named += [model.code] if stage in ("code", "evaluate") and params.evaluation.metrics else []
     return [root / name for name in dict.fromkeys(named) if (root / name).exists()]
 

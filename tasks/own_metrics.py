@@ -21,12 +21,6 @@ NO_RESULT = {"train": "training imports them early, so that a fault is found bef
 _WRITTEN = ("temperature", "flip_average")  # also in metrics.json
 
 
-class _MetricCode(CustomCode):
-    @property
-    def section(self) -> str:
-        return "model"
-
-
 @dataclass(frozen=True)
 class OwnMetrics:
     """The functions by their names in evaluation.metrics, and the code that has them."""
@@ -41,7 +35,7 @@ class OwnMetrics:
         Raises:
             TrainingError: there is no such function, or its module does not import.
         """
-        code = _MetricCode(workspace.root, params.model.code, "evaluation.metrics")
+        code = CustomCode(workspace.root, params.model.code, "evaluation.metrics")
         return cls({name: code.load(name) for name in params.evaluation.metrics}, code)
 
     def measure(self, answers: "Answers", metrics: "Metrics") -> "tuple[NamedMetric, ...]":

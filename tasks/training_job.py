@@ -84,6 +84,7 @@ class TrainingJob:
         plan = make_plan(params.training, spec.target, seed=params.seed, kind=spec.input.kind)
         if own_classes(params.training):
             plan = replace(plan, own_code=(str(workspace.root), params.model.code))
+        training.own_loss(plan, spec)  # a fault in it is found before the training
         pretrained = training.find_pretrained(workspace.pretrained, params.model.pretrained)
         teacher = training.find_teacher(workspace.pretrained, params.training.teacher)
         variant: Variant = _VARIANTS.get(params.model.name, "network") if spec.factory == "none" else "network"
@@ -169,7 +170,7 @@ def _spec(params: Params, workspace: Workspace, manifest: Manifest, packed: Path
     from ratchet import training
 
     model, root = params.model, str(workspace.root)
-    code = model.code if model.factory != "none" else "none"
+    code = model.code if model.factory != "none" or ":" in params.training.loss else "none"
     kind = manifest.input.kind
     if fault := blend_fault(model.name, kind, kind_named(kind).baseline):
         raise TrainingError(fault)

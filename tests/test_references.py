@@ -117,6 +117,12 @@ OWN_CODE = {  # a setting, how the message begins, and a setting that fixes it
         "evaluation.metrics: other (other.py) is outside model.code (nets.py)",
         "other.py",
     ),
+    "loss": ("training.loss=nets:f", "training.loss: nets has no function or class f. Allowed: Net", "nets:Net"),
+    "loss outside": (
+        "training.loss=other:Net",
+        "training.loss: other (other.py) is outside model.code (nets.py)",
+        "other.py",
+    ),
     "syntax": ("model.factory=nets:Net", "model.factory: nets does not import (SyntaxError", "none"),
 }
 

@@ -8,10 +8,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from ratchet.augmentations import class_faults
+from ratchet.augmentations import MIXING, class_faults, entries
 
 __all__ = [
-    "blend_fault", "column_faults", "gap_fault", "objective_faults", "pieces_fault", "pruning_fault",
+    "blend_fault", "column_faults", "gap_fault", "objective_faults", "own_loss_fault", "pieces_fault", "pruning_fault",
     "reduction_fault", "shard_fault", "shard_obstacles", "training_faults",
 ]  # fmt: skip
 
@@ -24,6 +24,7 @@ def training_faults(training: Any) -> Iterator[str]:
         shard_fault(training, shard_obstacles(training)),
         reduction_fault(training),
         pieces_fault(training.processes, training.pieces),
+        own_loss_fault(training),
     )
     yield from filter(None, faults)
 
@@ -104,11 +105,29 @@ def objective_faults(training: Any, target: Any) -> Iterator[str]:
         ("training.loss", training.loss, target.losses),
         ("training.best", training.best, tuple(f"validation/{name}" for name in target.best)),
     ):
-        if value not in ("auto", *allowed):
+        if value not in ("auto", *allowed) and not (key == "training.loss" and ":" in value):
             yield (
                 f"{key}: found {value}, and the problem of the data is {target.problem}. Allowed: auto, "
                 f"{', '.join(allowed)}. Fix: `ratchet set {key}=auto`"
             )
+
+
+def own_loss_fault(training: Any) -> str:
+    """Return why a loss of the user cannot have the targets of these settings; empty: it can."""
+    if ":" not in training.loss:
+        return ""
+    mixing = [name for name, _ in entries(training) if name in MIXING]
+    if mixing:
+        return (
+            f"training.augment: has {mixing[0]}, and training.loss is {training.loss}, which gets the targets as they "
+            "are. Allowed: augmentations that keep the classes. Fix: `ratchet set training.augment=auto`"
+        )
+    if training.label_smoothing in ("auto", 0.0):
+        return ""
+    return (
+        f"training.label_smoothing: found {training.label_smoothing:g}, and training.loss is {training.loss}, which "
+        "gets the targets as they are. Allowed: auto or 0. Fix: `ratchet set training.label_smoothing=auto`"
+    )
 
 
 def column_faults(data: Any, source: str, *, but: str = "") -> Iterator[str]:

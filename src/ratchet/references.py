@@ -201,11 +201,12 @@ def _missing_weights(params: Params, workspace: Workspace) -> Iterator[str]:
 def _missing_code(params: Params, workspace: Workspace) -> Iterator[str]:
     """Look for the modules of the user's own code, and for the files and folders of code that DVC tracks."""
     model, data, root = params.model, params.data, workspace.root
-    own_kind = data.kind if ":" in data.kind else "none"
+    own_kind, own_loss = (name if ":" in name else "none" for name in (data.kind, params.training.loss))
     pipeline = _pipeline(root)
     metrics = (("evaluation.metrics", name, "model", model.code) for name in params.evaluation.metrics)
     for key, name, group, code in (
         ("model.factory", model.factory, "model", model.code),
+        ("training.loss", own_loss, "model", model.code),
         *metrics,
         ("data.kind", own_kind, "data", data.code),
     ):

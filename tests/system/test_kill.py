@@ -41,6 +41,15 @@ def _off():
 time.time = lambda: _time() + _off()
 time.time_ns = lambda: _time_ns() + _off() * 1_000_000_000
 """
+LOSS = """
+from torch import exp
+from torch.nn import functional
+
+
+def focal(logits, labels):
+    losses = functional.cross_entropy(logits, labels, reduction="none")
+    return (1 - exp(-losses)) ** 2 * losses
+"""
 Condition = Callable[[], bool]
 
 
@@ -178,3 +187,22 @@ def test_a_loss_that_stays_nan_ends_the_run(twin) -> None:
     assert sorted(value.partition("(return ")[2][:6] for value in reported) == ["1 of 2", "2 of 2"]
     assert all(value.startswith("not finite: ") for value in reported)
     assert run.info.status == "FAILED"
+
+
+def test_a_kill_changes_no_bit_with_an_own_loss(twin, tmp_path) -> None:
+    """The loss is in the model's folder. An edit of a comment in it changes nothing; another one does."""
+    whole, killed = twin("own-loss"), twin("own-loss-killed")
+    for project in (whole, killed):
+        (project.root / "nets" / "losses.py").write_text(LOSS)
+        settings.override(project.workspace.params, {"training.loss": "nets.losses:focal"})
+    whole.good(*whole.stage("train"))
+    with running(killed, tmp_path / "log") as train:
+        assert train.when(lambda: train.step() >= 20), (tmp_path / "log").read_text()
+    (killed.root / "nets" / "losses.py").write_text(LOSS.replace("\n\ndef", "\n\n# of 2017\ndef"))
+    assert "continues at step" in killed.good(*killed.stage("train"))
+    assert (whole.workspace.model / "code" / "nets" / "losses.py").read_text() == LOSS
+    weights = {(each.workspace.model / "model.safetensors").read_bytes() for each in (whole, killed)}
+    assert len(weights) == 1
+    (killed.root / "nets" / "losses.py").write_text(LOSS.replace("** 2", "** 3"))
+    refused = killed.refused(*killed.stage("train"))
+    assert "nets/losses.py changed since the interrupted training in" in refused

@@ -29,6 +29,7 @@ from ratchet.training.duplicate import duplicate
 from ratchet.training.losses import Objective
 from ratchet.training.models import Model
 from ratchet.training.optim import build_optimizer, without_compile_wrappers
+from ratchet.training.own_loss import own_loss
 from ratchet.training.plan import Plan
 
 __all__ = ["ModelProbe"]
@@ -61,7 +62,7 @@ class ModelProbe:
         self.start = copy.deepcopy(model.state_dict())
         self.inputs, self.targets = batch
         self.plan, self.target, self.pretrained = plan, spec.target, pretrained
-        self.objective = Objective.measuring(plan, self.target, self.targets.device)
+        self.objective = Objective.measuring(plan, self.target, self.targets.device, own=own_loss(plan, spec))
         self.numbers = None if self.target.has_accuracy else self.objective.learned(self.targets)
         self.activations = 0
 
@@ -198,7 +199,7 @@ class ModelProbe:
 
     def _first_loss(self, loss: float, outputs: torch.Tensor) -> Iterator[Finding]:
         """Compare the loss with that of a model without knowledge, whose outputs are 0: ln(classes), for example."""
-        if self.target.classes and self.plan.loss != "cross-entropy":
+        if self.objective.own is not None or (self.target.classes and self.plan.loss != "cross-entropy"):
             return
         chance = float(self._loss(torch.zeros_like(outputs)))
         low, high = _LOWEST_ERROR * chance, _HIGHEST_ERROR * chance

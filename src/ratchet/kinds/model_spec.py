@@ -27,7 +27,7 @@ class ModelSpec:
     input: Input
     target: Target
     factory: str = "none"  # package.module:function, used instead of `name`
-    code: str = "none"  # file or folder of the factory's code
+    code: str = "none"  # file or folder of the code of `factory`, and of the user's loss
     widths: tuple[Width, ...] = ()  # of a pruned model
     flip_average: bool = False  # predict with the mean of the outputs for an image and for its mirror image
     root: str = "."  # folder of `code` on this machine; not part of the model's identity

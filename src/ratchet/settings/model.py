@@ -175,7 +175,9 @@ class ModelSettings(Section):
     )
     context: Count = setting(0, "tokens that a model sees at once; 0: the longest text, and 64 of kind tokens")
     factory: Function = setting("none", "your own model, as package.module:function, or none")
-    code: Text = setting("src/ratchet/training/models", "file or folder with the code of model.factory, tracked by DVC")
+    code: Text = setting(
+        "src/ratchet/training/models", "file or folder with your own code for model, loss and metrics, tracked by DVC"
+    )
     pretrained: Text = setting("none", "file of initial weights in data/pretrained, or none")
 
     @property
@@ -206,9 +208,10 @@ class TrainingSettings(Section):
     accumulation: Positive = setting(1, "micro-batches per batch; more of them need less memory")
     pieces: PowerOfTwo = setting(1, "pieces of a step that processes share: a power of two, which decides the weights")
 
-    loss: Literal["auto", "cross-entropy", "binary-cross-entropy", "mse", "l1", "smooth-l1"] = setting(
+    loss: Literal["auto", "cross-entropy", "binary-cross-entropy", "mse", "l1", "smooth-l1"] | FunctionName = setting(
         "auto",
-        "loss function; auto: cross-entropy for classes and tokens, binary-cross-entropy for labels, mse for numbers",
+        "loss function; auto: cross-entropy for classes and tokens, binary-cross-entropy for labels, mse for numbers; "
+        "your own: package.module:function in model.code",
     )
     label_smoothing: Literal["auto"] | Fraction = setting(
         "auto", "share of each target that is spread over all classes; auto: 0.1 for classes of images, otherwise 0"

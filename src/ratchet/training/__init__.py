@@ -21,6 +21,7 @@ from ratchet.training.models import (
     require,
     save_model,
 )
+from ratchet.training.own_loss import own_loss
 from ratchet.training.plan import Plan
 from ratchet.training.predict import answers, predict_outputs, token_shares
 from ratchet.training.processes import fit_in_processes
@@ -60,6 +61,7 @@ __all__ = [
     "model_input",
     "model_target",
     "open_split",
+    "own_loss",
     "predict_outputs",
     "pruned_spec",
     "require",

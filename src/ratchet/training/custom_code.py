@@ -29,12 +29,12 @@ class CustomCode:
 
     root: Path
     place: str
-    setting: str = "model.factory"  # that names the function or class: also data.kind, training.augment
+    setting: str = "model.factory"  # that names the function or class: also data.kind, training.loss ...
 
     @property
     def section(self) -> str:
-        section = self.setting.partition(".")[0]
-        return "model" if section == "training" else section  # own augmentations are in model.code
+        """The section whose setting `code` names the place: model and functions for it share model.code."""
+        return "data" if self.setting == "data.kind" else "model"
 
     def files(self) -> list[Path]:
         """Return its files as paths from `root`, without hidden and compiled ones.

@@ -32,6 +32,7 @@ from ratchet.training.losses import Objective, SampleCounts, class_weights
 from ratchet.training.memory import checkpointed
 from ratchet.training.model_shards import choose_shards
 from ratchet.training.optim import build_optimizer
+from ratchet.training.own_loss import own_loss
 from ratchet.training.plan import Plan
 from ratchet.training.precision import choose_precision
 from ratchet.training.profiler import StepProfiler
@@ -150,7 +151,8 @@ class _Training:
         self.precision = choose_precision(self.plan.precision, self.device, channels_last=self.plan.channels_last)
         target = inputs.spec.target
         weights = class_weights(self.plan, self.train.targets, target)
-        self.objective = Objective(self.plan, target, self.device, weights=weights)
+        own = own_loss(self.plan, inputs.spec)
+        self.objective = Objective(self.plan, target, self.device, weights=weights, own=own)
         self.counts = SampleCounts(self.objective, self.train)
         self.teacher = None
         if inputs.teacher is not None:
@@ -568,7 +570,9 @@ class _Training:
                 return validate(
                     self.state.validated,
                     self.inputs.validation,
-                    objective=Objective.measuring(self.plan, self.inputs.spec.target, self.device),
+                    objective=Objective.measuring(
+                        self.plan, self.inputs.spec.target, self.device, own=self.objective.own
+                    ),
                     precision=self.precision,
                     device=self.device,
                     batch_size=batch_size,

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from ratchet.augmentations import MIXING, entries
-from ratchet.combinations import objective_faults
+from ratchet.combinations import objective_faults, own_loss_fault
 from ratchet.errors import TrainingError
 from ratchet.kinds.registry import kind_named
 from ratchet.problems import Target
 from ratchet.training.batches import Rows, Split
+from ratchet.training.own_loss import OwnLoss
 from ratchet.training.plan import Plan
 
 __all__ = ["Objective", "SampleCounts", "class_weights", "resolve_auto"]
@@ -38,10 +39,13 @@ def resolve_auto(plan: Plan, target: Target, *, kind: str = "image") -> Plan:
     best = f"validation/{target.best[0]}" if plan.best == "auto" else plan.best
     for fault in objective_faults(plan, target):
         raise TrainingError(fault)
+    if fault := own_loss_fault(plan):
+        raise TrainingError(fault)
     if target.ignored is not None:
         plan = replace(plan, ignore_index=target.ignored)
     if plan.label_smoothing == "auto":
-        plan = replace(plan, label_smoothing=target.smoothing if kind_named(kind).smooths_labels else 0.0)
+        smooths = kind_named(kind).smooths_labels and ":" not in loss
+        plan = replace(plan, label_smoothing=target.smoothing if smooths else 0.0)
     is_mixing = any(name in MIXING for name, _ in entries(plan))
     return replace(plan, loss=loss, best=best, mixed_classes=len(target.classes) if is_mixing else 0)
 
@@ -52,15 +56,22 @@ class Objective:
     `loss(batch) / weight(batch)` equals the loss of that name in torch.nn with reduction="mean": a mean over samples by
     class weight for cross-entropy, over tokens for language models, over samples and outputs for the others. Numbers
     are compared in units of the training targets' standard deviation. Of an ensemble, outputs (n, members, outputs),
-    it is the mean over the members' losses.
+    it is the mean over the members' losses. `own` is the user's loss, which gives that of each sample or token: it is
+    weighted as cross-entropy.
     """
 
     def __init__(
-        self, plan: Plan, target: Target, device: torch.device, *, weights: NDArray[np.float32] | None = None
+        self,
+        plan: Plan,
+        target: Target,
+        device: torch.device,
+        *,
+        weights: NDArray[np.float32] | None = None,
+        own: OwnLoss | None = None,
     ) -> None:
         assert not isinstance(plan.label_smoothing, str), "`resolve_auto` replaces auto"
         self.kind, self.smoothing, self.ignored = plan.loss, plan.label_smoothing, plan.ignore_index
-        self.target, self.device = target, device
+        self.target, self.device, self.own = target, device, own
         self.host_weights = weights
         self.weights = None if weights is None else torch.from_numpy(weights).to(device)
         self.learned = target.learned(device, self.smoothing)
@@ -106,7 +117,10 @@ class Objective:
         if self.target.is_indexed:
             of_classes = self._of_shares if targets.is_floating_point() else self._of_classes
             return of_classes(outputs, targets)
-        return _ELEMENTWISE[self.kind](outputs, self.learned(targets).to(outputs.dtype), reduction="none").mean(1).sum()
+        wanted = self.learned(targets).to(outputs.dtype)
+        if self.own is not None:
+            return self.own(outputs, wanted).sum()
+        return _ELEMENTWISE[self.kind](outputs, wanted, reduction="none").mean(1).sum()
 
     def _of_classes(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         if self.kind == "cross-entropy":
@@ -121,9 +135,13 @@ class Objective:
         classes = logits.shape[1]
         counts = labels != self.ignored
         indices = torch.where(counts, labels, torch.zeros_like(labels))
-        targets = functional.one_hot(indices, classes).to(logits.dtype)
-        targets = targets * (1.0 - self.smoothing) + self.smoothing / classes
-        losses = _ELEMENTWISE[self.kind](logits, targets, reduction="none").mean(1)
+        if self.own is not None:
+            each = self.own(logits, indices)
+            losses = torch.where(counts, each, torch.zeros_like(each))
+        else:
+            targets = functional.one_hot(indices, classes).to(logits.dtype)
+            targets = targets * (1.0 - self.smoothing) + self.smoothing / classes
+            losses = _ELEMENTWISE[self.kind](logits, targets, reduction="none").mean(1)
         weights = counts.to(logits.dtype)
         if self.weights is not None:
             weights = weights * self.weights.to(logits.dtype)[indices]
@@ -154,9 +172,9 @@ class Objective:
         return self.count(targets) * self.target.answers_per_target
 
     @classmethod
-    def measuring(cls, plan: Plan, target: Target, device: torch.device) -> "Objective":
+    def measuring(cls, plan: Plan, target: Target, device: torch.device, *, own: OwnLoss | None = None) -> "Objective":
         """Return the loss for validation: without smoothing and class weights, which are for training only."""
-        return cls(replace(plan, label_smoothing=0.0), target, device)
+        return cls(replace(plan, label_smoothing=0.0), target, device, own=own)
 
 
 class SampleCounts:

@@ -54,7 +54,7 @@ _NETWORKS: dict[str, Callable[..., nn.Module]] = {  # kinds have their names in 
     network.__name__: network
     for network in (ConvNet, ResidualNet, FastNet, TabM, TableMLP, Bag, Transformer, Decoder, ArraysMLP)
 }
-_CODE = "code"  # copy of a factory's code in the folder of a saved model
+_CODE = "code"  # copy of the user's code in the folder of a saved model
 
 
 def build(spec: ModelSpec) -> Model:
@@ -105,8 +105,8 @@ def require(name: str, *, kind: str = "image", factory: str = "none", code: str 
 
 
 def code_files(spec: ModelSpec) -> dict[Path, Path]:
-    """Return the files of the user's own model and own kind of data, by their paths from the project folder."""
-    codes = [CustomCode(Path(spec.root), spec.code)] if spec.factory != "none" else []
+    """Return the files of the user's own model, loss and kind of data, by their paths from the project folder."""
+    codes = [CustomCode(Path(spec.root), spec.code)] if spec.code != "none" else []
     if place := spec.input.user_code:
         codes.append(CustomCode(Path(place[0]), place[1], "data.kind"))
     return {path: code.root / path for code in codes for path in code.files()}
@@ -126,7 +126,7 @@ def keep_code(spec: ModelSpec, folder: Path) -> ModelSpec:
 
 def _with_code_in(spec: ModelSpec, folder: Path) -> ModelSpec:
     root = str(folder)
-    spec = spec if spec.factory == "none" else replace(spec, root=root)
+    spec = spec if spec.code == "none" else replace(spec, root=root)
     return replace(spec, input=spec.input.with_code_in(root))
 
 

@@ -98,7 +98,8 @@ def evaluate(params: Params, workspace: Workspace, *, progress: StageProgress) -
     write_predictions(workspace.reports / "predictions.parquet", predictions)
     calibration = {"temperature": temperature, "flip_average": int(model.flip_average)}
     files.write_json(workspace.reports / "metrics.json", {**metrics.numbers(), **calibration})
-    files.write_json(workspace.reports / "evaluation.json", to_plain(metrics))
+    content = {name: value for name, value in to_plain(metrics).items() if name != "own" or value}  # as without any
+    files.write_json(workspace.reports / "evaluation.json", content)
     plots.write_plots(workspace.reports, predictions, metrics)
     return Evaluation.load(workspace)
 

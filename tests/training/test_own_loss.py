@@ -163,7 +163,7 @@ def test_a_wrong_loss_is_refused_before_the_first_step(lab, own, case: str) -> N
     assert own_loss(plan_of(lab), own) is not None
 
 
-def test_an_error_in_a_step_names_the_line_of_the_loss(lab, own) -> None:
+def test_an_error_in_a_step_names_its_line(lab, own) -> None:
     """30 rows in steps of 8: the last step has 6."""
     fault = "    if len(logits) == 6:\n        raise KeyError('odd batch')\n"
     (Path(own.root) / "ownloss" / "focal.py").write_text(LOSS.replace(RETURN, fault + RETURN))
@@ -171,8 +171,11 @@ def test_an_error_in_a_step_names_the_line_of_the_loss(lab, own) -> None:
         lab.run(plan_of(lab))
 
 
-def test_label_smoothing_with_an_own_loss_is_refused(lab, own) -> None:
+def test_smoothed_and_mixed_labels_with_an_own_loss_are_refused(lab, own) -> None:
     plan = replace(make_plan(), loss=NAME, label_smoothing=0.1)
     with pytest.raises(TrainingError, match=r"training.label_smoothing: found 0.1.*label_smoothing=auto"):
         resolve_auto(plan, TARGET)
+    mixed = replace(plan, label_smoothing="auto", augment=({"mixup": 0.2},))
+    with pytest.raises(TrainingError, match=r"training.augment: has mixup.*augment=auto"):
+        resolve_auto(mixed, TARGET)
     assert resolve_auto(replace(plan, label_smoothing="auto"), TARGET).label_smoothing == 0.0

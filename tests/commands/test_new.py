@@ -60,7 +60,8 @@ def test_a_project_trains_and_outlives_an_upgrade(installed: Installed, tmp_path
         (pets / name / "__init__.py").write_text("raise SystemExit('not mine')\n")
 
     short = ["training.epochs=1", "gate.minimum_metric=none", "gate.constant=report", "gate.calibration_error=1.0",
-             "registry.export=none", "evaluation.resamples=100"]  # fmt: skip
+             "registry.export=none", "evaluation.resamples=100", "evaluation.explained_errors=0",
+             "evaluation.robustness_rows=20"]  # fmt: skip
     installed.good(pets, "ratchet", "set", *short)
     assert "register: Passed" in installed.good(pets, "ratchet", "train")
     assert "up to date" in installed.good(pets, "python", "-P", "-m", "dvc", "repro")

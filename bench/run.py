@@ -20,6 +20,7 @@ from bench import (
     flow,
     gate_errors,
     ingest,
+    intervals,
     latency,
     manifest,
     memory,
@@ -43,7 +44,7 @@ from bench.report import Row, end_in_order, machine, options, show
 _NAMES = (
     "throughput", "checkpoints", "memory", "first_step", "first_model", "flow", "precision", "ingest", "manifest",
     "processes", "recipe", "coverage", "gate_errors", "latency", "tokens", "texts", "tables", "tabular", "table_steps",
-    "serving", "serving_overload", "serving_processes", "search", "wrong_labels", "drift",
+    "serving", "serving_overload", "serving_processes", "search", "wrong_labels", "drift", "intervals",
 )  # fmt: skip
 
 
@@ -99,6 +100,8 @@ def _measure(name: str, arguments: argparse.Namespace) -> list[Row]:
             return gate_errors.measure(2000, quick=quick)
         case "latency":
             return latency.measure(100, load=4, quick=quick)
+        case "intervals":
+            return intervals.measure(min(rounds, 3), quick=quick)
         case "tables":
             return tables.measure(min(rounds, 3), quick=quick)
         case "texts":

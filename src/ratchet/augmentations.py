@@ -14,6 +14,12 @@ from typing import Any
 
 __all__ = ["MIXING", "TRANSFORMS", "class_faults", "entries", "kind_fault", "list_faults", "own_classes"]
 
+NO_RESULT = {
+    "ingest": "it checks the settings of training",
+    "export": "it checks the settings of training",
+    "register": "it checks the settings of training",
+}
+
 Entry = tuple[str, Any]
 """Name and value of an entry. A user's own class has the name "own", and its path as the value."""
 

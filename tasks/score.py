@@ -159,7 +159,7 @@ def _shards(
     """Return the shards as `score_shard` takes them."""
     about: dict[str, Any] = {"project": str(workspace.root), "version": job.version, "variant": variant}
     about |= {"threads": job.threads, "column": job.column, "output": output.where, "job": job.digest}
-    about |= {"interval": job.interval}
+    about |= {"interval": job.interval} if job.interval is not None else {}  # as a job of a ratchet that had none
     return [{**about, "shard": number, "ranges": each} for number, each in enumerate(ranges)]
 
 
@@ -198,7 +198,7 @@ def score_shard(shard: Mapping[str, Any]) -> dict[str, Any]:
     reader = new_reader(loaded, shard["column"])
     output = ResultFolder(shard["output"])
     about = {"shard": shard["shard"], "job": shard["job"]}
-    return jobs.score_ranges(loaded, reader, shard["ranges"], output, interval=shard["interval"], **about)
+    return jobs.score_ranges(loaded, reader, shard["ranges"], output, interval=shard.get("interval"), **about)
 
 
 @functools.lru_cache(maxsize=1)

@@ -76,7 +76,7 @@ def evaluate(params: Params, workspace: Workspace, *, progress: StageProgress) -
 
     remove_recorded(workspace)  # the training that DVC recorded before this stage
     files.clear_drafts(workspace.reports)
-    Manifest.read(workspace.packed).check_files(workspace.packed, "test")
+    Manifest.read(workspace.packed).check_files(workspace.packed, "validation", "test")
     own = OwnMetrics.load(params, workspace)
     settings, (model, spec) = params.evaluation, load_model(workspace.model)
     model.flip_average = settings.flip_average and kind_of(spec.input).mirrors
@@ -137,7 +137,9 @@ class _Test:
         """Outputs and targets of the validation samples."""
         from ratchet.training import answers
 
-        return answers(self.model, self.open("validation", self.spec.input))
+        split, before = self.open("validation", self.spec.input), len(self.split)
+        total = before + len(split)
+        return answers(self.model, split, report=lambda done: self.progress.update(before + done, total, "validation"))
 
     def coverage(
         self, predictions: "Predictions", temperature: float, columns: "Columns", ordered_by: str

@@ -11,7 +11,7 @@ from PIL import Image
 
 from ratchet.data.ingest import IngestTask, ingest
 from ratchet.data.manifest import Manifest
-from ratchet.errors import SettingsError
+from ratchet.errors import DataError, SettingsError
 from ratchet.evaluation.explanations import read_explanations
 from ratchet.evaluation.intervals import Interval
 from ratchet.evaluation.metrics import BaselineResult
@@ -104,12 +104,13 @@ def with_model(workspace: Workspace) -> None:
     save_model(workspace.model, model.state_dict(), spec, about={"training": training})
 
 
-def run_evaluate(workspace: Workspace, **changes: object) -> None:
-    """Evaluate with these settings."""
+def run_evaluate(workspace: Workspace, **changes: object) -> Silent:
+    """Evaluate with these settings, and return the progress."""
     settings = EvaluationSettings(resamples=100, **changes)  # type: ignore[arg-type]
     progress = Silent()
     evaluate(Params(evaluation=settings), workspace, progress=progress)
     assert progress.reported[-1][0] == progress.reported[-1][1]
+    return progress
 
 
 def test_robustness_is_measured_on_test_images_and_in_metrics(workspace: Workspace) -> None:
@@ -150,6 +151,25 @@ def test_measurements_that_are_switched_off_have_a_reason(workspace: Workspace) 
         read_explanations(workspace.reports / "explanations.safetensors").reason == "evaluation.explained_errors is 0"
     )
     assert not any(name.startswith("robust") for name in json.loads((workspace.reports / "metrics.json").read_text()))
+
+
+def test_validation_samples_are_part_of_the_progress(workspace: Workspace) -> None:
+    with_model(workspace)
+    progress = run_evaluate(workspace, robustness_rows=0, explained_errors=0)
+    test, validation = (len(open_split(workspace.packed, name)) for name in ("test", "validation"))
+    assert progress.reported == [(test, test), (test + validation, test + validation)]
+
+
+def test_damaged_validation_samples_calibrate_nothing(workspace: Workspace) -> None:
+    with_model(workspace)
+    targets = workspace.packed / Manifest.read(workspace.packed).splits["validation"].targets.file
+    whole = targets.read_bytes()
+    try:
+        targets.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        with pytest.raises(DataError, match="has other bytes than were packed"):
+            run_evaluate(workspace, robustness_rows=0, explained_errors=0)
+    finally:
+        targets.write_bytes(whole)
 
 
 def test_evaluating_twice_gives_the_same_bytes(workspace: Workspace) -> None:

@@ -1,5 +1,6 @@
 """Prediction intervals and sets cover as split conformal prediction promises, and say so where they do not."""
 
+from dataclasses import replace
 from fractions import Fraction
 from math import ceil
 
@@ -9,11 +10,12 @@ from scipy.stats import binomtest
 
 from ratchet.evaluation.coverage import CoverageMetrics, measure_coverage
 from ratchet.evaluation.intervals import exact_share
+from ratchet.evaluation.metrics import Metrics
 from ratchet.evaluation.predictions import Predictions
 from ratchet.problems import Classes, Numbers, Target
 from ratchet.problems.named_answers import named_answers
 from ratchet.problems.regions import LEVELS, REGIONS, Calibration, ClassSets, NumberIntervals
-from ratchet.reports.coverage_text import coverage_limits, coverage_section
+from ratchet.reports.coverage_text import coverage_limits, coverage_section, coverage_table
 from ratchet.settings.model import EvaluationSettings
 
 SETTINGS = EvaluationSettings(resamples=100, slice_rows=20)
@@ -44,12 +46,17 @@ def covered(
     return measure_coverage(predictions, drawn(target, validation, seed=2), options.pop("columns"), SETTINGS, **options)
 
 
-def text(coverage: CoverageMetrics, target: Target) -> list[str]:
-    """Return the limits that a page lists."""
+def with_coverage(coverage: CoverageMetrics, target: Target) -> Metrics:
+    """Return metrics with this coverage."""
     outputs, targets = drawn(target, 40, seed=3)
     predictions = Predictions(outputs, targets, tuple(map(str, range(40))), target)
     metrics = predictions.checked().measure(SETTINGS)
-    object.__setattr__(metrics, "coverage", coverage)
+    return replace(metrics, coverage=coverage)
+
+
+def text(coverage: CoverageMetrics, target: Target) -> list[str]:
+    """Return the limits that a page lists."""
+    metrics = with_coverage(coverage, target)
     assert coverage_section(metrics)[0].title.startswith("Prediction ")
     return coverage_limits(metrics)
 
@@ -136,6 +143,15 @@ def test_significantly_low_coverage_is_a_limit() -> None:
     assert sentence.startswith("90 % intervals cover 65.4 % (95 % CI ")
     assert sentence.endswith("That is significantly less than they promise.")
     assert text(covered(NUMBER, validation=3000), NUMBER) == []
+
+
+def test_of_many_numbers_the_main_level_is_listed() -> None:
+    many = Numbers(tuple("abcdefghi"), (100.0,) * 9, (20.0,) * 9)
+    coverage = covered(many, validation=500, noise=2.0)
+    rows = coverage_table(with_coverage(coverage, many)).rows
+    assert [row[0] for row in rows] == [f"90 % of {name}" for name in many.names]
+    lowest = sorted(coverage.main, key=lambda each: each.share.value)[:5]
+    assert [sentence.split()[4] for sentence in text(coverage, many)] == [each.name for each in lowest]
 
 
 def test_few_validation_rows_are_a_limit() -> None:

@@ -41,9 +41,10 @@ class _Text:
     @property
     def table(self) -> Table:
         header = [f"prediction {self.regions.noun}", "coverage", self._ci, self.regions.size]
+        levels, main = self.coverage.levels, self.coverage.main
         rows = [
             (f"{each.percent} %{_of(each)}", percent(each.share.value), percent_range(each.share), number(each.size))
-            for each in self.coverage.levels[:_LISTED]
+            for each in (levels if len(levels) <= _LISTED else main)[:_LISTED]
         ]
         return Table("", header, rows)
 
@@ -66,9 +67,9 @@ class _Text:
 
     @property
     def limits(self) -> list[str]:
-        low = [each for each in self.coverage.main if each.is_low][:_NAMED]
+        low = sorted((each for each in self.coverage.main if each.is_low), key=lambda each: each.share.value)
         sentences = self._few + [
-            f"{self._sentence(each)} That is significantly less than they promise." for each in low
+            f"{self._sentence(each)} That is significantly less than they promise." for each in low[:_NAMED]
         ]
         sentences += [
             f"Where {part.column} is {part.value}, {each.percent} % {self.regions.noun}{_of(each)} cover only "

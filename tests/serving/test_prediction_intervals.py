@@ -107,6 +107,33 @@ def test_three_formats_have_the_same_ends(priced: LoadedVersion) -> None:
     assert np.frombuffer(tail, "<f4")[2:4].tolist() == pytest.approx(outputs["lower"]["data"])
 
 
+def test_a_client_may_name_the_tensors_of_an_answer(priced: LoadedVersion) -> None:
+    tensor = {"name": "age", "shape": [2], "datatype": "FP32", "data": [20.0, 41.0]}
+    request: dict[str, Any] = {"inputs": [tensor], "parameters": {"interval": 0.8}}
+    _, whole = ask(priced, "/v2/models/model/infer", request)
+    everything = {output["name"]: output["data"] for output in whole["outputs"]}
+    wanted = {"name": "upper", "parameters": {"binary_data": True}}, {"name": "lower"}
+    _, (head, tail) = ask(priced, "/v2/models/model/infer", {**request, "outputs": wanted})
+    assert [output["name"] for output in head["outputs"]] == ["upper", "lower"]
+    assert np.frombuffer(tail, "<f4").tolist() == pytest.approx(everything["upper"])
+    assert head["outputs"][1]["data"] == everything["lower"]
+    faults = (
+        ({"outputs": wanted}, "outputs[0].name: found 'upper'; allowed: 'probabilities', each once"),
+        (
+            {**request, "outputs": [wanted[1]] * 2},
+            "outputs[1].name: found 'lower'; allowed: 'probabilities', 'lower', 'upper', each once",
+        ),
+        ({**request, "outputs": "lower"}, "outputs: allowed: a list with 'probabilities', 'lower', 'upper'"),
+        (
+            {**request, "outputs": ["lower"]},
+            "outputs[0].name: found 'lower'; allowed: 'probabilities', 'lower', 'upper', each once",
+        ),
+    )
+    for changed, message in faults:
+        status, answer = ask(priced, "/v2/models/model/infer", {"inputs": [tensor], **changed})
+        assert (status, answer["error"]) == (400, message)
+
+
 def test_sets_of_classes_are_named_or_a_mask(animals: LoadedVersion) -> None:
     _, own = ask(animals, "/v1/predict", {"input": ROWS, "options": {"interval": 0.95, "top_k": 3}})
     assert [sorted(row["set"]) for row in own["predictions"]] == [["ant", "bee", "cat"]] * 2
@@ -173,6 +200,10 @@ def test_openapi_has_the_option_and_the_fields(priced: LoadedVersion, animals: L
         for options in (schemas["Request"]["properties"]["options"], schemas["Invocation"]["properties"]["params"]):
             assert options["properties"]["interval"]["maximum"] == highest
         assert fields <= set(schemas["Prediction"]["properties"])
+        assert fields - set(schemas["Predictions"]["properties"]["intervals"]["items"]["properties"]) <= {
+            "values", "class",
+        }  # fmt: skip
+        assert "interval" in schemas["Answer"]["properties"]
 
 
 def test_files_have_columns_of_the_ends_or_the_set(tmp_path: Path, animals: LoadedVersion) -> None:
@@ -183,5 +214,7 @@ def test_files_have_columns_of_the_ends_or_the_set(tmp_path: Path, animals: Load
     assert (frame["upper area"] - frame["area"]).to_list() == pytest.approx([2.0, None, 2.0], abs=1e-5)
     sets = score(animals, batch, interval=95)["set"].to_list()
     assert (sets[1], sorted(json.loads(sets[0]))) == (None, ["ant", "bee", "cat"])
+    empty = score(animals, Batch([], [], pl.DataFrame({"age": []}), []), interval=95)  # no file could be read
+    assert pl.concat([empty, score(animals, batch, interval=95)]).height == 3
     clash = score(version(tmp_path / "one", Numbers(("lower",), (1.0,), (1.0,)), [1.0] * 19), batch, interval=90)
     assert clash.columns[2:5] == ["predicted lower", "lower", "upper"]

@@ -51,7 +51,7 @@ def _paths(loaded: LoadedVersion) -> Schema:
         paths["/v1/labels"]["post"]["responses"]["404"] = {"description": "An answer is not in the log"}
     if kind.takes_files(spec.input):
         content = paths["/v1/predict"]["post"]["requestBody"]["content"]
-        content |= {media: {"schema": _file(media)} for media in sorted(UPLOADS)}
+        content |= {media: {"schema": _file(loaded, media)} for media in sorted(UPLOADS)}
     return paths
 
 
@@ -66,7 +66,10 @@ def _schemas(loaded: LoadedVersion) -> Schema:
         "provenance": {"type": ["string", "null"]},
         "predictions": _list(_ref("Prediction")),
         "warnings": _ref("Warnings"),
+        **_interval(loaded),
     }
+    fields = _fields(loaded)
+    intervals = {"intervals": _list(object_schema(fields))} if fields else {}
     return {
         "Input": kind.schema(spec.input),
         "Request": object_schema(own, "input"),
@@ -74,9 +77,9 @@ def _schemas(loaded: LoadedVersion) -> Schema:
         "Tensors": object_schema({"parameters": object_schema(warnings | _interval(loaded))}),
         "Labels": object_schema({"labels": _list(object_schema(label, "id", "label"))}, "labels"),
         "Stored": object_schema({name: {"type": "integer"} for name in ("new", "corrected", "known")}),
-        "Prediction": _with_regions(loaded, named.schema),
+        "Prediction": named.schema | {"properties": named.schema["properties"] | fields},
         "Answer": object_schema(answer),
-        "Predictions": object_schema({"predictions": {"type": "array"}, "warnings": _ref("Warnings")}),
+        "Predictions": object_schema({"predictions": {"type": "array"}, "warnings": _ref("Warnings")} | intervals),
         "Warnings": _list(_list(text)) | {"description": unlike},
         "Error": object_schema({"error": text}, "error"),
     }
@@ -103,12 +106,10 @@ def _interval(loaded: LoadedVersion) -> Schema:
     return {"interval": {"type": "number", **bounds, "description": about}}
 
 
-def _with_regions(loaded: LoadedVersion, answer: Schema) -> Schema:
-    """Return the schema of an answer with the fields of its interval or set."""
-    if not _interval(loaded):
-        return answer
+def _fields(loaded: LoadedVersion) -> Schema:
+    """Return the schemas of the fields of an interval or set; empty: the version has none."""
     target = loaded.spec.target
-    return answer | {"properties": answer["properties"] | REGIONS[target.problem].schema(target)}
+    return REGIONS[target.problem].schema(target) if _interval(loaded) else {}
 
 
 def _options(loaded: LoadedVersion) -> Schema:
@@ -127,19 +128,12 @@ def _options(loaded: LoadedVersion) -> Schema:
     return object_schema(options)
 
 
-def _file(kind: str) -> Schema:
-    if kind.startswith("image/"):
-        return {"contentMediaType": kind}
+def _file(loaded: LoadedVersion, media: str) -> Schema:
+    if media.startswith("image/"):
+        return {"contentMediaType": media}
     file: Schema = {"type": "string", "contentMediaType": "application/octet-stream"}
-    return object_schema(
-        {
-            "file": file,
-            "files": _list(file),
-            "model": {"type": "string"},
-            "top_k": {"type": "integer"},
-            "interval": {"type": "number"},
-        }
-    )
+    fields: Schema = {"file": file, "files": _list(file), "model": {"type": "string"}, "top_k": {"type": "integer"}}
+    return object_schema(fields | _interval(loaded))
 
 
 def _post(summary: str, request: str, example: Schema | None, answer: str) -> Schema:

@@ -90,4 +90,8 @@ def _answers(loaded: LoadedVersion, predictions: NDArray[np.float32], interval: 
     regions = loaded.regions.at(interval).columns(predictions) if interval else {}
     columns, taken = named_answers(loaded.spec.target).columns(predictions), {*_OWN, *regions}
     answers = {f"predicted {name}" if name in taken else name: values for name, values in columns.items()}
-    return [polars.Series(name, values) for name, values in (answers | regions).items()]
+    # The type of texts is named, as that of no texts would be another one
+    return [
+        polars.Series(name, values, polars.String if values.dtype == object else None)
+        for name, values in (answers | regions).items()
+    ]

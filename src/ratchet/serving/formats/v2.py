@@ -65,13 +65,16 @@ class V2Format(RequestFormat):
         parse = _known_head if length < len(body) and length <= _SHORT else _head
         head = parse(body[:length])
         tensors = _tensors(head.tensors, memoryview(body)[length:])
-        options = _output_options(head, loaded)
         values = loaded.kind.from_named(tensors, spec.input)
         if loaded.kind.generates:
             request = prompts_of(values.tolist(), head.parameters, "inputs", "parameters", most=self.rows)
-            return request._replace(options={**request.options, **options}, id=head.id, timeout=head.timeout)
+            options = {**request.options, "binary": _binary(head, [output_name(loaded)])}
+            return request._replace(options=options, id=head.id, timeout=head.timeout)
         known_fields(head.parameters, _PARAMETERS | {"interval"}, "parameters.")
-        options |= interval_option(head.parameters, loaded, "parameters")
+        level = interval_option(head.parameters, loaded, "parameters")
+        no_rows = np.empty((0, spec.target.outputs), np.float32)
+        ends = loaded.regions.at(level["interval"]).tensors(no_rows) if level else {}
+        options = {**level, "binary": _binary(head, [output_name(loaded), *ends])}
         given = loaded.given(values, "inputs", most=self.rows, check=check)
         return ModelRequest.of(given, spec.input, options=options, id=head.id, timeout=head.timeout)
 
@@ -81,11 +84,11 @@ class V2Format(RequestFormat):
         return is_long or not loaded.kind.is_quick
 
     def write(self, answer: Answer, request: ModelRequest) -> tuple[bytes, tuple[Header, ...]]:
-        arrays = _outputs(answer, request)
-        outputs: list[dict[str, Any]] = [
-            {"name": name, "datatype": _NAMES.get(values.dtype, "BYTES"), "shape": list(values.shape)}
-            for name, values in arrays.items()
-        ]
+        arrays, outputs, tail = _outputs(answer, request), list[dict[str, Any]](), b""
+        for name, is_binary in request.options["binary"].items():
+            output, raw = _output(name, arrays[name], is_binary=is_binary)
+            outputs.append(output)
+            tail += raw
         content: dict[str, Any] = {
             "model_name": answer.loaded.identity.model,
             "model_version": answer.loaded.identity.version,
@@ -98,17 +101,10 @@ class V2Format(RequestFormat):
             },
             "outputs": outputs,
         }
-        if not request.options.get("binary"):
-            for output, values in zip(outputs, arrays.values(), strict=True):
-                output["data"] = values.ravel().tolist() if values.dtype == object else values.ravel()
-            body, headers = as_json(content)
-            return body, (*headers, *identity_headers(answer))
-        tails = [_to_bytes(values) for values in arrays.values()]
-        for output, tail in zip(outputs, tails, strict=True):
-            output["parameters"] = {"binary_data_size": len(tail)}
-        head = orjson.dumps(content)
-        length = (b"inference-header-content-length", b"%d" % len(head))
-        return head + b"".join(tails), (_BYTES, length, *identity_headers(answer))
+        head, headers = as_json(content)
+        if any(request.options["binary"].values()):
+            headers = _BYTES, (b"inference-header-content-length", b"%d" % len(head))
+        return head + tail, (*headers, *identity_headers(answer))
 
 
 def _outputs(answer: Answer, request: ModelRequest) -> dict[str, NDArray[Any]]:
@@ -118,6 +114,15 @@ def _outputs(answer: Answer, request: ModelRequest) -> dict[str, NDArray[Any]]:
         return {name: np.array(answer.predictions, object)}
     regions = regions_of(answer, request)
     return {name: answer.predictions, **(regions.tensors(answer.predictions) if regions else {})}
+
+
+def _output(name: str, values: NDArray[Any], *, is_binary: bool) -> tuple[dict[str, Any], bytes]:
+    """Return an output as JSON says it, and the bytes that follow the JSON."""
+    output = {"name": name, "datatype": _NAMES.get(values.dtype, "BYTES"), "shape": list(values.shape)}
+    if is_binary:
+        raw = _to_bytes(values)
+        return {**output, "parameters": {"binary_data_size": len(raw)}}, raw
+    return {**output, "data": values.ravel().tolist() if values.dtype == object else values.ravel()}, b""
 
 
 def metadata(loaded: LoadedVersion) -> dict[str, Any]:
@@ -229,23 +234,25 @@ def _boolean(parameters: Mapping[str, Any], name: str, where: str, *, default: b
     return value
 
 
-def _output_options(head: _Head, loaded: LoadedVersion) -> dict[str, Any]:
-    """Return whether the client wants the output as bytes.
+def _binary(head: _Head, names: Sequence[str]) -> dict[str, bool]:
+    """Return the outputs that the client wants, and whether as bytes; `names` are those of the answer.
 
     Raises:
-        InputError: it wants another output than the model's, or in another way.
+        InputError: it wants another output, one twice, or in another way.
     """
     if not head.outputs:
-        return {"binary": head.is_binary}
-    outputs, name = head.outputs, output_name(loaded)
-    if not isinstance(outputs, list) or len(outputs) != 1 or not isinstance(outputs[0], dict):
-        raise InputError(f"outputs: allowed: one, {name!r}")
-    if outputs[0].get("name") != name:
-        raise InputError(f"outputs[0].name: found {outputs[0].get('name')!r}; allowed: {name!r}")
-    where = "outputs[0].parameters"
-    parameters = _parameters(outputs[0], where)
-    known_fields(parameters, {"binary_data"}, f"{where}.")
-    return {"binary": _boolean(parameters, "binary_data", where, default=head.is_binary)}
+        return dict.fromkeys(names, head.is_binary)
+    wanted = dict[str, bool]()
+    if not isinstance(head.outputs, list):
+        raise InputError(f"outputs: allowed: a list with {', '.join(map(repr, names))}")
+    for place, output in enumerate(head.outputs):
+        name, where = output.get("name") if isinstance(output, dict) else output, f"outputs[{place}]"
+        if not isinstance(output, dict) or name not in names or name in wanted:
+            raise InputError(f"{where}.name: found {name!r}; allowed: {', '.join(map(repr, names))}, each once")
+        parameters = _parameters(output, f"{where}.parameters")
+        known_fields(parameters, {"binary_data"}, f"{where}.parameters.")
+        wanted[name] = _boolean(parameters, "binary_data", f"{where}.parameters", default=head.is_binary)
+    return wanted
 
 
 def _tensors(given: Sequence[_Tensor], binary: memoryview) -> dict[str, NDArray[Any]]:

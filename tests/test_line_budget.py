@@ -10,7 +10,7 @@ LIMITS = {
     "commands": 5_148,
     "data": 12_067,
     "doctor": 1_301,
-    "evaluation": 3_786,
+    "evaluation": 3_787,
     "exports": 740,
     "flows": 3_784,
     "gate": 1_660,

@@ -66,10 +66,11 @@ def rows_by_slice(columns: Mapping[str, Values], *, least: int) -> list[tuple[st
     """Return column, value and row numbers of each slice that has at least `least` rows, but not all."""
     chosen = []
     for name, values in columns.items():
-        texts = np.array(["" if value is None else f"={value}" for value in values], dtype=object)
-        known = sorted({value for value in texts if value})
+        known = sorted({value for value in values if value is not None})
         if 2 <= len(known) <= _MOST_VALUES:
-            chosen += [(name, value[1:], np.flatnonzero(texts == value)) for value in known]
+            places = {None: -1} | {value: place for place, value in enumerate(known)}
+            codes = np.array([places[value] for value in values])
+            chosen += [(name, value, np.flatnonzero(codes == places[value])) for value in known]
     return [(name, value, rows) for name, value, rows in chosen if least <= len(rows) < len(columns[name])]
 
 

@@ -18,6 +18,8 @@ from ratchet.problems import Classes, Labels, Numbers, Target
 from ratchet.problems.regions import CALIBRATION, Calibration
 from ratchet.serving.app import ModelServer
 from ratchet.serving.batch.row_reader import Batch
+from ratchet.serving.formats.request_formats import Answer
+from ratchet.serving.formats.v2 import V2Format
 from ratchet.serving.openapi import document
 from ratchet.serving.scoring import score
 from ratchet.serving.versions.alias_watcher import PinnedVersion
@@ -132,6 +134,15 @@ def test_a_client_may_name_the_tensors_of_an_answer(priced: LoadedVersion) -> No
     for changed, message in faults:
         status, answer = ask(priced, "/v2/models/model/infer", {"inputs": [tensor], **changed})
         assert (status, answer["error"]) == (400, message)
+
+
+def test_predictions_of_a_double_model_are_float32(priced: LoadedVersion) -> None:
+    tensor = {"name": "age", "shape": [1], "datatype": "FP32", "data": [20.0]}
+    request = V2Format(1).read(json.dumps({"inputs": [tensor]}).encode(), {}, priced)
+    doubles: Any = np.array([[0.1]])
+    body, _ = V2Format(1).write(Answer("id", priced, doubles), request)
+    (output,) = json.loads(body)["outputs"]
+    assert (output["datatype"], output["data"]) == ("FP32", [pytest.approx(0.1)])
 
 
 def test_sets_of_classes_are_named_or_a_mask(animals: LoadedVersion) -> None:

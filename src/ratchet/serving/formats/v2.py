@@ -112,8 +112,8 @@ def _outputs(answer: Answer, request: ModelRequest) -> dict[str, NDArray[Any]]:
     name = output_name(answer.loaded)
     if isinstance(answer.predictions, list):
         return {name: np.array(answer.predictions, object)}
-    regions = regions_of(answer, request)
-    return {name: answer.predictions, **(regions.tensors(answer.predictions) if regions else {})}
+    predictions, regions = np.asarray(answer.predictions, np.float32), regions_of(answer, request)
+    return {name: predictions, **(regions.tensors(predictions) if regions else {})}
 
 
 def _output(name: str, values: NDArray[Any], *, is_binary: bool) -> tuple[dict[str, Any], bytes]:

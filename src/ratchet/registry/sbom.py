@@ -166,7 +166,7 @@ def _licences(metadata: Any) -> list[License]:
             return [LicenseFactory().make_with_expression(expression)]
         except InvalidLicenseExpressionException:
             return [DisjunctiveLicense(name=expression)]
-    classifiers = [line for line in metadata.get_all("Model") or () if line.startswith("License :: ")]
+    classifiers = [line for line in metadata.get_all("Classifier") or () if line.startswith("License :: ")]
     names = [name for line in classifiers if (name := line.rpartition(" :: ")[2]) != "OSI Approved"]
     field = (metadata.get("License") or "").strip()
     if field and len(field) <= _MAX_LICENCE and "\n" not in field and not names:

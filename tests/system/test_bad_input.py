@@ -71,7 +71,7 @@ def test_a_missing_folder_is_named_by_the_flow_too(fresh: Any, shared_server: An
         for command in (fresh.stage("ingest"), ("ratchet", "train", "--set", "seed=5")):
             message = fresh.refused(*command)
             assert f"data.path: {folder} does not exist. Fix: set it to the folder with your data" in message
-    assert newest_states(shared_server.folder) == ("DataLoadFailed", {"ingest": "Failed"})
+    assert newest_states(shared_server.folder, last="ingest") == ("DataLoadFailed", {"ingest": "Failed"})
 
 
 def test_an_unreachable_source_is_one_sentence_in_the_flow(fresh: Any) -> None:
@@ -163,7 +163,7 @@ def test_with_mlflow_away_everything_but_registering_is_done_and_kept(
     assert "tracking.uri is sqlite:///mlruns/mlflow.db again" in message
     assert f"MLflow at {DEAD} does not accept requests" in message
     assert "`ratchet sync`" in message
-    state, tasks = newest_states(shared_server.folder)
+    state, tasks = newest_states(shared_server.folder, last="evaluate")
     assert state == "Failed"
     assert {name: tasks[name] for name in ("ingest", "train", "evaluate")} == dict.fromkeys(
         ("ingest", "train", "evaluate"), "Completed"
@@ -173,7 +173,7 @@ def test_with_mlflow_away_everything_but_registering_is_done_and_kept(
     assert f"MLflow at {DEAD}" in fresh.refused("ratchet", "sync")
 
     fresh.good("ratchet", "train", "--set", "tracking.uri=sqlite:///mlruns/mlflow.db")
-    state, tasks = newest_states(shared_server.folder)
+    state, tasks = newest_states(shared_server.folder, last="register")
     assert state == "Completed"
     assert (tasks["train"], tasks["evaluate"], tasks["register"]) == ("Unchanged", "Unchanged", "Completed")
     after = fresh.digests("data/model", "data/checkpoints", "data/reports")

@@ -57,7 +57,7 @@ def train(project: Any, *assignments: str, server: Path | None = None) -> RunRec
     options = [part for assignment in assignments for part in ("--set", assignment)]
     output = project.good("ratchet", "train", *options)
     registration = json.loads((project.root / "data" / "registration.json").read_text())
-    return RunRecord(output, registration, hashes(project), *newest_states(server or project.root))
+    return RunRecord(output, registration, hashes(project), *newest_states(server or project.root, last="register"))
 
 
 def mlflow_client(project: Any) -> Any:

@@ -112,20 +112,22 @@ def test_killed_folds_continue_and_end_with_equal_metrics(undisturbed, digits, n
     assert {run.info.status for run in runs(project)} == {"FINISHED"}
 
 
+def test_python_gives_the_same_folds(undisturbed) -> None:
+    project, _ = undisturbed
+    before = metrics(project)
+    program = "import ratchet; print(ratchet.open().cross_validate(3))"
+    printed = project.good(sys.executable, "-c", program)
+    assert "fold 3 of 3  " in printed
+    assert metrics(project) == before
+    assert f"MLflow run {result(project).run_id}; nothing is registered" in printed
+
+
 def test_only_what_decides_the_weights_begins_other_folds(undisturbed) -> None:
     project, _ = undisturbed
     assert "Nothing to do" in project.good("ratchet", "train", "--folds", "3", "--set", "serving.port=8999")
     assert "Nothing to do" not in project.good("ratchet", "train", "--folds", "2", "--set", "training.epochs=1")
     assert len(result(project).folds) == 2
     project.good("ratchet", "set", "training.epochs=2")
-
-
-def test_python_gives_the_same_folds(undisturbed) -> None:
-    project, _ = undisturbed
-    program = "import ratchet; print(ratchet.open().cross_validate(3))"
-    printed = project.good(sys.executable, "-c", program)
-    assert "fold 3 of 3  " in printed
-    assert f"MLflow run {result(project).run_id}; nothing is registered" in printed
 
 
 def test_folds_that_cannot_be_made_are_refused(project) -> None:

@@ -134,6 +134,7 @@ def test_scoring_here_is_cancelled_and_survives_a_lost_process(
     until(lambda: finished(out) > before, process=process, log=log, pause=0.01)
     children = psutil.Process(process.pid).children(recursive=True)
     children[0].kill()
+    assert finished(out) < SHARDS - 1  # it was in the middle of the work
     assert process.wait() == 0, log.read_text()
     assert digests(out) == expected
     assert not [each for each in children if is_at_work(each)]

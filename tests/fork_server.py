@@ -208,6 +208,8 @@ def serve(connection: socket.socket, stages: socket.socket) -> None:
     """Run one command after another, until the other end of the connection closes."""
     for name in LIBRARIES:
         __import__(name)
+    # MLflow lists the modules of all distributions once in a process, when it stores its first model.
+    sys.modules["mlflow.utils.requirements_utils"]._init_modules_to_packages_map()
     gc.collect()
     gc.freeze()  # a collection in a fork would walk through all of the libraries' objects, and copy their pages
     while True:

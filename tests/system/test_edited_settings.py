@@ -32,8 +32,9 @@ def net(*, classes, channels, height, width):
 
 
 @pytest.fixture(scope="module")
-def project(new_project: Callable[[str], Any]) -> Any:
+def project(new_project: Callable[[str], Any], share_server: Callable[[Any], None]) -> Any:
     project = new_project("edited")
+    share_server(project)
     (project.root / "nets").mkdir()
     (project.root / "nets" / "editing.py").write_text(NET)
     changes = {"model.factory": "nets.editing:net", "model.code": "nets", "training.doctor": "never"}

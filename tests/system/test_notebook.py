@@ -58,9 +58,10 @@ def kill_in_training(project: Any, *sources: str) -> int:
     return max(int(path.stem.removeprefix("step-")) for path in running.glob("*/step-*.safetensors"))
 
 
-def test_notebook_continues_the_training_of_a_killed_kernel(new_project, use_small_net) -> None:
+def test_notebook_continues_the_training_of_a_killed_kernel(new_project, use_small_net, share_server) -> None:
     project = new_project("notebook")
     use_small_net(project)
+    share_server(project)
     settings.override(project.workspace.params, SETTINGS)
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]

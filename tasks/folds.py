@@ -126,11 +126,13 @@ class _CrossValidating:
 
     def _fold(self, number: int, parent: Run) -> Fold:
         path = self.project.folder / f"fold-{number}.json"
-        fold = parse(Fold, path.read_bytes()) if path.exists() else self._trained(number, parent)
+        is_stored = path.exists()
+        fold = parse(Fold, path.read_bytes()) if is_stored else self._trained(number, parent)
         if not fold.run_id:  # MLflow did not answer in an earlier attempt
             fold = replace(fold, run_id=self._tag(fold.key, parent, number, fold.metrics))
         files.write_json(path, to_plain(fold))
-        self.project.clear(is_last=False)
+        if not is_stored:  # else the checkpoints are those of a later, unfinished fold
+            self.project.clear(is_last=False)
         parent.metrics(fold.metrics, step=number)
         self.report(fold)
         return fold

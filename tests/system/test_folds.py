@@ -107,6 +107,7 @@ def test_killed_folds_continue_and_end_with_equal_metrics(undisturbed, digits, n
     assert not (project.workspace.reports / "folds.json").exists()
     output = project.good("ratchet", "train", "--folds", "3")
     assert "Nothing to do" not in output
+    assert re.search(r"fold 2 of 3: continues at step \d+ of", output)
     assert metrics(project) == metrics(undisturbed[0])
     assert len(runs(project)) == 4
     assert {run.info.status for run in runs(project)} == {"FINISHED"}

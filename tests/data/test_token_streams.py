@@ -73,6 +73,19 @@ def test_folds_take_turns_as_validation(place: Place) -> None:
     assert held_out + place.text("test") == LINES
 
 
+def test_folds_divide_given_train_and_validation_texts(place: Place) -> None:
+    lines = LINES.splitlines(keepends=True)
+    texts = {"train": lines[:240], "valid": lines[240:320], "test": lines[320:]}
+    for name, part in texts.items():
+        place.write(f"{name}.txt", "".join(part))
+    held_out = []
+    for fold in range(4):
+        place.ingest(folds=4, fold=fold)
+        assert place.text("test") == "".join(texts["test"])
+        held_out += place.text("validation").splitlines(keepends=True)
+    assert sorted(held_out) == sorted(lines[:320])
+
+
 def test_many_files_keep_their_splits_when_others_come(place: Place) -> None:
     for number in range(60):
         place.write(f"{number:02}.txt", f"text number {number}\n")

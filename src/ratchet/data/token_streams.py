@@ -11,7 +11,7 @@ import os
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -28,7 +28,7 @@ from ratchet.data.reading.storage import Storage, expanded, is_url, open_storage
 from ratchet.data.sources.decoding import Decoded, decode, encoding_of
 from ratchet.data.sources.image_folder import SPLIT_FOLDERS
 from ratchet.data.sources.typed_files import json_object
-from ratchet.data.split import SPLITS, SplitName, assign
+from ratchet.data.split import SPLITS, SplitName, assign, for_folds
 from ratchet.data.system_files import Ignored
 from ratchet.data.tables.targets import TargetTable
 from ratchet.errors import DataError, first_line
@@ -255,8 +255,10 @@ def _divides(given: Mapping[str, SplitName], rest: Callable[[str], str]) -> bool
 
 def _split(whole: Sequence[_File], settings: DataSettings) -> list[_File]:
     """Return the files, or parts of them, with their splits, in the order of their names."""
-    declared = {file.split for file in whole if file.split is not None}
-    complete = {"validation", "test"} <= declared
+    named = {file.split for file in whole if file.split is not None}
+    given, declared = for_folds(pl.Series([file.split for file in whole], dtype=pl.String), settings, declared=named)
+    whole = [replace(file, split=split) for file, split in zip(whole, given, strict=True)]
+    complete = {"validation", "test"} <= {*declared}
     free = [file for file in whole if file.split in (None, "train")]
     if not complete and len(free) < _FEWEST_WHOLE:
         cut = [part for file in free for part in _cut(file, settings, declared)]
@@ -265,7 +267,7 @@ def _split(whole: Sequence[_File], settings: DataSettings) -> list[_File]:
     return [replace(file, split=split) for file, split in zip(whole, splits, strict=True)]
 
 
-def _cut(file: _File, settings: DataSettings, declared: set[SplitName]) -> Iterator[_File]:
+def _cut(file: _File, settings: DataSettings, declared: Collection[SplitName]) -> Iterator[_File]:
     """Yield the parts of a file in order: train, validation, train again with folds, test. Empty parts are left out."""
     end = 1.0 - (0.0 if "test" in declared else settings.test_fraction)
     start, stop = end - settings.validation_fraction, end

@@ -118,7 +118,7 @@ class Metrics(Tabled):
     # None: the problem has no intervals or sets, or it was written before they were measured
     coverage: Annotated[CoverageMetrics | None, Field(exclude_if=operator.not_)] = None
     problem: str = ""
-    own: tuple[NamedMetric, ...] = ()  # of the user: evaluation.metrics
+    own: Annotated[tuple[NamedMetric, ...], Field(exclude_if=operator.not_)] = ()  # of the user: evaluation.metrics
 
     headline_key: ClassVar[str]
     default_metric: ClassVar[str] = "none"  # that gate.minimum_metric: auto means

@@ -91,15 +91,14 @@ def evaluate(params: Params, workspace: Workspace, *, progress: StageProgress) -
     if isinstance(metrics, ClassificationMetrics):
         metrics = replace(metrics, robustness=test.robustness(predictions))
     metrics = test.against_baseline(test.against_constant(metrics, predictions), predictions)
-    metrics = replace(metrics, own=own.measure(predictions.answers, metrics))
+    metrics = replace(metrics, own=own.measure(predictions.answers, metrics, report=progress.update))
 
     write_explanations(workspace.reports / "explanations.safetensors", test.explanations(predictions))
     write_details(workspace.reports, explain_samples(model, spec, test.split, predictions, settings))
     write_predictions(workspace.reports / "predictions.parquet", predictions)
     calibration = {"temperature": temperature, "flip_average": int(model.flip_average)}
     files.write_json(workspace.reports / "metrics.json", {**metrics.numbers(), **calibration})
-    content = {name: value for name, value in to_plain(metrics).items() if name != "own" or value}  # as without any
-    files.write_json(workspace.reports / "evaluation.json", content)
+    files.write_json(workspace.reports / "evaluation.json", to_plain(metrics))
     plots.write_plots(workspace.reports, predictions, metrics)
     return Evaluation.load(workspace)
 

@@ -1,7 +1,7 @@
 """The user's own metrics (evaluation.metrics): functions in model.code, imported from the project."""
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +38,9 @@ class OwnMetrics:
         code = CustomCode(workspace.root, params.model.code, "evaluation.metrics")
         return cls({name: code.load(name) for name in params.evaluation.metrics}, code)
 
-    def measure(self, answers: "Answers", metrics: "Metrics") -> "tuple[NamedMetric, ...]":
+    def measure(
+        self, answers: "Answers", metrics: "Metrics", *, report: Callable[[int, int, str], None]
+    ) -> "tuple[NamedMetric, ...]":
         """Return the metrics on the test rows.
 
         Raises:
@@ -47,7 +49,9 @@ class OwnMetrics:
         from ratchet.evaluation.own_metrics import own_metrics
 
         taken = (*metrics.keys(), *metrics.numbers(), *_WRITTEN)
-        return own_metrics(self.functions, answers, confidence=metrics.confidence, taken=taken, line_of=self._line_of)
+        return own_metrics(
+            self.functions, answers, confidence=metrics.confidence, taken=taken, line_of=self._line_of, report=report
+        )
 
     def _line_of(self, error: BaseException) -> str:
         """Return the last line of the user's code in the traceback; empty: there is none."""

@@ -17,7 +17,7 @@ from ratchet.data.manifest import Manifest
 from ratchet.errors import TrainingError
 from ratchet.evaluation.answers import Answers
 from ratchet.evaluation.classification import ClassAnswers
-from ratchet.evaluation.intervals import mean_of
+from ratchet.evaluation.intervals import mean_of, share_interval
 from ratchet.evaluation.language import PieceAnswers
 from ratchet.evaluation.metrics import NamedMetric
 from ratchet.evaluation.multi_label import LabelAnswers
@@ -146,6 +146,8 @@ WRONG: dict[str, tuple[Any, str]] = {
     "nan": (lambda p, t: np.nan, "returned nan for 30 test rows. Allowed: a finite number"),
     "infinite": (lambda p, t: -np.inf, "returned -inf for 30 test rows. Allowed: a finite number"),
     "complex": (lambda p, t: 1j, "returned a complex. Allowed: one number"),
+    "complex of NumPy": (lambda p, t: np.complex64(1), "returned a complex64. Allowed: one number"),
+    "integer above the floats": (lambda p, t: 10**400, "returned a int. Allowed: one number"),
     "one argument": (lambda p: 1.0, "raised TypeError: .*positional argument"),
 }
 
@@ -169,11 +171,36 @@ def test_a_share_above_one_is_refused() -> None:
         measured(points, answers(30))
 
 
+def test_a_share_of_one_has_an_interval_by_all_rows() -> None:
+    def whole(predictions: np.ndarray, targets: np.ndarray) -> float:
+        return 1.0
+
+    whole.share = True  # type: ignore[attr-defined]
+    interval = measured(whole, answers(2_003)).interval
+    assert (interval.low, interval.high) == (share_interval(2_003, 2_003, confidence=0.95).low, 1.0)
+
+
+def test_measuring_reports_progress_in_rows() -> None:
+    reports: list[tuple[int, int, str]] = []
+    own_metrics(
+        {"own.metrics:cost": cost}, answers(2_003), confidence=0.95, taken=(), line_of=str,
+        report=lambda *report: reports.append(report),
+    )  # fmt: skip
+    assert len(reports) == 500
+    assert reports[:2] == [(0, 2_003, "interval of cost"), (4, 2_003, "interval of cost")]
+
+
+def test_a_name_that_is_a_bound_of_another_is_refused() -> None:
+    functions = {"own.metrics:cost": cost, "own.metrics:cost_low": cost}
+    with pytest.raises(TrainingError, match=r"own\.metrics:cost_low: another function .* is called cost_low, too"):
+        own_metrics(functions, answers(30), confidence=0.95, taken=(), line_of=str)
+
+
 def test_a_name_that_another_metric_has_is_refused() -> None:
     def accuracy(predictions: np.ndarray, targets: np.ndarray) -> float:
         return 1.0
 
-    with pytest.raises(TrainingError, match=r"own\.metrics:accuracy: a metric of Ratchet is called accuracy, too"):
+    with pytest.raises(TrainingError, match=r"own\.metrics:accuracy: a metric of Ratchet.* is called accuracy, too"):
         measured(accuracy, answers(30), taken=("accuracy",))
 
 

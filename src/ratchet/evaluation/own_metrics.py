@@ -35,11 +35,14 @@ def metric_key(name: str) -> str:
 
 def key_faults(names: Collection[str], taken: Collection[str]) -> Iterator[str]:
     """Yield a message for each function of evaluation.metrics whose key another metric has."""
-    keys = [metric_key(name) for name in names]
-    for name, key in zip(names, keys, strict=True):
-        if key in taken or keys.count(key) > 1:
+    written = [f"{metric_key(name)}{end}" for name in names for end in ("", "_low", "_high")]
+    for name, key in zip(names, written[::3], strict=True):
+        if key in taken or written.count(key) > 1:
             other = "a metric of Ratchet" if key in taken else "another function of evaluation.metrics"
-            yield f"evaluation.metrics: {name}: {other} is called {key}, too. Fix: rename the function"
+            yield (
+                f"evaluation.metrics: {name}: {other}, or a bound of its interval, is called {key}, too. Fix: rename "
+                "the function"
+            )
 
 
 def own_metrics(
@@ -49,6 +52,7 @@ def own_metrics(
     confidence: float,
     taken: Collection[str],
     line_of: Callable[[BaseException], str],
+    report: Callable[[int, int, str], None] = lambda done, total, note: None,
 ) -> tuple[NamedMetric, ...]:
     """Return the user's metrics on the test rows.
 
@@ -56,6 +60,7 @@ def own_metrics(
         functions: by the name in evaluation.metrics.
         taken: keys of other metrics.
         line_of: returns the line of the user's code that raised an error: "own/metrics.py, line 3"; empty: none did.
+        report: called with progress in rows: a slow function is called hundreds of times.
 
     Raises:
         TrainingError: a function fails, or returns no finite number.
@@ -63,7 +68,7 @@ def own_metrics(
     for fault in key_faults(functions, taken):
         raise TrainingError(fault)
     inputs = answers.metric_inputs
-    metrics = (_OwnMetric(name, function, *inputs, line_of) for name, function in functions.items())
+    metrics = (_OwnMetric(name, function, *inputs, line_of, report) for name, function in functions.items())
     return tuple(metric.measure(confidence) for metric in metrics)
 
 
@@ -76,6 +81,7 @@ class _OwnMetric:
     predictions: NDArray[Any]
     targets: NDArray[Any]
     line_of: Callable[[BaseException], str]
+    report: Callable[[int, int, str], None]
 
     @property
     def rows(self) -> int:
@@ -89,6 +95,7 @@ class _OwnMetric:
             raise self._error(f"returned {value:g}. Allowed with share = True: 0 to 1")
         influence = self._influence(value)
         if share:
+            influence = influence if 0 < value < 1 else np.zeros(self.rows)  # Wilson's bounds depend on their number
             interval = interval_of(value, influence, "share", confidence=confidence)
         else:
             around = mean_of(value + influence, confidence=confidence)
@@ -101,8 +108,11 @@ class _OwnMetric:
         groups = min(self.rows, _GROUPS)
         influence = np.zeros(groups)
         order = np.random.Generator(np.random.Philox(key=_SEED)).permutation(self.rows)
+        group_of = np.empty(self.rows, np.int64)
+        group_of[order] = np.arange(self.rows) % groups
         for group in range(groups if groups > 1 else 0):
-            left = np.setdiff1d(order, order[group::groups])
+            self.report(self.rows * group // groups, self.rows, f"interval of {metric_key(self.name)}")
+            left = np.flatnonzero(group_of != group)
             if math.isfinite(without := self._call(left)):
                 influence[group] = groups * (len(left) / self.rows) * (value - without)
         centred: NDArray[np.float64] = influence - influence.mean()
@@ -121,11 +131,11 @@ class _OwnMetric:
                 "number, or nan where it is not defined"
             ) from error
         try:
-            if getattr(result, "ndim", 0) or isinstance(result, str):
+            if getattr(result, "ndim", 0) or isinstance(result, str | bytes) or np.iscomplexobj(result):
                 raise TypeError
             return float(result)
-        except (TypeError, ValueError):
-            shape = f" of shape {tuple(result.shape)}" if hasattr(result, "shape") else ""
+        except (TypeError, ValueError, OverflowError):
+            shape = f" of shape {tuple(result.shape)}" if getattr(result, "shape", ()) else ""
             raise self._error(f"returned a {type(result).__name__}{shape}. Allowed: one number") from None
 
     def _error(self, fault: str) -> TrainingError:

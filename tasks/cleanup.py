@@ -25,7 +25,7 @@ __all__ = ["CleanUp", "Old", "Policy", "held"]
 _OBJECTS = Path("files", "md5")
 _WAIT = 5.0  # seconds, for a run that is about to end
 _DAY = 86_400.0  # seconds without a change after which a run that is RUNNING in MLflow was killed
-_TEMPORARY = ("simulations/*", "scale/*", "search/*", "production.new")  # in .ratchet
+_TEMPORARY = ("simulations/*", "scale/*", "search/*", "folds/*", "production.new")  # in .ratchet
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class CleanUp:
         return {run for folder in trash_folders(self.project) for run in folder.runs}
 
     def _temporary(self) -> Iterator[Old]:
-        """Yield folders of simulations and workers that ended."""
+        """Yield folders of simulations, cross-validations and workers that ended."""
         for pattern in _TEMPORARY:
             for path in self.project.state.glob(pattern):
                 if _changed(path) < self.since:

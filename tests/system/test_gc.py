@@ -207,6 +207,19 @@ def test_killed_training_goes_once_it_is_old(project: Any) -> None:
     assert len(list(project.workspace.running.glob("[0-9a-f]*"))) == len(journals) == stages(project).count("active")
 
 
+def test_old_cross_validations_go_and_return(project: Any) -> None:
+    folder = project.workspace.state / "folds" / "0123456789abcdef"
+    for name in ("fold-1.json", "packed/manifest.json"):
+        files.write_text(folder / name, "{}")
+    assert "temporary files" not in project.good("ratchet", "gc", *KEEP_NONE)
+    for path in (folder, *folder.rglob("*")):
+        os.utime(path, (OLD, OLD))
+    project.good("ratchet", "gc", "--apply", *KEEP_NONE)
+    assert not folder.exists()
+    project.good("ratchet", "gc", "--undo")
+    assert (folder / "packed" / "manifest.json").exists()
+
+
 def test_busy_project_and_shared_cache_are_refused(project: Any, tmp_path: Path) -> None:
     with FileLock(project.root / ".ratchet" / "workspace.lock"):
         assert "another run holds" in project.refused("ratchet", "gc", "--apply", *KEEP_NONE)

@@ -6,6 +6,7 @@ The truth is recomputed from the rows of the file: bike rentals by hour for two 
 import csv
 import datetime
 import html
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,16 @@ def test_refused_gaps_and_groups_name_a_working_fix(table, tabular, case: str) -
         _bikes(table, tabular, **changes)
     assert not table.packed.exists()
     assert _bikes(table, tabular, **fixed).height
+
+
+@pytest.mark.parametrize("distance", [1.0061, 9.996, 100_600])
+def test_largest_gap_of_the_message_is_allowed(distance: float) -> None:
+    times, shares = pl.Series([distance * row for row in range(3)]), DataSettings(order_by="time", gap=9e9)
+    shares = shares.model_copy(update={"validation_fraction": 0.34, "test_fraction": 0.34})
+    with pytest.raises(DataError) as caught:
+        in_order(times, shares, groups=None, gap=9e9)
+    [most] = re.findall(r"at most (\S+), the shortest", str(caught.value))
+    assert in_order(times, shares, groups=None, gap=float(most)).places.tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("value", ["7 days", "7m", "-1", "d", "1e3d"])

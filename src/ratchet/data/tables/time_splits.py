@@ -167,7 +167,7 @@ def _too_wide(values: NDArray[np.float64], places: NDArray[np.int64], settings: 
 def _as_gap(settings: DataSettings, distance: float) -> str:
     """Return a distance, or a little less, as data.gap is written."""
     if not isinstance(settings.gap, str):
-        return f"{0.999 * distance:.3g}"
+        return f"{0.994 * distance:.3g}"  # three digits round up by at most 0.5 %
     unit = next((unit for unit in ("d", "h", "min") if distance >= _SECONDS[unit]), "s")
     return f"{int(distance / _SECONDS[unit])}{unit}"
 

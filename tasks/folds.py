@@ -17,7 +17,7 @@ from typing import Any
 
 from ratchet import files
 from ratchet.data.manifest import Manifest
-from ratchet.errors import DataError, TrackingRefused, TrackingUnavailable
+from ratchet.errors import DataError, SettingsError, TrackingRefused, TrackingUnavailable
 from ratchet.evaluation.cross_validation import CrossValidation, Fold
 from ratchet.registry.runs import NAME, Run
 from ratchet.settings.model import Params
@@ -70,6 +70,7 @@ class _CrossValidating:
     report: Callable[[Fold], None]
     key: str = ""
     trained: int = 0
+    packed: int = 0  # fold whose data this process has packed last
 
     def __post_init__(self) -> None:
         self.key = _key(self.params, self.workspace, self.count)
@@ -169,7 +170,9 @@ class _CrossValidating:
         """Pack the data of a fold; return the settings with which it is trained, and the manifest."""
         params = _with_data(self.params, folds=self.count, fold=number - 1)
         try:
-            ingest(params, self.project, progress=_Quiet())
+            if self.packed != number:
+                ingest(params, self.project, progress=_Quiet())
+                self.packed = number
         except DataError as error:
             where = f"fold {number} of {self.count}"
             raise DataError(f"{where}: {error}. With fewer --folds each fold has more samples") from error
@@ -207,10 +210,17 @@ def cross_validate(
         report: called with each fold that is finished, also with those of an earlier attempt.
 
     Raises:
+        SettingsError: a training needs other machines, which have no data of a fold.
         TrainingStopped: SIGTERM or Ctrl-C came; the same call continues.
         DataError: a fold lacks samples, or the folds do not differ.
         TrainingError: a training cannot continue.
     """
+    nodes = str(params.training.nodes)
+    if int(nodes.partition(":")[0]) > 1:
+        raise SettingsError(
+            f"params.yaml: training.nodes: found {nodes}, and --folds trains on this machine alone. Allowed: 1, or "
+            "1:MAX. Fix: `ratchet set training.nodes=1`"
+        )
     work = _CrossValidating(_with_data(params, folds=0, fold=0), workspace, folds, progress, report)
     result = work.run()
     files.write_json(workspace.reports / "folds.json", to_plain(result))

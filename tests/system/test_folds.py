@@ -144,6 +144,11 @@ def test_folds_that_cannot_be_made_are_refused(project) -> None:
     refused = project.refused("ratchet", "train", "--folds", "60")
     assert re.search(r"fold \d+ of 60: .*With fewer --folds each fold has more samples", refused)
     assert "Invalid value for '--folds'" in project.refused("ratchet", "train", "--folds", "1")
+    project.good("ratchet", "set", "training.nodes=2", "training.rendezvous=127.0.0.1:29400", "training.pieces=2")
+    refused = project.refused("ratchet", "train", "--folds", "2")
+    assert "training.nodes: found 2, and --folds trains on this machine alone" in refused
+    project.good("ratchet", "set", "training.nodes=1")
+    assert "mean  accuracy" in project.good("ratchet", "train", "--folds", "2")
 
 
 def rentals(folder: Path) -> dict[str, object]:

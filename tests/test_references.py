@@ -149,9 +149,9 @@ def test_a_metric_with_the_name_of_another_is_refused(workspace: Workspace) -> N
     (workspace.root / "nets.py").write_text("def accuracy(): ...\ndef cost(): ...\n")
     (workspace.root / "more.py").write_text("def cost(): ...\n")
     for names, fault in (
-        (("nets:accuracy",), "nets:accuracy: a metric of Ratchet, or a bound of its interval, is called accuracy, too"),
-        (("nets:mae_high",), "nets:mae_high: a metric of Ratchet, or a bound of its interval, is called mae_high"),
-        (("nets:cost", "more:cost"), "nets:cost: another function of evaluation.metrics, or a bound of its interval"),
+        (("nets:accuracy",), "nets:accuracy: a metric of Ratchet is called accuracy, too. Fix: rename the function"),
+        (("nets:cost_high",), "nets:cost_high: a name with _low or _high at its end is that of a bound of an interval"),
+        (("nets:cost", "more:cost"), "nets:cost: another function of evaluation.metrics is called cost, too. Fix"),
         (("nets:cost",), ""),
     ):
         faults = list(broken_references(params(workspace, evaluation__metrics=names, model__code="."), workspace))

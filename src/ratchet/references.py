@@ -175,8 +175,7 @@ def _metric_keys(names: tuple[str, ...]) -> Iterator[str]:
     from ratchet.evaluation.own_metrics import key_faults
     from ratchet.evaluation.problems import ANSWERS
 
-    keys = set[str]().union(*(answers.metrics.keys() for answers in ANSWERS.values()))
-    yield from key_faults(names, {f"{key}{end}" for key in keys for end in ("", "_low", "_high")})
+    yield from key_faults(names, set().union(*(answers.metrics.keys() for answers in ANSWERS.values())))
 
 
 def _missing_weights(params: Params, workspace: Workspace) -> Iterator[str]:

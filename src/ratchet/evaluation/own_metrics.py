@@ -34,15 +34,17 @@ def metric_key(name: str) -> str:
 
 
 def key_faults(names: Collection[str], taken: Collection[str]) -> Iterator[str]:
-    """Yield a message for each function of evaluation.metrics whose key another metric has."""
-    written = [f"{metric_key(name)}{end}" for name in names for end in ("", "_low", "_high")]
-    for name, key in zip(names, written[::3], strict=True):
-        if key in taken or written.count(key) > 1:
+    """Yield a message for each function of evaluation.metrics whose key another metric or a bound can have."""
+    keys = [metric_key(name) for name in names]
+    for name, key in zip(names, keys, strict=True):
+        fault = ""
+        if key.endswith(("_low", "_high")):
+            fault = "a name with _low or _high at its end is that of a bound of an interval"
+        elif key in taken or keys.count(key) > 1:
             other = "a metric of Ratchet" if key in taken else "another function of evaluation.metrics"
-            yield (
-                f"evaluation.metrics: {name}: {other}, or a bound of its interval, is called {key}, too. Fix: rename "
-                "the function"
-            )
+            fault = f"{other} is called {key}, too"
+        if fault:
+            yield f"evaluation.metrics: {name}: {fault}. Fix: rename the function"
 
 
 def own_metrics(

@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +131,14 @@ def test_each_problem_gives_the_documented_arrays(problem: str) -> None:
     assert np.isfinite(tested.metric_inputs[0]).all()
 
 
+@pytest.mark.parametrize("one_half", [torch.tensor(0.5), Decimal("0.5"), np.array(0.5), Fraction(1, 2)])
+def test_numbers_of_any_type_are_taken(one_half: Any) -> None:
+    def half(predictions: np.ndarray, targets: np.ndarray) -> Any:
+        return one_half
+
+    assert measured(half, answers(4)).interval.value == 0.5
+
+
 def test_rows_without_which_it_is_undefined_have_no_influence() -> None:
     def last(predictions: np.ndarray, targets: np.ndarray) -> float:
         return float(targets.mean()) if len(targets) == 4 else float("nan")
@@ -147,6 +157,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "infinite": (lambda p, t: -np.inf, "returned -inf for 30 test rows. Allowed: a finite number"),
     "complex": (lambda p, t: 1j, "returned a complex. Allowed: one number"),
     "complex of NumPy": (lambda p, t: np.complex64(1), "returned a complex64. Allowed: one number"),
+    "complex of torch": (lambda p, t: torch.tensor(1j), "returned a Tensor. Allowed: one number"),
     "integer above the floats": (lambda p, t: 10**400, "returned a int. Allowed: one number"),
     "one argument": (lambda p: 1.0, "raised TypeError: .*positional argument"),
 }

@@ -133,10 +133,10 @@ class _OwnMetric:
                 "number, or nan where it is not defined"
             ) from error
         try:
-            if getattr(result, "ndim", 0) or isinstance(result, str | bytes) or np.iscomplexobj(result):
+            if getattr(result, "ndim", 0) or isinstance(result, str | bytes | np.complexfloating):
                 raise TypeError
             return float(result)
-        except (TypeError, ValueError, OverflowError):
+        except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: a complex tensor of torch
             shape = f" of shape {tuple(result.shape)}" if getattr(result, "shape", ()) else ""
             raise self._error(f"returned a {type(result).__name__}{shape}. Allowed: one number") from None
 

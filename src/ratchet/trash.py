@@ -36,7 +36,9 @@ class TrashFolder:
         """Write the plan of a clean-up. Nothing moves yet."""
         for path in project.state.glob("trash/*/"):  # of a process that was killed before it wrote its plan
             if not (path / _PLAN).exists():
-                shutil.rmtree(path)
+                files.remove_draft_files(path / _PLAN)
+                with contextlib.suppress(OSError):  # has files, whose plan was deleted by hand
+                    path.rmdir()
         name = f"{time.strftime('%Y-%m-%dT%H%M%S')}-{os.getpid()}"
         folder = project.state / "trash" / name
         files.write_json(folder / _PLAN, {"paths": list(paths), "runs": list(runs)})

@@ -3,7 +3,8 @@
 import json
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ __all__ = ["Needs", "checkouts"]
 
 _HASH = re.compile(r"\b[0-9a-f]{32}(?![0-9a-f])(?:\.dir\b)?")
 _KEY = re.compile(r'"key": "([0-9a-f]{16})"')
+_PATHS = (":/*.dvc", ":/*dvc.lock")  # in the whole repository
 _PACKED = re.compile(rf"path: {PACKED}\s+hash: md5\s+md5: ([0-9a-f]{{32}}\.dir)")
 
 
@@ -33,7 +35,6 @@ class Needs:
     """
 
     text: str
-    runs: frozenset[str]
     keys: frozenset[str]
     records: Mapping[str, Provenance]
     versions: frozenset[str]
@@ -53,7 +54,9 @@ class Needs:
             named += [json.dumps(entry.content) for entry in ledger.read().entries if entry.what != "judge"]
         if has_records(project.database(params.tracking.uri)):
             named.append(RunTrash(project, params).versions_text())
-            runs = Archive(project, params).runs()
+            archive = Archive(project, params)
+            runs = archive.runs()
+            named += _uncommitted(archive, runs)
         for run in runs:
             if run.versions and run.doubts:
                 raise RegistryError(
@@ -64,7 +67,7 @@ class Needs:
         text = "\n".join([*named, *here])
         records = {run.run_id: run.record for run in runs if run.record is not None}
         of_versions = frozenset(run.run_id for run in runs if run.versions)
-        return cls(text, frozenset(_HASH.findall(text)), frozenset(_KEY.findall(text)), records, of_versions)
+        return cls(text, frozenset(_KEY.findall(text)), records, of_versions)
 
     def kept_records(self, kept_runs: Collection[str]) -> list[Provenance]:
         """Return the records of the versions and of the runs that stay."""
@@ -80,7 +83,7 @@ class Needs:
             GitError: git is not installed, or fails.
             DataError: the listing of a folder is damaged, or is in a remote that does not answer.
         """
-        hashes = {*_HASH.findall(self.text), *_git_hashes(project.root, since)}
+        hashes = {*_HASH.findall(self.text), *_git_hashes(project.root, since), *_recent(project, since)}
         for record in self.kept_records(kept_runs):
             hashes |= {value for value in (record.dvc.get(PACKED), *record.dvc_inputs.values()) if value}
         with DvcStore.open(project.root) as store:
@@ -94,6 +97,7 @@ def checkouts(project: Workspace) -> list[Workspace]:
     prefix = git.line(project.root, "rev-parse", "--show-prefix") or ""
     listed = git.line(project.root, "worktree", "list", "--porcelain") or ""
     tops = [Path(line.removeprefix("worktree ")) for line in listed.splitlines() if line.startswith("worktree ")]
+    tops.append(project.production.root)  # git lists its former place after a move of the project
     experiments = (project.root / ".dvc" / "tmp" / "exps").glob("*/")
     folders = [top / each for top in (*tops, *experiments) for each in (prefix, "")]
     return [
@@ -102,17 +106,40 @@ def checkouts(project: Workspace) -> list[Workspace]:
 
 
 def _state_files(place: Workspace) -> Iterator[Path]:
-    """Yield the files of a checkout that name hashes and trainings."""
-    yield from (place.root / "dvc.lock", place.registration, place.model / "model.json")
+    """Yield the files of a checkout that name hashes and trainings, of the user's other pipelines, too."""
+    yield from (place.registration, place.model / "model.json")
+    names = ("*.dvc", "*dvc.lock")
     if git.line(place.root, "rev-parse", "--git-dir") is None:
-        yield from place.root.rglob("*.dvc")
+        for name in names:
+            yield from place.root.rglob(name)
         return
-    tracked = git.text(place.root, "ls-files", "-z", "--cached", "--others", "--", "*.dvc")
+    tracked = git.text(place.root, "ls-files", "-z", "--cached", "--others", "--", *names)
     yield from (place.root / name for name in tracked.split("\0") if name)
+
+
+def _uncommitted(archive: Archive, runs: Sequence[ArchivedRun]) -> Iterator[str]:
+    """Yield the uncommitted changes of .dvc files with which versions were made: `ratchet reproduce` needs these."""
+    with tempfile.TemporaryDirectory() as folder:
+        for run in runs:
+            if run.versions and run.record and run.record.git_uncommitted:
+                patch = archive.file(run.run_id, "provenance/uncommitted.patch", Path(folder))
+                changes = _text(patch).split("\ndiff --git ") if patch else []
+                yield from (text for text in changes if text.partition("\n")[0].rstrip('"').endswith(".dvc"))
 
 
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def _recent(project: Workspace, since: float) -> Iterator[str]:
+    """Yield what the run cache of new trainings, and new listings, name. DVC does not write the files in them again."""
+    cache = project.root / ".dvc" / "cache"
+    for path in (cache / "runs").glob("*/*/*"):
+        if path.lstat().st_mtime >= since:
+            yield from _HASH.findall(_text(path))
+    for store in (cache, project.state / "remote"):
+        listings = (store / "files" / "md5").glob("*/*.dir")
+        yield from (path.parent.name + path.name for path in listings if path.lstat().st_mtime >= since)
 
 
 def _members(store: DvcStore, value: str) -> list[str]:
@@ -156,18 +183,17 @@ def _git_hashes(root: Path, since: float) -> Iterator[str]:
     logged = git.text(root, "log", "--all", "--reflog", "--format=%H %ct").splitlines()
     tips |= {commit for commit, time in map(str.split, logged) if float(time) >= since}
     tracked, locks = _history(root)
-    staged = {f":{path}" for path in locks}
-    whole = _blobs(root, {*(f"{commit}:{path}" for commit in tips for path in locks), *staged})
-    yield from _HASH.findall(_content(root, tracked | whole))
+    index = git.text(root, "ls-files", "--stage", "-z", "--", *_PATHS).split("\0")
+    staged = {line.split()[1] for line in index if line}
+    whole = _blobs(root, {f"{commit}:{path}" for commit in tips for path in locks})
+    yield from _HASH.findall(_content(root, tracked | staged | whole))
     yield from _PACKED.findall(_content(root, _blobs(root, {f"{commit}:{path}" for commit in ours for path in locks})))
 
 
 def _history(root: Path) -> tuple[set[str], set[str]]:
     """Return git's objects of all .dvc files that there ever were, and the paths of all dvc.lock."""
     log = ("log", "--all", "--reflog", "--full-history", "-m", "-z", "--format=", "--raw", "--no-abbrev")
-    fields = iter(
-        git.run(root, *log, "--no-renames", "--", ":/*.dvc", ":/*dvc.lock").decode(errors="surrogateescape").split("\0")
-    )
+    fields = iter(git.run(root, *log, "--no-renames", "--", *_PATHS).decode(errors="surrogateescape").split("\0"))
     tracked, locks = set[str](), set[str]()
     for facts in fields:
         if ":" in facts:

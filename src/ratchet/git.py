@@ -18,7 +18,14 @@ __all__ = ["GitError", "GitMissing", "NoRepository", "commit", "keep", "line", "
 
 NO_RESULT = "it calls git; DVC does not track what the commit is"
 
-_OPTIONS = ("-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false")
+_SETTINGS = (  # so that the user's do not count
+    "core.hooksPath=/dev/null",
+    "advice.detachedHead=false",
+    "log.showSignature=false",
+    "log.showRoot=true",
+    "log.diffMerges=separate",
+)
+_OPTIONS = tuple(part for setting in _SETTINGS for part in ("-c", setting))
 _FIXED = {"GIT_TERMINAL_PROMPT": "0", "GIT_NO_REPLACE_OBJECTS": "1", "LC_ALL": "C"}
 _NO_REPOSITORY = "not a git repository (or any"  # of the parent folders; a broken worktree's message has a path here
 _NONE = (1,)  # exit code of `rev-parse --quiet` and of `config --get` for what does not exist

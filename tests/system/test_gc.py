@@ -4,6 +4,7 @@ The trainings are made old by the dates of their files and commits. What the com
 before and after: `audit`, `trace`, `dvc status`, `reproduce`, `rollback`.
 """
 
+import hashlib
 import os
 import shutil
 import sqlite3
@@ -49,9 +50,21 @@ main()
 """
 
 
+WEIGHTS = "data/pretrained/weights.bin"
+GPG = """#!/bin/sh
+case "$*" in *--verify*) echo "gpg: Good signature" >&2; exit 1;; esac
+echo "[GNUPG:] SIG_CREATED " >&2
+printf -- '-----BEGIN PGP SIGNATURE-----\\n\\nx\\n-----END PGP SIGNATURE-----\\n'
+"""
+
+
 def train(project: Any, **values: object) -> None:
     assignments = [part for name, value in values.items() for part in ("--set", f"{name.replace('__', '.')}={value}")]
     project.good("ratchet", "train", *assignments)
+    commit(project)
+
+
+def commit(project: Any) -> None:
     date = {"GIT_COMMITTER_DATE": f"{int(OLD)} +0000", "GIT_AUTHOR_DATE": f"{int(OLD)} +0000"}
     project.good("git", "add", "--all", **date)
     project.good("git", "commit", "--quiet", "--message=trained", **date)
@@ -64,6 +77,20 @@ def make_old(project: Any) -> None:
     shutil.rmtree(project.root / ".git" / "logs", ignore_errors=True)  # the reflog has its own dates, of today
 
 
+def add(project: Any, name: str, content: str) -> Path:
+    """Track a file by `dvc add`. Return the place of its content in DVC's cache."""
+    files.write_text(project.root / name, content)
+    project.good("dvc", "add", name)
+    return cached(project, content)
+
+
+def cached(project: Any, content: str) -> Path:
+    value = hashlib.md5(content.encode(), usedforsecurity=False).hexdigest()
+    place: Path = project.root / ".dvc" / "cache" / "files" / "md5" / value[:2] / value[2:]
+    assert place.exists()
+    return place
+
+
 @pytest.fixture(scope="module")
 def trained(
     new_project: Callable[..., Any], use_small_net: Callable[[Any], None], share_server: Callable[[Any], None]
@@ -73,7 +100,10 @@ def trained(
     share_server(project)
     settings.override(project.workspace.params, {**EASY, "registry.model": "digits"})
     train(project, seed=1)
-    train(project, seed=2)
+    add(project, WEIGHTS, "of version 2")
+    project.good("ratchet", "train", "--set", "seed=2")  # the .dvc file is not committed
+    add(project, WEIGHTS, "of later trainings")
+    commit(project)
     project.good("ratchet", "rollback", "digits", "--why", "to test it")
     train(project, seed=3, gate__minimum=1.0)
     project.good("git", "branch", "other")
@@ -218,6 +248,67 @@ def test_old_cross_validations_go_and_return(project: Any) -> None:
     assert not folder.exists()
     project.good("ratchet", "gc", "--undo")
     assert (folder / "packed" / "manifest.json").exists()
+
+
+def test_uncommitted_weights_of_version_stay(project: Any) -> None:
+    """`ratchet reproduce` gets their hash from the patch in MLflow alone."""
+    place = cached(project, "of version 2")
+    project.good("ratchet", "gc", "--apply", *KEEP_NONE)
+    assert place.exists()
+
+
+def test_results_of_new_trainings_stay(project: Any) -> None:
+    """Their files can be old: DVC does not write content again that its cache has."""
+    cache = project.root / ".dvc" / "cache"
+    entries = list((cache / "runs").glob("*/*/*"))
+    for entry in entries:
+        os.utime(entry)
+    values = {out["md5"] for entry in entries for out in files.read_yaml(entry)["outs"]}
+    project.good("ratchet", "gc", "--apply", *KEEP_NONE)
+    assert values
+    assert all((cache / "files" / "md5" / value[:2] / value[2:]).exists() for value in values)
+
+
+def test_files_in_new_listings_stay(project: Any) -> None:
+    """`dvc push` takes a listing in a remote for a sign that the remote has its files."""
+    stores = [project.root / name / "files" / "md5" for name in (".dvc/cache", ".ratchet/remote")]
+    places = []
+    for store in stores:
+        for listing in store.glob("*/*.dir"):
+            os.utime(listing)
+            places += [store / entry["md5"][:2] / entry["md5"][2:] for entry in files.read_json(listing)]
+    project.good("ratchet", "gc", "--apply", "--remote", *KEEP_NONE)
+    assert places
+    assert all(place.exists() for place in places)
+
+
+def test_uncommitted_dvc_files_keep_their_data(project: Any) -> None:
+    staged = add(project, "table.csv", "staged")
+    project.good("git", "add", "table.csv.dvc")
+    places = [staged, add(project, "table.csv", "in the folder")]
+    files.write_text(project.root / "other" / "dvc.yaml", "stages: {make: {cmd: printf made > out, outs: [out]}}")
+    project.good("dvc", "repro", "other/dvc.yaml")
+    places.append(cached(project, "made"))
+    places.append(add(project, "of-a-revision.csv", "checked out for a revision"))
+    production = project.root / ".ratchet" / "production"
+    project.good("git", "worktree", "add", "--quiet", "--detach", str(production))
+    record = project.root / ".git" / "worktrees" / "production" / "gitdir"
+    record.write_text("/former/.ratchet/production/.git\n")  # as after a move of the project
+    shutil.move(project.root / "of-a-revision.csv.dvc", production / "dvc.lock")
+    make_old(project)
+    project.good("ratchet", "gc", "--apply", *KEEP_NONE)
+    assert all(place.exists() for place in places)
+
+
+def test_signed_commits_are_read(project: Any, tmp_path: Path) -> None:
+    program = tmp_path / "gpg"
+    program.write_text(GPG)
+    program.chmod(0o755)
+    project.good("git", "config", "gpg.program", str(program))
+    project.good("git", "commit", "--gpg-sign", "--quiet", "--allow-empty", "--message=signed")
+    project.good("git", "config", "log.showSignature", "true")
+    assert "Good signature" in project.good("git", "log", "--format=%H")
+    assert "DVC cache" in project.good("ratchet", "gc", *KEEP_NONE)
 
 
 def test_busy_project_and_shared_cache_are_refused(project: Any, tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 
 from ratchet import settings
 from ratchet.errors import SettingsError
 from ratchet.registry.run_trash import RunTrash, bytes_on_disk
+from ratchet.settings.model import Params
 from ratchet.terminal_lines import echo, echo_table
 from ratchet.trash import trash_folders
 from ratchet.workspace import Workspace
@@ -33,25 +35,31 @@ def policy_of(older_than: str, keep_last: int, *, remote: bool) -> Policy:
 
 def list_or_apply(workspace: Workspace, policy: Policy, *, apply: bool) -> None:
     """Print what nothing needs; with `apply` move it to the trash."""
-    clean_up = CleanUp(workspace, settings.load(workspace.params), policy)
-    if apply:
-        with held(workspace):
-            items = clean_up.find()
-            clean_up.apply(items)
-    else:
+    with _held_settings(workspace) if apply else nullcontext(settings.load(workspace.params)) as params:
+        clean_up = CleanUp(workspace, params, policy)
         items = clean_up.find()
+        if apply:
+            clean_up.apply(items)
     for note in clean_up.notes:
         echo(f"note: {note}")
-    if items:
-        _print_table(items)
     if not items:
         echo("nothing is old and without use: nothing was moved")
-    elif apply:
-        echo("moved to .ratchet/trash. `ratchet gc --undo` moves it back, `ratchet gc --empty` frees its space")
     else:
-        echo("nothing was changed. `ratchet gc --apply` with the same options moves this to .ratchet/trash")
+        _print_table(items)
+        moved = "moved to .ratchet/trash. `ratchet gc --undo` moves it back, `ratchet gc --empty` frees its space"
+        listed = "nothing was changed. `ratchet gc --apply` with the same options moves this to .ratchet/trash"
+        echo(moved if apply else listed)
     if not apply and (trash := workspace.state / "trash").exists() and (size := bytes_on_disk(trash)):
         echo(f"the trash has {size / _MIB:,.1f} MiB: `ratchet gc --undo` moves it back, `ratchet gc --empty` frees it")
+
+
+@contextmanager
+def _held_settings(workspace: Workspace) -> Iterator[Params]:
+    """Hold the project, and yield its settings: those of a killed run may name another ledger."""
+    with held(workspace) as notes:
+        for note in notes:
+            echo(f"note: {note}")
+        yield settings.load(workspace.params)
 
 
 def _print_table(items: Sequence[Old]) -> None:
@@ -65,24 +73,23 @@ def _print_table(items: Sequence[Old]) -> None:
 
 def undo(workspace: Workspace) -> None:
     """Move everything in the trash back. What exists again in the project stays in the trash."""
-    params = settings.load(workspace.params)
-    with held(workspace):
+    with _held_settings(workspace) as params:
         folders = [folder for folder in trash_folders(workspace) if not folder.is_erasing]
-        runs = 0
+        runs, staying = 0, 0
         for folder in folders:
             trash = RunTrash(workspace, params) if folder.runs else None
             runs += sum(trash.restore(run) for run in folder.runs) if trash else 0
             for path in folder.restore():
+                staying += 1
                 echo(f"note: {path} exists again, so the one in {folder.folder} stays there")
             folder.close()
-    restored = f"{runs} MLflow run{'s' * (runs != 1)}"
-    echo(f"moved everything back, and restored {restored}" if folders else "the trash is empty: nothing to move back")
+    restored = f"{'the rest' if staying else 'everything'} back, and restored {runs} MLflow run{'s' * (runs != 1)}"
+    echo(f"moved {restored}" if folders else "the trash is empty: nothing to move back")
 
 
 def empty(workspace: Workspace) -> None:
     """Free the space of the trash. Nothing returns after this."""
-    params = settings.load(workspace.params)
-    with held(workspace):
+    with _held_settings(workspace) as params:
         folders = trash_folders(workspace)
         size = sum(bytes_on_disk(folder.folder) for folder in folders)
         staying = []

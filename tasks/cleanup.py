@@ -24,7 +24,7 @@ __all__ = ["CleanUp", "Old", "Policy", "held"]
 
 _OBJECTS = Path("files", "md5")
 _WAIT = 5.0  # seconds, for a run that is about to end
-_DAY = 86_400.0  # seconds without a change after which a run that is RUNNING in MLflow was killed
+_DAY = 86_400.0  # seconds without a change after which a process was killed, though a run is RUNNING in MLflow
 _TEMPORARY = ("simulations/*", "scale/*", "search/*", "folds/*", "production.new")  # in .ratchet
 
 
@@ -96,11 +96,11 @@ class CleanUp:
         folders.sort(key=_changed, reverse=True)
         for place, folder in enumerate(folders):
             key = folder.name.partition("-")[0]
-            if place < self.policy.keep_last or _changed(folder) >= self.since or key in needs.keys:
+            if place < self.policy.keep_last or key in needs.keys:
                 continue
             checkpoints = self.project.running / folder.name
             paths = (folder, *([checkpoints] if checkpoints.exists() else []))
-            if max(map(_changed, paths)) < self.since and (old := self._run("MLflow runs", paths, [folder], needs)):
+            if old := self._run("MLflow runs", paths, [folder], needs):
                 yield old
 
     def _searches(self, needs: Needs, kept_runs: Collection[str]) -> Iterator[Old]:
@@ -115,13 +115,14 @@ class CleanUp:
             if study is not None and study.state == "ended":
                 journals = [path.parent for path in folder.glob(f"*/{JOURNAL}/{STATE}")]
                 own = self.project.mlruns / "journal" / f"study-{folder.name}"
-                whole = [*journals, own] if (own / STATE).exists() else journals
-                if old := self._run("search trials", (folder, *whole[len(journals) :]), whole, needs):
+                of_study = [own] if (own / STATE).exists() else []
+                if old := self._run("search trials", (folder, *of_study), [*journals, *of_study], needs):
                     yield old
 
     def _run(self, category: str, paths: tuple[Path, ...], journals: list[Path], needs: Needs) -> Old | None:
-        """Return paths with the runs of their journals; None if one of these is needed, or not wholly in MLflow."""
-        if self._trash is None:
+        """Return old paths with the runs of their journals; None if one is needed, or not wholly in MLflow."""
+        changed = max(map(_changed, paths))
+        if self._trash is None or changed >= self.since:
             return None
         size, runs = sum(map(bytes_on_disk, paths)), list[str]()
         for folder in journals:
@@ -134,7 +135,7 @@ class CleanUp:
                 return None
             size += self._trash.size(run)
             runs.append(journal.run_id)
-        return Old(category, paths, max(map(_changed, paths)), size, tuple(runs))
+        return Old(category, paths, changed, size, tuple(runs))
 
     def _is_needed(self, run: Any, needs: Needs) -> bool:
         """Return whether a version needs a run, or a person deleted it and may restore it."""
@@ -152,14 +153,16 @@ class CleanUp:
         return {run for folder in trash_folders(self.project) for run in folder.runs}
 
     def _temporary(self) -> Iterator[Old]:
-        """Yield folders of simulations, cross-validations and workers that ended."""
+        """Yield folders of simulations, folds and workers that ended. Workers that join a search hold no lock."""
         for pattern in _TEMPORARY:
             for path in self.project.state.glob(pattern):
-                if _changed(path) < self.since:
+                if _changed(path) < min(self.since, self.now - _DAY):
                     yield Old("temporary files", (path,), _changed(path), bytes_on_disk(path))
 
     def _objects(self, needs: Needs, kept_runs: Collection[str]) -> Iterator[Old]:
         """Yield old objects of DVC's cache that nothing names. One with a second link takes no space of its own."""
+        if not (self.project.root / ".dvc").is_dir():
+            return  # a folder of another DVC project, whose cache and remote it shares
         caches = {"DVC cache": self._cache_folder()}
         if self.policy.remote:
             caches["DVC remote"] = self.project.state / "remote"
@@ -175,27 +178,27 @@ class CleanUp:
                     yield Old(category, (path,), facts.st_mtime, facts.st_size)
 
     def _cache_folder(self) -> Path | None:
-        """Return DVC's cache; None, and a note, if other projects may use it."""
+        """Return DVC's cache; None, and a note, if other projects may use it, or files of the project lead there."""
         from dvc.config import Config
 
-        if not (folder := self.project.root / ".dvc").is_dir():
-            return None  # a folder of another DVC project, whose cache it shares
+        folder = self.project.root / ".dvc"
         with _dvc_errors(self.project.root):
-            place = Path(str(Config(str(folder))["cache"].get("dir") or folder / "cache"))
-        if (folder / place).resolve() == (folder / "cache").resolve():
-            return folder / "cache"
-        self.notes.append(f"DVC's cache is {place}, which other projects may use: nothing is moved from there")
-        return None
+            config = Config(str(folder))["cache"]
+        place = Path(str(config.get("dir") or folder / "cache"))
+        is_linked = "symlink" in (config.get("type") or ())
+        if is_linked or config.get("shared") or (folder / place).resolve() != (folder / "cache").resolve():
+            reason = "files here are links to" if is_linked else "other projects may use"
+            self.notes.append(f"DVC's cache is {place}, which {reason}: nothing is moved from there")
+            return None
+        return folder / "cache"
 
     def _is_free(self, old: Old) -> bool:
         return all(map(self._is_movable, old.paths)) and not any(map(_is_held, old.locks))
 
     def _is_movable(self, path: Path) -> bool:
         """Return whether a path is in the project's folder, and on the disk of its trash."""
-        root = self.project.root.resolve()
-        inside = path.is_relative_to(self.project.root) and path.parent.resolve() == root / path.parent.relative_to(
-            self.project.root
-        )
+        root = self.project.root
+        inside = path.is_relative_to(root) and path.parent == path.parent.resolve()
         trash = self.project.state if self.project.state.exists() else root
         if inside and path.parent.stat().st_dev == trash.stat().st_dev:
             return True
@@ -222,8 +225,10 @@ class CleanUp:
 
 
 @contextmanager
-def held(project: Workspace) -> Iterator[None]:
+def held(project: Workspace) -> Iterator[list[str]]:
     """Hold the project, its other checkouts, and DVC's lock, so that no run, `dvc` command or other clean-up works.
+
+    Yield a message about each file of settings that a killed run had changed, and that is restored.
 
     Raises:
         WorkspaceBusy: a run holds one of them.
@@ -231,16 +236,17 @@ def held(project: Workspace) -> Iterator[None]:
     """
     from dvc.repo import Repo, lock_repo
 
+    notes = []
     with ExitStack() as stack:
         for place in (project, *checkouts(project)):
             if place == project or place.state.is_dir():
-                stack.enter_context(place.hold("ratchet gc", wait=_WAIT))
+                notes.append(stack.enter_context(place.hold("ratchet gc", wait=_WAIT)))
         if (project.root / ".dvc").is_dir():
             with _dvc_errors(project.root):
                 repo = Repo(str(project.root))
                 stack.callback(repo.close)
                 stack.enter_context(lock_repo(repo))
-        yield
+        yield [note for note in notes if note]
 
 
 @contextmanager

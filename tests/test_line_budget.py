@@ -7,7 +7,7 @@ REPOSITORY = Path(__file__).parents[1]
 LIMITS = {
     "baselines": 650,
     "code": 450,
-    "commands": 5_148,
+    "commands": 5_155,
     "data": 12_069,
     "doctor": 1_301,
     "evaluation": 3_799,
@@ -27,7 +27,7 @@ LIMITS = {
     "servers": 1_500,
     "serving": 7_334,
     "settings": 2_604,
-    "tasks": 6_471,
+    "tasks": 6_474,
     "tokens": 400,
     "traffic": 1_338,
     "training": 10_997,

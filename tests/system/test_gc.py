@@ -50,6 +50,15 @@ main()
 """
 
 
+CHANGED_SETTINGS = """
+import os, signal
+from ratchet.settings.run_settings import overridden
+from ratchet.workspace import Workspace
+project = Workspace.find()
+changes = {"tracking.uri": "sqlite:///mlruns/other.db", "registry.ledger": "sqlite:///mlruns/other-ledger.db"}
+with overridden(project.params, changes, note=project.overrides, say=print):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
 WEIGHTS = "data/pretrained/weights.bin"
 GPG = """#!/bin/sh
 case "$*" in *--verify*) echo "gpg: Good signature" >&2; exit 1;; esac
@@ -309,6 +318,51 @@ def test_signed_commits_are_read(project: Any, tmp_path: Path) -> None:
     project.good("git", "config", "log.showSignature", "true")
     assert "Good signature" in project.good("git", "log", "--format=%H")
     assert "DVC cache" in project.good("ratchet", "gc", *KEEP_NONE)
+
+
+def test_settings_of_killed_run_do_not_count(project: Any) -> None:
+    assert project.run(sys.executable, "-c", CHANGED_SETTINGS).returncode == -9
+    printed = project.good("ratchet", "gc", "--apply", *KEEP_NONE)
+    assert "note: " in printed
+    assert "deleted" in stages(project)
+    assert not project.workspace.overrides.exists()
+
+
+def test_folder_of_worker_stays_for_a_day(project: Any) -> None:
+    folder = project.root / ".ratchet" / "search" / "digits"
+    files.write_text(folder / "worker-0.log", "")
+    project.good("ratchet", "gc", "--apply", "--older-than", "0d")
+    assert folder.exists()
+    for path in (folder, *folder.iterdir()):
+        os.utime(path, (OLD, OLD))
+    project.good("ratchet", "gc", "--apply", "--older-than", "0d")
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(("key", "value"), [("cache.type", "symlink"), ("cache.shared", "group")])
+def test_linked_or_shared_cache_stays(project: Any, key: str, value: str) -> None:
+    project.good("dvc", "config", key, value)
+    before = project.digests(".dvc/cache")
+    assert "nothing is moved from there" in project.good("ratchet", "gc", "--apply", *KEEP_NONE)
+    assert project.digests(".dvc/cache") == before
+
+
+def test_remote_of_dvc_project_above_stays(project: Any) -> None:
+    shutil.move(project.root / ".dvc", project.root.parent / ".dvc")
+    before = project.digests(".ratchet/remote")
+    project.good("ratchet", "gc", "--apply", "--remote", *KEEP_NONE)
+    assert project.digests(".ratchet/remote") == before
+
+
+def test_undo_keeps_files_that_exist_again(project: Any) -> None:
+    project.good("ratchet", "gc", "--apply", *KEEP_NONE)
+    trash = next((project.root / ".ratchet" / "trash").iterdir())
+    [journal] = (trash / "mlruns" / "journal").iterdir()
+    files.write_text(project.root / journal.relative_to(trash) / "state.json", "{}")
+    printed = project.good("ratchet", "gc", "--undo")
+    assert "exists again" in printed
+    assert "moved the rest back" in printed
+    assert journal.exists()
 
 
 def test_busy_project_and_shared_cache_are_refused(project: Any, tmp_path: Path) -> None:

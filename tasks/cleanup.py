@@ -186,25 +186,25 @@ class CleanUp:
             config = Config(str(folder))["cache"]
         place = Path(str(config.get("dir") or folder / "cache"))
         is_linked = "symlink" in (config.get("type") or ())
-        if is_linked or config.get("shared") or (folder / place).resolve() != (folder / "cache").resolve():
+        if is_linked or config.get("shared") or (folder / place).resolve() != folder / "cache":
             reason = "files here are links to" if is_linked else "other projects may use"
             self.notes.append(f"DVC's cache is {place}, which {reason}: nothing is moved from there")
             return None
         return folder / "cache"
 
     def _is_free(self, old: Old) -> bool:
-        return all(map(self._is_movable, old.paths)) and not any(map(_is_held, old.locks))
+        if all(map(self._is_movable, old.paths)):
+            return not any(map(_is_held, old.locks))
+        note = f"{old.category}: what is outside of the project's folder or on another disk stays"
+        self.notes += [note] if note not in self.notes else []
+        return False
 
     def _is_movable(self, path: Path) -> bool:
         """Return whether a path is in the project's folder, and on the disk of its trash."""
         root = self.project.root
-        inside = path.is_relative_to(root) and path.parent == path.parent.resolve()
         trash = self.project.state if self.project.state.exists() else root
-        if inside and path.parent.stat().st_dev == trash.stat().st_dev:
-            return True
-        note = f"{path.parent} is outside of the project or on another disk: nothing is moved from there"
-        self.notes += [note] if note not in self.notes else []
-        return False
+        inside = path.is_relative_to(root) and path.parent == path.parent.resolve()
+        return inside and path.parent.stat().st_dev == trash.stat().st_dev
 
     def apply(self, items: list[Old]) -> None:
         """Move what `find` returned to the trash, inside `held`."""

@@ -347,6 +347,16 @@ def test_linked_or_shared_cache_stays(project: Any, key: str, value: str) -> Non
     assert project.digests(".dvc/cache") == before
 
 
+def test_links_to_other_folders_are_named_once(project: Any, tmp_path: Path) -> None:
+    for name in (".dvc/cache", ".ratchet/remote"):
+        place = tmp_path / Path(name).name
+        shutil.move(project.root / name, place)
+        (project.root / name).symlink_to(place)
+    before = set(tmp_path.rglob("*"))
+    assert project.good("ratchet", "gc", "--apply", "--remote", *KEEP_NONE).count("note: ") == 2
+    assert set(tmp_path.rglob("*")) == before
+
+
 def test_remote_of_dvc_project_above_stays(project: Any) -> None:
     shutil.move(project.root / ".dvc", project.root.parent / ".dvc")
     before = project.digests(".ratchet/remote")

@@ -58,7 +58,8 @@ def test_every_choice_of_a_setting_is_named(page: str) -> None:
     texts = dict(ADVICE.findall(page))
     for name in ("loss", "optimizer", "schedule", "flip", "crop_fill", "precision", "compile", "best", "doctor"):
         field = TrainingSettings.model_fields[name]
-        for choice in TrainingSettings.model_json_schema()["properties"][name]["enum"]:
+        schema = TrainingSettings.model_json_schema()["properties"][name]
+        for choice in next(each["enum"] for each in (schema, *schema.get("anyOf", ())) if "enum" in each):
             known = choice in f"{field.description} {texts.get(name, '')}" or choice == field.default
             assert known, f"{name}: {choice}"
 

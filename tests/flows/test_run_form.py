@@ -33,6 +33,7 @@ def fields(form: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         ({"training": {"class_weights": []}}, "training.class_weights", "[] should be non-empty"),
         ({"data": {"image_size": 3}}, "data.image_size", "3 is less than the minimum of 8"),
         ({"model": {"factory": "!"}}, "model.factory", "'!' does not match"),
+        ({"training": {"loss": "mean"}}, "training.loss", "'mean' does not match"),
         ({"model": "convnet"}, "model", "'convnet' is not of type 'object'"),
     ],
 )
@@ -77,6 +78,11 @@ def test_every_default_can_be_sent(form: dict[str, Any]) -> None:
     assert validate({"overrides": allowed, "revision": "main"}, form, raise_on_error=True) == []
     changes = settings.flatten(Overrides.model_validate(allowed))
     assert len(changes) > 80
+
+
+def test_a_name_or_a_function_can_be_sent(form: dict[str, Any]) -> None:
+    for name in ("cross-entropy", "own.losses:focal"):
+        assert validate({"overrides": {"training": {"loss": name}}}, form, raise_on_error=True) == []
 
 
 def test_an_untouched_form_changes_nothing(form: dict[str, Any]) -> None:

@@ -691,10 +691,9 @@ def _flattened(field: JsonSchemaValue) -> JsonSchemaValue:
         elif "enum" in schema:
             choices += schema["enum"]
         else:
-            about |= {
-                key: value for key, value in schema.items() if key in _BOUND_KEYS
-            }  # each bound belongs to one type
-            others.append({key: value for key, value in schema.items() if key not in _BOUND_KEYS})
+            bounds = _BOUND_KEYS - {"pattern"} if choices else _BOUND_KEYS  # a choice need not match the pattern
+            about |= {key: value for key, value in schema.items() if key in bounds}  # each bound belongs to one type
+            others.append({key: value for key, value in schema.items() if key not in bounds})
     if not others:
         return {**about, "enum": choices} if choices else about
     if choices:

@@ -225,6 +225,9 @@ def test_code_that_dvc_tracks_must_exist_for_every_kind(key: str) -> None:
     usual = settings.flatten(Params())[key]
     assert fault.startswith(f"{key}: src/ratchet/training/custom_dataset.py is not a file or folder in ")
     assert fault.endswith(f". Fix: `ratchet set {key}={usual}`")
+    with pytest.raises(SettingsError) as refused:
+        require_references(plan.params, Workspace(root))
+    assert str(refused.value) == f"params.yaml: {fault}"
 
 
 def test_shipped_settings_name_nothing_that_is_missing(workspace: Workspace) -> None:

@@ -67,7 +67,7 @@ def require_measurable(params: Params, packed: Path) -> None:
 
 
 def _refuse(faults: Iterator[str]) -> None:
-    if named := list(faults):
+    if named := list(dict.fromkeys(faults)):
         raise SettingsError("\n".join(f"params.yaml: {fault}" for fault in named))
 
 

@@ -176,7 +176,8 @@ class ModelSettings(Section):
     context: Count = setting(0, "tokens that a model sees at once; 0: the longest text, and 64 of kind tokens")
     factory: Function = setting("none", "your own model, as package.module:function, or none")
     code: Text = setting(
-        "src/ratchet/training/models", "file or folder with your own code for model, loss and metrics, tracked by DVC"
+        "src/ratchet/training/models",
+        "file or folder with your own code for model, loss, augmentation and metrics, tracked by DVC",
     )
     pretrained: Text = setting("none", "file of initial weights in data/pretrained, or none")
 

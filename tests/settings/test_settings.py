@@ -298,6 +298,18 @@ def test_a_seed_beyond_64_bits_is_refused(file: Path, seed: int) -> None:
             "training.betas: found [0.9]. Allowed: a list of 2 values, each a finite number, at least 0.0 and below "
             f"1.0 ({meaning('betas')})",
         ),
+        (
+            "loss: auto",
+            "loss: mean",
+            "training.loss: found 'mean'. Allowed: auto, cross-entropy, binary-cross-entropy, mse, l1 or smooth-l1 or "
+            f"package.module:function ({meaning('loss')})",
+        ),
+        (
+            "augment: auto",
+            "augment: [5]",
+            "training.augment: found 5. Allowed: auto or a list with values: {NAME: VALUE} or package.module:Class "
+            f"({meaning('augment')})",
+        ),
         ("device: auto", "device: gpu", "training.device: found 'gpu'. Allowed: auto, cpu, mps, cuda or cuda:N"),
         (
             "max_aspect: 10.0",

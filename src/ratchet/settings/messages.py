@@ -154,11 +154,13 @@ def _refusal(model: type[BaseModel], key: str, value: object) -> str:
 
 
 def _allowed(annotation: Any, metadata: Iterable[Any] = ()) -> str:
-    """Return the allowed values of a type, such as "a whole number, at least 1"."""
+    """Return the allowed values of a type, such as "a whole number, at least 1"; a text in Annotated says it itself."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         inner, *marks = arguments
         return _allowed(inner, [more for mark in marks for more in getattr(mark, "metadata", [mark])])
+    if texts := [mark for mark in metadata if isinstance(mark, str)]:
+        return texts[0]
     if origin is Literal:
         return _either([spell(choice) for choice in arguments])
     if origin is dict:

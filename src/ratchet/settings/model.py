@@ -17,6 +17,7 @@ from ratchet.settings.search_settings import SearchSettings
 from ratchet.settings.section import (
     MAILBOX,
     Amount,
+    Augmentation,
     ColumnName,
     ColumnNames,
     ColumnType,
@@ -118,7 +119,7 @@ class DataSettings(Section):
     order_by: ColumnName = setting(
         "none", "column by which rows are sorted: train is the oldest, test the latest; or none"
     )
-    gap: Amount | Annotated[str, Field(pattern=r"^\d+(\.\d+)?(s|min|h|d|w)$")] = setting(
+    gap: Amount | Annotated[str, Field(pattern=r"^\d+(\.\d+)?(s|min|h|d|w)$"), "a length of time"] = setting(
         0.0, "least distance between splits by order_by: of dates 30min, 12h, 7d or 2w; of numbers a number; 0: none"
     )
     missing: Names = setting((), "texts that mean a missing value, beside empty, NA, NaN, null and ?")
@@ -261,7 +262,7 @@ class TrainingSettings(Section):
         0.0, "share of the channels of hidden layers that is removed from the pretrained model; 0: none"
     )
 
-    augment: Literal["auto"] | Annotated[tuple[dict[str, Any] | Text, ...], Field(strict=False)] = setting(
+    augment: Literal["auto"] | Annotated[tuple[Augmentation, ...], Field(strict=False)] = setting(
         "auto",
         "list of augmentations in their order, such as [{flip: 0.5}, {rotate: 15}]; auto: as flip, crop_padding, "
         "crop_fill and cutout, which a list replaces",
@@ -293,7 +294,7 @@ class TrainingSettings(Section):
     processes: Literal["auto"] | PowerOfTwo = setting(
         1, "processes of the training, which share the pieces of a step; auto: one for each GPU or core", decides=False
     )
-    nodes: Positive | Annotated[str, Field(pattern=r"^[1-9]\d*:[1-9]\d*$")] = setting(
+    nodes: Positive | Annotated[str, Field(pattern=r"^[1-9]\d*:[1-9]\d*$"), "MIN:MAX"] = setting(
         1, "machines of the training, each with as many processes: a number, or MIN:MAX", decides=False
     )
     rendezvous: Annotated[str, Field(pattern=r"^(none|\S+:\d+)$")] = setting(
@@ -388,8 +389,8 @@ class GateSettings(Section):
     minimum: float = setting(0.5, "worst allowed value of minimum_metric: the lowest accuracy, the highest error")
     minimum_metric: MinimumMetric | FunctionName = setting(
         "auto",
-        "metric of `minimum`: accuracy, r2, mae, micro_f1, ...; of evaluation.metrics; none; auto: by data.problem, "
-        "see docs/gate.md",
+        "metric of `minimum`: accuracy, r2, mae, micro_f1, ..., or one of evaluation.metrics; none; auto: by "
+        "data.problem, see docs/gate.md",
     )
     baseline: Literal["report", "required"] = setting(
         "report", "comparison with the baseline: report (never refuses) or required (the model must be better)"

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 __all__ = [
     "MAILBOX",
     "Amount",
+    "Augmentation",
     "ColumnName",
     "ColumnNames",
     "ColumnType",
@@ -70,7 +71,8 @@ def _composed(name: str) -> str:
 _DAY = 1440  # minutes
 Text = Annotated[str, Field(min_length=1)]
 Function = Annotated[str, Field(pattern=r"^(none|[\w.]+:\w+)$")]
-FunctionName = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+FunctionName = Annotated[str, Field(pattern=r"^[\w.]+:\w+$"), "package.module:function"]
+Augmentation = Annotated[dict[str, Any], "{NAME: VALUE}"] | Annotated[Text, "package.module:Class"]
 FunctionNames = Annotated[tuple[FunctionName, ...], Field(strict=False), AfterValidator(_require_different)]
 Kind = Annotated[str, Field(pattern=r"^(image|table|text|tokens|[\w.]+:\w+)$")]
 Names = Annotated[tuple[str, ...], Field(strict=False), AfterValidator(_require_different)]

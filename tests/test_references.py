@@ -145,6 +145,20 @@ def test_names_in_own_code_are_checked_before_a_run(workspace: Workspace, case: 
     assert not list(broken_references(settings.plan(workspace.params, {**code, key: name, **fixing}).params, workspace))
 
 
+def test_own_code_in_two_folders_has_a_fix_that_works(workspace: Workspace) -> None:
+    """Setting model.code to each of them in turn would not end."""
+    for folder in ("nets", "losses"):
+        (workspace.root / folder).mkdir()
+        (workspace.root / folder / "own.py").write_text("def f(): ...\n")
+    both = {"model__factory": "nets.own:f", "model__code": "nets"}
+    [fault] = broken_references(params(workspace, **both, training__loss="losses.own:f"), workspace)
+    assert fault.endswith(
+        "`ratchet set model.code=losses`; if nets has other code of yours, first move both into one folder"
+    )
+    (workspace.root / "losses").rename(workspace.root / "nets" / "losses")
+    assert list(broken_references(params(workspace, **both, training__loss="nets.losses.own:f"), workspace)) == []
+
+
 def test_a_metric_with_the_name_of_another_is_refused(workspace: Workspace) -> None:
     (workspace.root / "nets.py").write_text("def accuracy(): ...\ndef cost(): ...\n")
     (workspace.root / "more.py").write_text("def cost(): ...\n")

@@ -257,8 +257,8 @@ def _outside(group: str, name: str, root: Path, code: str) -> str:
     inside = path.relative_to(root)
     return (
         f"{name.partition(':')[0]} ({inside}) is outside {group}.code ({code}), so DVC would not see "
-        f"a change of it. Fix: `ratchet set {group}.code={inside.parts[0]}`, or to the file or folder with all its "
-        "code"
+        f"a change of it. Fix: `ratchet set {group}.code={inside.parts[0]}`; if {code} has other code of yours, first "
+        "move both into one folder"
     )
 
 

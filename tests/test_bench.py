@@ -1,5 +1,6 @@
 """The measurements themselves are made by hand, on a quiet machine; what they stand on is tested."""
 
+import ast
 import json
 import signal
 import subprocess
@@ -29,6 +30,19 @@ def test_every_measurement_can_be_asked_for() -> None:
     claims = {path.stem for path in (ROOT / "bench").glob("*.py") if "Row(" in path.read_text()}
     assert claims - named == {"run"}
     assert all(name in output for name in named)
+
+
+def test_peers_import_what_ratchet_has() -> None:
+    """They need packages that are not in the environment of the tests, so nothing else runs them."""
+    imports = [
+        (node.module, name.name)
+        for path in (ROOT / "bench" / "peers").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ratchet")
+        for name in node.names
+    ]
+    assert imports
+    assert all(resolve_name(f"{module}:{name}") for module, name in imports)
 
 
 def test_a_bench_that_raises_does_not_end_the_others(

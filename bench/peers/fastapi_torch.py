@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from program import decoded
 from pydantic import BaseModel
 
-from ratchet.training.models import load_model, predictions
+from ratchet.training.models import load_model
 
 torch.set_num_threads(1)
 model, spec = load_model(Path(os.environ["FOLDER"]))
@@ -31,4 +31,4 @@ def predict(row: Row) -> dict[str, list[list[float]]]:
     if spec.input.kind == "image":
         tensors = [tensor.permute(0, 3, 1, 2) for tensor in tensors]
     with torch.inference_mode():
-        return {"predictions": predictions(model(*tensors), spec.target).tolist()}
+        return {"predictions": spec.target.served(model(*tensors)).tolist()}

@@ -27,7 +27,7 @@ LIMITS = {
     "servers": 1_500,
     "serving": 7_334,
     "settings": 2_609,
-    "tasks": 6_474,
+    "tasks": 6_479,
     "tokens": 400,
     "traffic": 1_338,
     "training": 10_997,

@@ -246,8 +246,8 @@ def _binary(head: _Head, names: Sequence[str]) -> dict[str, bool]:
     if not isinstance(head.outputs, list):
         raise InputError(f"outputs: allowed: a list with {', '.join(map(repr, names))}")
     for place, output in enumerate(head.outputs):
-        name, where = output.get("name") if isinstance(output, dict) else None, f"outputs[{place}]"
-        if not isinstance(name, str) or name not in names or name in wanted:
+        name, where = output.get("name") if isinstance(output, dict) else output, f"outputs[{place}]"
+        if not (isinstance(output, dict) and isinstance(name, str)) or name not in names or name in wanted:
             raise InputError(f"{where}.name: found {name!r}; allowed: {', '.join(map(repr, names))}, each once")
         parameters = _parameters(output, f"{where}.parameters")
         known_fields(parameters, {"binary_data"}, f"{where}.parameters.")

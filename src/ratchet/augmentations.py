@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["MIXING", "TRANSFORMS", "class_faults", "entries", "kind_fault", "list_faults", "own_classes"]
+__all__ = ["MIXING", "TRANSFORMS", "class_faults", "entries", "list_faults", "own_classes"]
 
 NO_RESULT = {
     "ingest": "it checks the settings of training",
@@ -115,10 +115,20 @@ def own_classes(training: Any) -> tuple[str, ...]:
     return tuple(value for name, value in entries(training) if name == "own")
 
 
-def list_faults(training: Any) -> Iterator[str]:
-    """Yield a message for each wrong entry of the list, or else for each setting that excludes the list."""
+def list_faults(training: Any, kind: str) -> Iterator[str]:
+    """Yield a message for each wrong entry of the list, or else for each setting that excludes the list.
+
+    `kind` is that of the samples, as data.kind names it.
+    """
     if training.augment == "auto":
         return
+    from ratchet.kinds.registry import kind_chosen  # NumPy, which most commands do not need
+
+    if not kind_chosen(kind).has_pixels:
+        yield (
+            f"training.augment: found {_spelled(training.augment)}. Allowed: a list only with data.kind image, and it "
+            f"is {kind}. Fix: `ratchet set training.augment=auto`"
+        )
     faults = [
         f"training.augment: entry {number} is {_spelled(entry)}{fault}"
         for number, entry in enumerate(training.augment, 1)
@@ -128,14 +138,6 @@ def list_faults(training: Any) -> Iterator[str]:
     if not faults:
         yield from _order_faults(training)
         yield from _older_faults(training)
-
-
-def kind_fault(training: Any, kind: str) -> str:
-    """Return the message for a list with a kind of samples that has no images."""
-    return (
-        f"training.augment: found {_spelled(training.augment)}. Allowed: a list only with data.kind image, and it is "
-        f"{kind}. Fix: `ratchet set training.augment=auto`"
-    )
 
 
 def class_faults(training: Any, target: Any) -> Iterator[str]:

@@ -110,6 +110,22 @@ def test_a_wrong_list_in_a_search_is_refused(file: Path) -> None:
     settings.override(file, {"search.space": {"training.augment": {"choice": [[{"rotate": 15}], "auto"]}}})
 
 
+def test_values_in_a_search_that_a_list_excludes_are_refused(file: Path) -> None:
+    """With a condition that the setting has no list, they are allowed."""
+    settings.override(file, {"training.augment": [{"rotate": 15}]})
+    text = refused(file, "search.space={training.flip: {choice: [none, random]}}")
+    assert text.startswith("params.yaml: search.space: training.flip: found random, and training.augment is a list")
+    assert "\n" not in text
+    free = {"choice": ["none", "random"], "when": {"training.augment": "auto"}}
+    lists = {"choice": ["auto", [{"rotate": 15}]]}
+    settings.override(file, {"search.space": {"training.flip": free, "training.augment": lists}})
+
+
+def test_a_wrong_list_has_one_message_beside_a_search(file: Path) -> None:
+    space = "search.space={training.batch_size: {choice: [32, 64]}}"
+    assert refused(file, "training.augment=[{rotat: 15}]", space).count("there is no rotat") == 1
+
+
 def test_the_older_default_shift_needs_no_change(file: Path) -> None:
     params = settings.override(file, {"training.augment": [{"rotate": 15}], "training.crop_padding": 0})
     assert entries(params.training) == (("rotate", 15),)

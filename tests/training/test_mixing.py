@@ -133,6 +133,20 @@ def test_numbers_are_not_mixed() -> None:
     assert message.endswith("Fix: `ratchet set 'training.augment=[{rotate: 5}]'`")
 
 
+@pytest.mark.parametrize(
+    ("settings", "kind", "message"),
+    [
+        ({"augment": [{"mixup": 0.2}], "class_weights": "balanced"}, "image", "training.class_weights: found balanced"),
+        ({"augment": [{"rotate": 5}], "flip": "random"}, "image", "training.flip: found random, and training.augment"),
+        ({"augment": [{"rotate": 5}]}, "table", "a list only with data.kind image, and it is table"),
+    ],
+)
+def test_a_training_refuses_combinations_that_no_file_had(settings: dict[str, Any], kind: str, message: str) -> None:
+    """A trial of a search combines values that are allowed one by one."""
+    with pytest.raises(TrainingError, match=message):
+        training_job.make_plan(TrainingSettings(**settings), TARGET, seed=0, kind=kind)
+
+
 def test_shares_of_labels_are_mixed() -> None:
     labels = np.random.default_rng(0).integers(0, 2, (40, 4)).astype(np.float32)
     mixing_plan = plan(target=Labels(tuple("abcd")), mixup=1.0)

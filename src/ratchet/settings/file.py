@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
-from ratchet import augmentations, files, urls
+from ratchet import files, urls
+from ratchet.augmentations import list_faults
 from ratchet.errors import SettingsError
 from ratchet.settings import messages as settings_errors
 from ratchet.settings import search_faults, source_names
@@ -439,7 +440,7 @@ def _contradictions(params: Params) -> Iterator[str]:
             f"{_spelled(data.label_columns)}. Fix: set it to auto, or name one column in data.label_column"
         )
     yield from _nodes(params.training)
-    yield from _augmentation(params)
+    yield from list_faults(params.training, data.kind)
     if unknown := source_names.refusal(data.source):
         yield unknown
     yield from search_faults.faults(params)
@@ -458,17 +459,6 @@ def _nodes(training: TrainingSettings) -> Iterator[str]:
             f"training.rendezvous: found none. Allowed with training.nodes {training.nodes}: HOST:PORT, an "
             "address of the first machine that the others reach, and a free port. Fix: set it to HOST:29400"
         )
-
-
-def _augmentation(params: Params) -> Iterator[str]:
-    """Yield a message for each fault of a list of augmentations."""
-    if params.training.augment == "auto":
-        return
-    from ratchet.kinds.registry import kind_chosen  # NumPy, which most commands do not need
-
-    if not kind_chosen(params.data.kind).has_pixels:
-        yield augmentations.kind_fault(params.training, params.data.kind)
-    yield from augmentations.list_faults(params.training)
 
 
 def _passwords(params: Params) -> Iterator[str]:

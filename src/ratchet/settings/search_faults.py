@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from ratchet.augmentations import list_faults
 from ratchet.settings import messages as settings_errors
 from ratchet.settings.model import NEUTRAL, Params
-from ratchet.settings.search_space import KINDS, Dimension, apply, dimension_of, listed
+from ratchet.settings.search_space import KINDS, Dimension, apply, dimension_of, listed, setting_of
 
 __all__ = ["faults"]
 
@@ -96,9 +96,10 @@ def _dimension_faults(params: Params, key: str, content: object) -> Iterator[str
         yield shape
         return
     dimension = dimension_of(key, content)
+    without = apply(params, {name: values[0] for name, values in dimension.when.items()})
     for value in dimension.ends:
         try:
-            trial = apply(params, {key: value})
+            trial = apply(without, {key: value})
         except ValidationError as error:
             texts = [text.removeprefix(f"{key}: ") for text in settings_errors.explain(Params, error.errors())]
             if dimension.kind == "float" and "whole number" in texts[0]:
@@ -107,7 +108,20 @@ def _dimension_faults(params: Params, key: str, content: object) -> Iterator[str
                 return
             yield from texts
         else:
-            yield from (fault.removeprefix(f"{key}: ") for fault in list_faults(trial.training))
+            yield from _augmentation_faults(without, trial, key)
+
+
+def _augmentation_faults(without: Params, trial: Params, key: str) -> Iterator[str]:
+    """Yield a message for each fault of the list of augmentations that the settings lack without the value of `key`."""
+    before = {*list_faults(without.training, without.data.kind)}
+    faults = [fault for fault in list_faults(trial.training, trial.data.kind) if fault not in before]
+    if key == "training.augment":
+        yield from (fault.removeprefix(f"{key}: ") for fault in faults)
+    elif faults:
+        yield (
+            f"found {settings_errors.spell(setting_of(trial, key))}, and training.augment is a list, which excludes "
+            "it. Fix: remove it from the space, or add `when: {training.augment: auto}`"
+        )
 
 
 def _key_refusal(key: str, content: object) -> str:

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from ratchet.augmentations import MIXING, entries
+from ratchet.augmentations import MIXING, entries, list_faults
 from ratchet.combinations import objective_faults, own_loss_fault
 from ratchet.errors import TrainingError
 from ratchet.kinds.registry import kind_named
@@ -33,14 +33,13 @@ def resolve_auto(plan: Plan, target: Target, *, kind: str = "image") -> Plan:
     """Return the plan with loss, metric and label smoothing chosen by target and kind of samples where they are auto.
 
     Raises:
-        TrainingError: the problem has no such loss or metric.
+        TrainingError: the problem has no such loss or metric, or the list of augmentations is wrong.
     """
     loss = target.losses[0] if plan.loss == "auto" else plan.loss
     best = f"validation/{target.best[0]}" if plan.best == "auto" else plan.best
-    for fault in objective_faults(plan, target):
-        raise TrainingError(fault)
-    if fault := own_loss_fault(plan):
-        raise TrainingError(fault)
+    for fault in (*list_faults(plan, kind), *objective_faults(plan, target), own_loss_fault(plan)):
+        if fault:
+            raise TrainingError(fault)
     if target.ignored is not None:
         plan = replace(plan, ignore_index=target.ignored)
     if plan.label_smoothing == "auto":

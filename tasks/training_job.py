@@ -79,12 +79,14 @@ class TrainingJob:
             TrainingError: there is no such model, no such file of pretrained weights, or no such teacher.
         """
         from ratchet import training
+        from ratchet.training.transforms import Augmentation
 
         spec = _spec(params, workspace, manifest, packed or workspace.packed)
         plan = make_plan(params.training, spec.target, seed=params.seed, kind=spec.input.kind)
         if own_classes(params.training):
             plan = replace(plan, own_code=(str(workspace.root), params.model.code))
-        training.own_loss(plan, spec)  # a fault in it is found before the training
+            Augmentation(plan)  # a fault in it is found before the training,
+        training.own_loss(plan, spec)  # and one in this
         pretrained = training.find_pretrained(workspace.pretrained, params.model.pretrained)
         teacher = training.find_teacher(workspace.pretrained, params.training.teacher)
         variant: Variant = _VARIANTS.get(params.model.name, "network") if spec.factory == "none" else "network"

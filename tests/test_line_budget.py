@@ -19,18 +19,18 @@ LIMITS = {
     "problems": 1_237,
     "project_files": 30,
     "provenance": 1_141,
-    "ratchet": 2_897,
+    "ratchet": 2_899,
     "registry": 4_960,
     "reports": 2_295,
     "scale": 730,
     "search": 1_170,
     "servers": 1_500,
     "serving": 7_334,
-    "settings": 2_613,
+    "settings": 2_614,
     "tasks": 6_479,
     "tokens": 400,
     "traffic": 1_338,
-    "training": 10_997,
+    "training": 11_004,
 }
 
 

@@ -124,6 +124,16 @@ OWN_CODE = {  # a setting, how the message begins, and a setting that fixes it
         "training.loss: other (other.py) is outside model.code (nets.py)",
         "other.py",
     ),
+    "augmentation": (
+        "training.augment=[nets:Turn]",
+        "training.augment: nets has no function or class Turn. Allowed: Net",
+        ["nets:Net"],
+    ),
+    "augmentation outside": (
+        "training.augment=[{flip: 0.5}, other:Net]",
+        "training.augment: other (other.py) is outside model.code (nets.py)",
+        "other.py",
+    ),
     "syntax": ("model.factory=nets:Net", "model.factory: nets does not import (SyntaxError", "none"),
 }
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
+from ratchet.augmentations import own_classes
 from ratchet.combinations import (
     blend_fault,
     column_faults,
@@ -203,11 +204,12 @@ def _missing_code(params: Params, workspace: Workspace) -> Iterator[str]:
     model, data, root = params.model, params.data, workspace.root
     own_kind, own_loss = (name if ":" in name else "none" for name in (data.kind, params.training.loss))
     pipeline = _pipeline(root)
-    metrics = (("evaluation.metrics", name, "model", model.code) for name in params.evaluation.metrics)
+    functions = [("evaluation.metrics", name) for name in params.evaluation.metrics]
+    functions += [("training.augment", name) for name in own_classes(params.training)]
     for key, name, group, code in (
         ("model.factory", model.factory, "model", model.code),
         ("training.loss", own_loss, "model", model.code),
-        *metrics,
+        *((key, name, "model", model.code) for key, name in functions),
         ("data.kind", own_kind, "data", data.code),
     ):
         if name != "none" and _file_of(name, root) is None:

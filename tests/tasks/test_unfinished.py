@@ -66,6 +66,18 @@ def test_settings_without_effect_keep_the_training_key(workspace: Workspace) -> 
     assert job(workspace, training__accumulation=2).key != mine.key
 
 
+def test_code_of_an_own_augmentation_is_part_of_the_key(workspace: Workspace) -> None:
+    """It is imported before the training."""
+    code = workspace.root / "turn.py"
+    code.write_text("class Turn: ...\n")
+    mine = job(workspace, model__code="turn.py", training__augment=["turn:Turn"])
+    code.write_text("class Turn:\n    side = 2\n")
+    assert job(workspace).key != mine.key
+    code.write_text("import nothing_here\n")
+    with pytest.raises(TrainingError, match=r"^training.augment: turn does not import"):
+        job(workspace)
+
+
 def test_message_has_differing_settings_and_files(workspace: Workspace) -> None:
     theirs = job(workspace, training__learning_rate=0.05, training__betas=[0.8, 0.9])
     folder = interrupt(workspace, theirs)

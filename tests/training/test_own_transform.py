@@ -45,9 +45,11 @@ def test_an_own_class_changes_images_by_their_numbers(tmp_path: Path) -> None:
         (INVERT.replace("255 - images", "255 - pixels"), r"raised NameError: .*pixels.*\(images.py, line 4\)"),
         (INVERT.replace("return images", "return images[:, 1:]"), r"own.images:Invert raised RuntimeError"),
         ("class Invert:\n    def __call__(self, images, numbers):\n        return images.float()\n",
-         r"returned torch.float32 \[30, 8, 8, 1\]. Allowed: a tensor, torch.uint8 \[30, 8, 8, 1\]"),
+         r"returned torch.float32 \[30, 8, 8, 1\] on cpu. Allowed: a tensor, torch.uint8 \[30, 8, 8, 1\] on cpu"),
+        (INVERT.replace("return images", "return images.to('meta') #"), r"returned torch.uint8 .* on meta. Allowed"),
+        (INVERT.replace("return", "return images.float().norm(dim=99) #"), r"IndexError: .* \(images.py, line 4\)"),
         ("class Invert:\n    def __call__(self, images, numbers):\n        pass\n", "returned NoneType"),
-        ("class Invert:\n    def __init__(self, share):\n        pass\n", "raised TypeError: .*share"),
+        ("class Invert:\n    def __init__(self, share):\n        pass\n", "raised TypeError: .*share'. Fix"),
         ("class Other:\n    pass\n", "has no function or class Invert. Allowed: Other"),
         ("import nothing_here\n", r"own.images does not import \(ModuleNotFoundError"),
     ],
@@ -55,6 +57,12 @@ def test_an_own_class_changes_images_by_their_numbers(tmp_path: Path) -> None:
 def test_an_error_of_an_own_class_is_named(tmp_path: Path, code: str, message: str) -> None:
     with pytest.raises(TrainingError, match=f"training.augment: .*{message}"):
         batch(tmp_path, code)
+
+
+def test_memory_that_runs_out_in_an_own_class_is_no_fault(tmp_path: Path) -> None:
+    """Training goes on in smaller micro-batches."""
+    with pytest.raises(MemoryError, match="too large"):
+        batch(tmp_path, INVERT.replace("return images", "raise MemoryError('too large')  #"))
 
 
 def test_an_own_class_outside_of_the_tracked_code_is_refused(tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ratchet.errors import TrainingError
+from ratchet.errors import TrainingError, first_line
 from ratchet.training.augment import Randomness
 from ratchet.training.custom_code import CustomCode
+from ratchet.training.device import ran_out_of_memory
 from ratchet.training.plan import Plan
 
 __all__ = ["OwnTransform"]
@@ -29,6 +30,7 @@ class OwnTransform:
 
     def __init__(self, name: str, plan: Plan) -> None:
         self.name, (root, place) = name, plan.own_code
+        self.code = Path(root, place).resolve()
         own_class = CustomCode(Path(root), place, "training.augment").load(name)
         try:
             self.function = own_class()
@@ -43,22 +45,30 @@ class OwnTransform:
 
         Raises:
             TrainingError: the class raises an error, or returns something else than images of this shape.
+            MemoryError, torch.OutOfMemoryError: it needs too much memory; smaller micro-batches need less.
         """
         try:
             changed = self.function(images.clone(), *drawn)
         except Exception as error:  # the user's code may raise anything
+            if ran_out_of_memory(error):
+                raise
             raise self._fault(error) from error
         shape, kind = tuple(getattr(changed, "shape", ())), getattr(changed, "dtype", type(changed).__name__)
-        if not isinstance(changed, torch.Tensor) or shape != tuple(images.shape) or kind != torch.uint8:
+        place, wanted = getattr(changed, "device", "none"), (tuple(images.shape), torch.uint8, images.device)
+        if not isinstance(changed, torch.Tensor) or (shape, kind, place) != wanted:
             raise TrainingError(
-                f"training.augment: {self.name} returned {kind} {list(shape)}. Allowed: a tensor, torch.uint8 "
-                f"{list(images.shape)}, as it was given. Fix: correct it"
+                f"training.augment: {self.name} returned {kind} {list(shape)} on {place}. Allowed: a tensor, "
+                f"torch.uint8 {list(images.shape)} on {images.device}, as it was given. Fix: correct it"
             )
         return changed
 
     def _fault(self, error: Exception) -> TrainingError:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{Path(place.filename).name}, line {place.lineno}"
+        lines = [
+            f" ({path.name}, line {frame.lineno})"
+            for frame in traceback.extract_tb(error.__traceback__)
+            if self.code in (path := Path(frame.filename).resolve(), *path.parents)
+        ]
         return TrainingError(
-            f"training.augment: {self.name} raised {type(error).__name__}: {error} ({where}). Fix: correct it"
+            f"training.augment: {self.name} raised {type(error).__name__}: {first_line(error)}"
+            f"{lines[-1] if lines else ''}. Fix: correct it"
         )

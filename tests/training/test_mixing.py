@@ -1,5 +1,6 @@
 """Mixed samples: by hand from the two images and targets, and the loss as the mean of two losses."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,22 @@ def split(labels: np.ndarray | None = None) -> ImageSplit:
 def partners(rows: np.ndarray, mixing_plan: Plan, *, epoch: int) -> np.ndarray:
     keys = np.asarray(split().keys)[rows]
     return Mixing({}, mixing_plan).partners(Randomness(keys, mixing_plan.seed, epoch), 40)
+
+
+class ReadKeys(np.ndarray):
+    """Keys that count how often rows of them are read."""
+
+    reads = 0
+
+    def __getitem__(self, rows: Any) -> Any:
+        ReadKeys.reads += 1
+        return super().__getitem__(rows)
+
+
+def test_keys_are_read_once_for_a_batch_without_mixing() -> None:
+    counting = replace(split(), keys=np.asarray(split().keys).view(ReadKeys))
+    counting.batch(np.arange(8), CPU, plan=plan(), epoch=0)
+    assert ReadKeys.reads == 1
 
 
 @pytest.mark.parametrize("entries", [{"mixup": 0.4}, {"cutmix": 1.0}, BOTH])

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from ratchet.errors import TrainingError
-from ratchet.training.augment import resized
+from ratchet.training.augment import Randomness, resized
 from ratchet.training.device import moved
 from ratchet.training.plan import Plan
 from ratchet.training.transforms import Augmentation
@@ -310,9 +310,10 @@ class ImageSplit(Split):
         return self._augmentation(plan).draws(np.asarray(self.keys[rows]), epoch=epoch, size=self.size)
 
     def rows_read(self, rows: Rows, plan: Plan | None, epoch: int) -> Rows:
-        if plan is None:
+        if plan is None or (mixing := self._augmentation(plan).mixing) is None:
             return rows
-        return self._augmentation(plan).rows(rows, np.asarray(self.keys[rows]), count=len(self), epoch=epoch)
+        random = Randomness(np.asarray(self.keys[rows]), plan.seed, epoch)
+        return np.concatenate([rows, mixing.partners(random, len(self))])
 
     def _augmentation(self, plan: Plan) -> Augmentation:
         if not self._augmentations or self._augmentations[0].plan is not plan:

@@ -125,10 +125,11 @@ def _equalised(images: torch.Tensor, amount: torch.Tensor) -> torch.Tensor:
     values = images.permute(0, 3, 1, 2).reshape(count * channels, height * width).long()
     histogram = torch.zeros(count * channels, 256, dtype=torch.int64, device=images.device)
     histogram.scatter_add_(1, values, torch.ones_like(values))
-    last = torch.where(histogram > 0, torch.arange(256, device=images.device), 0).amax(1, keepdim=True)
+    levels = torch.arange(256, device=images.device)
+    last = torch.where(histogram > 0, levels, 0).amax(1, keepdim=True)
     step = (height * width - histogram.gather(1, last)) // 255
     sums = histogram.cumsum(1) - histogram
-    table = torch.where(step > 0, ((sums + step // 2) // step.clamp(min=1)).clamp(0, 255), torch.arange(256).to(values))
+    table = torch.where(step > 0, ((sums + step // 2) // step.clamp(min=1)).clamp(0, 255), levels)
     return table.gather(1, values).to(torch.uint8).view(count, channels, height, width).permute(0, 2, 3, 1).contiguous()
 
 

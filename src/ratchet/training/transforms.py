@@ -63,12 +63,6 @@ class Augmentation:
                 self._steps.append((stream, _TRANSFORMS[name](value)))
         self.mixing = Mixing(mixing, plan) if mixing else None
 
-    def rows(self, rows: NDArray[np.int64], keys: Keys, *, count: int, epoch: int) -> NDArray[np.int64]:
-        """Return the rows that are read for `rows`: with mixing, also a partner of each, of `count` rows."""
-        if self.mixing is None:
-            return rows
-        return np.concatenate([rows, self.mixing.partners(Randomness(keys, self.plan.seed, epoch), count)])
-
     def draws(self, keys: Keys, *, epoch: int, size: tuple[int, int]) -> Draws:
         """Return what images of this height and width need: arrays (n,) of numbers or truth values."""
         random = Randomness(keys, self.plan.seed, epoch)

@@ -3,7 +3,7 @@
 import contextlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -293,9 +293,11 @@ def _write_outputs(
     weights, name = finished.weights, {}
     if job.variant != "network":
         name = {"baseline": {"name": baseline.name}}
+    if job.variant == "baseline":
         spec = baseline.spec
-    if job.variant == "blend":
-        spec, model = baseline.blended(job.spec, finished.weights)
+    elif job.variant == "blend":
+        job = replace(job, spec=spec)  # the user may have edited the loss
+        spec, model = baseline.blended(spec, finished.weights)
         held_out = training.open_split(workspace.packed, "validation", spec.input)
         about["best_value"] = validated(model, held_out, job)[job.plan.best]
         weights = dict(model.state_dict())

@@ -27,10 +27,10 @@ LIMITS = {
     "servers": 1_500,
     "serving": 7_334,
     "settings": 2_614,
-    "tasks": 6_479,
+    "tasks": 6_480,
     "tokens": 400,
     "traffic": 1_338,
-    "training": 11_004,
+    "training": 11_016,
 }
 
 

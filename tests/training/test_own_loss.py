@@ -163,6 +163,37 @@ def test_a_wrong_loss_is_refused_before_the_first_step(lab, own, case: str) -> N
     assert own_loss(plan_of(lab), own) is not None
 
 
+CLASS = """
+from torch import nn
+
+
+class Focal(nn.CrossEntropyLoss):
+    def __init__(self, gamma=2.0, smoothing=0.0):
+        super().__init__(reduction="none")
+
+
+class Learned(Focal):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Linear(1, 1)
+
+
+loss, learned = Focal(), Learned()
+"""
+
+
+def test_an_object_of_a_class_can_be_the_loss(lab, own) -> None:
+    """A class itself cannot, nor one with parameters, which no optimizer would change."""
+    (Path(own.root) / "ownloss" / "focal.py").write_text(CLASS)
+    for name, message in (
+        ("Focal", r"is a class.*Fix: write `loss = Focal\(\)` below it, .*training.loss=ownloss.focal:loss`"),
+        ("learned", r"has parameters, and only those of the model are trained. Fix: "),
+    ):
+        with pytest.raises(TrainingError, match=message):
+            own_loss(replace(plan_of(lab), loss=f"ownloss.focal:{name}"), own)
+    assert own_loss(replace(plan_of(lab), loss="ownloss.focal:loss"), own) is not None
+
+
 def test_an_error_in_a_step_names_its_line(lab, own) -> None:
     """30 rows in steps of 8: the last step has 6."""
     fault = "    if len(logits) == 6:\n        raise KeyError('odd batch')\n"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from ratchet.errors import TrainingError, first_line
 from ratchet.kinds import ModelSpec
@@ -50,8 +51,9 @@ class OwnLoss:
         """Call it once with a few random outputs.
 
         Raises:
-            TrainingError: it fails, or the loss of a sample depends on other samples of the batch.
+            TrainingError: it fails, has something to learn, or the loss of a sample depends on others of the batch.
         """
+        self._require_function()
         random = torch.Generator().manual_seed(0)
         outputs = torch.randn(_ROWS, target.outputs, generator=random)
         targets = torch.arange(_ROWS) % target.outputs
@@ -73,6 +75,20 @@ class OwnLoss:
                 "gives a sample another loss in a batch than alone, so the size of micro-batches would change the "
                 "weights. Allowed: a loss that depends on the outputs and target of its sample. Fix: leave out means "
                 "over the batch and random numbers"
+            )
+
+    def _require_function(self) -> None:
+        """Refuse a class, which would be made in place of a loss, and parameters, which would stay as they are."""
+        module, _, name = self.name.partition(":")
+        if isinstance(self.function, type):
+            raise self._error(
+                f"is a class. Allowed: a function, or an object that is called as one. Fix: write `loss = {name}()` "
+                f"below it, then `ratchet set training.loss={module}:loss`"
+            )
+        if isinstance(self.function, nn.Module) and any(each.requires_grad for each in self.function.parameters()):
+            raise self._error(
+                "has parameters, and only those of the model are trained. Fix: make them layers of your own model "
+                "(model.factory), or call requires_grad_(False) on the loss"
             )
 
     def _error(self, fault: str) -> TrainingError:

@@ -130,9 +130,13 @@ def deciding(plan: "training.Plan") -> dict[str, Any]:
         "shard": "none",
         "reduction": "exact",
     }
+    return {name: value for name, value in _settings(plan).items() if name not in usual or value != usual[name]}
+
+
+def _settings(plan: "training.Plan") -> dict[str, Any]:
+    """Return the settings that can decide the weights, by name."""
     neither = neutral(plan.reduction) | {"own_code"}  # whose files count, as code
-    decides = {name: value for name, value in asdict(plan).items() if name not in neither}
-    return {name: value for name, value in decides.items() if name not in usual or value != usual[name]}
+    return {name: value for name, value in asdict(plan).items() if name not in neither}
 
 
 def _deciding(spec: "ModelSpec") -> dict[str, Any]:
@@ -145,7 +149,8 @@ def _parts(
     params: Params, plan: "training.Plan", identity: dict[str, str], code: dict[str, str]
 ) -> dict[str, dict[str, Any]]:
     """Return everything that decides the result, by the names in params.yaml and in the project folder."""
-    decides = deciding(plan)
+    decides = _settings(plan)
+    del decides["mixed_classes"]  # it follows from the others
     settings = {"seed": decides.pop("seed"), **{f"training.{name}": value for name, value in decides.items()}}
     unused = ("name",) if params.model.factory != "none" else ("code",)
     chosen = params.model.model_dump(mode="json", exclude=set(unused))

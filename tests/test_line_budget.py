@@ -27,7 +27,7 @@ LIMITS = {
     "servers": 1_500,
     "serving": 7_334,
     "settings": 2_614,
-    "tasks": 6_480,
+    "tasks": 6_485,
     "tokens": 400,
     "traffic": 1_338,
     "training": 11_016,

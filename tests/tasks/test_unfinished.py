@@ -66,6 +66,15 @@ def test_settings_without_effect_keep_the_training_key(workspace: Workspace) -> 
     assert job(workspace, training__accumulation=2).key != mine.key
 
 
+@pytest.mark.parametrize(("before", "now"), [("auto", [{"mixup": 0.2}]), ([{"mixup": 0.2}], "auto")])
+def test_message_has_a_list_of_augmentations(workspace: Workspace, before: object, now: object) -> None:
+    interrupt(workspace, job(workspace, training__augment=before))
+    (message,) = unfinished(workspace, job(workspace, training__augment=now))
+    texts = [each if isinstance(each, str) else "[{mixup: 0.2}]" for each in (before, now)]
+    assert f"Differences: training.augment was {texts[0]}, is now {texts[1]}. To continue that one: `" in message
+    assert f"training.augment={texts[0]}" in message
+
+
 def test_code_of_an_own_augmentation_is_part_of_the_key(workspace: Workspace) -> None:
     """It is imported before the training."""
     code = workspace.root / "turn.py"

@@ -155,7 +155,7 @@ def _recipes(params: Params, workspace: Workspace, manifest: Manifest, *, rows: 
     from tasks.training_job import TrainingJob, make_plan
 
     job = TrainingJob.of(params, workspace, manifest)
-    if job.spec.code != "none" or job.pretrained is not None:
+    if job.spec.factory != "none" or job.pretrained is not None:
         plan = replace(job.plan, epochs=epochs or params.training.epochs, max_steps=0, **_QUICK)
         return [_Recipe(job.spec, plan, job.pretrained)]
     side = min(_MAX_SIDE, job.spec.image.height)

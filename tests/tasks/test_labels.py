@@ -6,9 +6,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from commands.labels import check_labels, summary_lines
+from commands.labels import _recipes, check_labels, summary_lines
 from ratchet import settings
 from ratchet.data.ingest import IngestTask, ingest
+from ratchet.data.manifest import Manifest
 from ratchet.errors import DataError
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
@@ -95,6 +96,13 @@ def test_own_model_with_shards_judges_every_label(digits) -> None:
     params = settings.override(digits.params, changes | {"training.learning_rate": 0.01})
     checked = check_labels(params, digits, folds=2, epochs=6, progress=Quiet())
     assert checked.judgement.accuracy > 0.5
+
+
+def test_an_own_loss_leaves_the_choice_of_the_network(digits) -> None:
+    (digits.root / "square.py").write_text("def square(logits, labels):\n    return logits.square().mean(1)\n")
+    params = settings.override(digits.params, {"training.loss": "square:square", "model.code": "square.py"})
+    recipes = _recipes(params, digits, Manifest.read(digits.packed), rows=900, epochs=1)
+    assert {(recipe.spec.name, recipe.plan.loss) for recipe in recipes} == {("fastnet", "cross-entropy")}
 
 
 def test_more_folds_than_samples_are_refused(digits) -> None:

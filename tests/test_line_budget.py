@@ -19,7 +19,7 @@ LIMITS = {
     "problems": 1_237,
     "project_files": 30,
     "provenance": 1_141,
-    "ratchet": 2_899,
+    "ratchet": 2_905,
     "registry": 4_960,
     "reports": 2_295,
     "scale": 730,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["MIXING", "TRANSFORMS", "class_faults", "entries", "list_faults", "own_classes"]
+__all__ = ["MIXING", "TRANSFORMS", "class_faults", "entries", "list_faults", "own_classes", "without_mixing"]
 
 NO_RESULT = {
     "ingest": "it checks the settings of training",
@@ -144,11 +144,19 @@ def class_faults(training: Any, target: Any) -> Iterator[str]:
     """Yield a message if the list mixes samples of a problem whose targets cannot be mixed."""
     names = [name for name, _ in entries(training) if name in MIXING]
     if names and not target.mixes:
-        kept = [entry for entry in training.augment if not isinstance(entry, Mapping) or not set(entry) & set(MIXING)]
         yield (
             f"training.augment: found {names[0]}, and the problem of the data is {target.problem}. Allowed: "
-            f"{' and '.join(MIXING)} with classification and multi-label. Fix: {_set(kept)}"
+            f"{' and '.join(MIXING)} with classification and multi-label. Fix: {without_mixing(training)}"
         )
+
+
+def without_mixing(training: Any) -> str:
+    """Return the command that takes the entries that mix samples from a list."""
+    return _set([entry for entry in training.augment if not _mixes(entry)])
+
+
+def _mixes(entry: Any) -> bool:
+    return isinstance(entry, Mapping) and next(iter(entry)) in MIXING
 
 
 def _entry_fault(entry: Any) -> str:
@@ -173,19 +181,17 @@ def _entry_fault(entry: Any) -> str:
 
 def _order_faults(training: Any) -> Iterator[str]:
     """Yield a message for entries in a wrong order, and for class weights with mixed samples."""
-    names = [name for name, _ in entries(training)]
-    mixing = [name for name in names if name in MIXING]
-    others = [entry for entry, name in zip(training.augment, names, strict=True) if name not in MIXING]
-    ordered = [*others, *(entry for entry, name in zip(training.augment, names, strict=True) if name in MIXING)]
-    if len(set(mixing)) < len(mixing):
-        yield f"training.augment: {mixing[0]} is in the list twice. Allowed: once. Fix: delete one of the two"
+    mixing = [name for name, _ in entries(training) if name in MIXING]
+    ordered = sorted(training.augment, key=_mixes)
+    if twice := [name for name in mixing if mixing.count(name) > 1]:
+        yield f"training.augment: {twice[0]} is in the list twice. Allowed: once. Fix: delete one of the two"
     elif ordered != list(training.augment):
         yield f"training.augment: {mixing[0]} is before others. Allowed: at the end of the list. Fix: {_set(ordered)}"
     if mixing and training.class_weights != "none":
         yield (
             f"training.class_weights: found {_spelled(training.class_weights)}, and training.augment has {mixing[0]}, "
             "whose samples have two classes. Allowed: none. Fix: `ratchet set training.class_weights=none`, or "
-            f"{_set(others)}"
+            f"{without_mixing(training)}"
         )
 
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from ratchet.augmentations import MIXING, class_faults, entries
+from ratchet.augmentations import MIXING, class_faults, entries, without_mixing
 
 __all__ = [
     "blend_fault", "column_faults", "gap_fault", "objective_faults", "own_loss_fault", "pieces_fault", "pruning_fault",
@@ -120,7 +120,7 @@ def own_loss_fault(training: Any) -> str:
     if mixing:
         return (
             f"training.augment: has {mixing[0]}, and training.loss is {training.loss}, which gets the targets as they "
-            "are. Allowed: augmentations that keep the classes. Fix: `ratchet set training.augment=auto`"
+            f"are. Allowed: augmentations that keep the classes. Fix: {without_mixing(training)}"
         )
     if training.label_smoothing in ("auto", 0.0):
         return ""

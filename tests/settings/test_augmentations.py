@@ -70,6 +70,7 @@ def test_mixing_comes_last_and_only_once(file: Path) -> None:
     assert "mixup is before others. Allowed: at the end of the list" in text
     assert [name for name, _ in entries(fix(file, text).training)] == ["rotate", "mixup", "cutmix"]
     assert "mixup is in the list twice" in refused(file, "training.augment=[{mixup: 0.2}, {mixup: 0.1}]")
+    assert "cutmix is in the list twice" in refused(file, "training.augment=[{mixup: 0.2}, {cutmix: 1}, {cutmix: 1}]")
 
 
 def test_mixing_and_class_weights_exclude_each_other(file: Path) -> None:

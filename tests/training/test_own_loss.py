@@ -206,7 +206,7 @@ def test_smoothed_and_mixed_labels_with_an_own_loss_are_refused(lab, own) -> Non
     plan = replace(make_plan(), loss=NAME, label_smoothing=0.1)
     with pytest.raises(TrainingError, match=r"training.label_smoothing: found 0.1.*label_smoothing=auto"):
         resolve_auto(plan, TARGET)
-    mixed = replace(plan, label_smoothing="auto", augment=({"mixup": 0.2},))
-    with pytest.raises(TrainingError, match=r"training.augment: has mixup.*augment=auto"):
+    mixed = replace(plan, label_smoothing="auto", augment=({"rotate": 5}, {"mixup": 0.2}))
+    with pytest.raises(TrainingError, match=r"training.augment: has mixup.*'training.augment=\[{rotate: 5}\]'`"):
         resolve_auto(mixed, TARGET)
     assert resolve_auto(replace(plan, label_smoothing="auto"), TARGET).label_smoothing == 0.0

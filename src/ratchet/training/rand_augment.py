@@ -133,5 +133,4 @@ def _equalised(images: torch.Tensor, amount: torch.Tensor) -> torch.Tensor:
     return table.gather(1, values).to(torch.uint8).view(count, channels, height, width).permute(0, 2, 3, 1).contiguous()
 
 
-_LIGHT = (_brightened, _coloured, _contrasted, _solarised)
-_CHANGES = (*_LIGHT, _sharpened, _posterised, _stretched, _equalised)
+_CHANGES = (_brightened, _coloured, _contrasted, _solarised, _sharpened, _posterised, _stretched, _equalised)

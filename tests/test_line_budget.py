@@ -30,7 +30,7 @@ LIMITS = {
     "tasks": 6_485,
     "tokens": 400,
     "traffic": 1_338,
-    "training": 11_016,
+    "training": 11_022,
 }
 
 

@@ -59,6 +59,18 @@ def test_an_error_of_an_own_class_is_named(tmp_path: Path, code: str, message: s
         batch(tmp_path, code)
 
 
+def test_numbers_that_an_own_class_draws_change_no_step(lab: Lab, tmp_path: Path) -> None:
+    """Its object is made before the first step, and with the same numbers when a training is resumed."""
+    (tmp_path / "drawn.py").write_text(
+        "import torch\nclass Drawn:\n    def __init__(self):\n        self.most = 255 * torch.rand(())\n"
+        "    def __call__(self, images, numbers):\n        return images.clamp(max=int(self.most))\n"
+    )
+    plan = lab.plan(flip="none", augment=("drawn:Drawn",), own_code=(str(tmp_path), "drawn.py"))
+    expected = lab.run(plan, name="whole")
+    lab.stop_at(5, replace(plan), name="stopped")
+    lab.assert_same(lab.run(replace(plan), name="stopped").weights, expected.weights)
+
+
 def test_memory_that_runs_out_in_an_own_class_is_no_fault(tmp_path: Path) -> None:
     """Training goes on in smaller micro-batches."""
     with pytest.raises(MemoryError, match="too large"):

@@ -151,6 +151,9 @@ class Split:
     def __len__(self) -> int:
         return len(self.targets)
 
+    def prepare(self, plan: Plan) -> None:
+        """Make what the augmentation of `plan` needs, so that no step makes it: a user's class may draw numbers."""
+
     def host_targets(self, rows: Rows) -> NDArray[Any]:
         """Return the targets of `rows`, (n,) or (n, targets)."""
         return np.asarray(self.targets[rows])
@@ -308,6 +311,9 @@ class ImageSplit(Split):
         if plan is None:
             return []
         return self._augmentation(plan).draws(np.asarray(self.keys[rows]), epoch=epoch, size=self.size)
+
+    def prepare(self, plan: Plan) -> None:
+        self._augmentation(plan)
 
     def rows_read(self, rows: Rows, plan: Plan | None, epoch: int) -> Rows:
         if plan is None or (mixing := self._augmentation(plan).mixing) is None:

@@ -144,6 +144,7 @@ class _Training:
         inputs.check()
         self.inputs, self.plan, self.train = inputs, inputs.plan, inputs.train
         self.store, self.stop, self.examine, self.ranks, self.before_step = store, stop, examine, ranks, before_step
+        self.train.prepare(self.plan)
 
         # Where and how it runs
         self.device = choose_device(self.plan.device, rank=self.ranks.local, ranks=self.ranks.count)

@@ -27,10 +27,10 @@ LIMITS = {
     "servers": 1_500,
     "serving": 7_334,
     "settings": 2_614,
-    "tasks": 6_485,
+    "tasks": 6_486,
     "tokens": 400,
     "traffic": 1_338,
-    "training": 11_022,
+    "training": 11_059,
 }
 
 

@@ -78,9 +78,10 @@ def test_message_has_a_list_of_augmentations(workspace: Workspace, before: objec
 def test_code_of_an_own_augmentation_is_part_of_the_key(workspace: Workspace) -> None:
     """It is imported before the training."""
     code = workspace.root / "turn.py"
-    code.write_text("class Turn: ...\n")
+    turn = "class Turn:\n    def __call__(self, images, numbers):\n        return images.flip(1)\n"
+    code.write_text(turn)
     mine = job(workspace, model__code="turn.py", training__augment=["turn:Turn"])
-    code.write_text("class Turn:\n    side = 2\n")
+    code.write_text(turn.replace("flip(1)", "flip(2)"))
     assert job(workspace).key != mine.key
     code.write_text("import nothing_here\n")
     with pytest.raises(TrainingError, match=r"^training.augment: turn does not import"):

@@ -1,5 +1,6 @@
 """A user's own augmentation: called with whole batches, part of the code that decides, its errors named."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from ratchet.errors import TrainingError
 from ratchet.settings.model import Params
 from ratchet.training import ImageSplit
+from ratchet.training.transforms import Augmentation
 from tasks.code import own_code
 from tests.training.conftest import Lab, make_plan
 
@@ -57,6 +59,31 @@ def test_an_own_class_changes_images_by_their_numbers(tmp_path: Path) -> None:
 def test_an_error_of_an_own_class_is_named(tmp_path: Path, code: str, message: str) -> None:
     with pytest.raises(TrainingError, match=f"training.augment: .*{message}"):
         batch(tmp_path, code)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("images.flip(2) if torch.rand(()) < 0.5 else images", "draws random numbers"),
+        ("images + random.randint(0, 3)", "draws random numbers"),
+        ("images + numpy.random.randint(0, 3)", "draws random numbers"),
+        ("images.flip(0)", "gives an image another result in a batch than alone"),
+        ("images[:, :1]", r"returned torch.uint8 \[4, 1, 6, 3\]"),
+        ("images + self.calls", "or at the next call"),
+        ("images + (numbers % 3)[:, None, None, None].to(torch.uint8)", ""),
+        ("images + torch.randint(3, (1,), generator=torch.Generator().manual_seed(1)).to(torch.uint8)", ""),
+    ],
+)
+def test_an_own_class_may_depend_on_image_and_number(tmp_path: Path, line: str, message: str) -> None:
+    (tmp_path / "tried.py").write_text(
+        "import random, numpy, torch\nclass Tried:\n    calls = 0\n    def __call__(self, images, numbers):\n"
+        f"        self.calls += 4\n        return {line}\n"
+    )
+    plan = replace(make_plan(augment=("tried:Tried",)), own_code=(str(tmp_path), "tried.py"))
+    (own,) = Augmentation(plan).own
+    allowed = pytest.raises(TrainingError, match=f"^training.augment: tried:Tried .*{message}")
+    with allowed if message else nullcontext():
+        own.check((5, 6, 3))
 
 
 def test_numbers_that_an_own_class_draws_change_no_step(lab: Lab, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A user's own augmentation of images, `package.module:Class` in the list `training.augment`."""
 
+import random
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from ratchet.training.plan import Plan
 __all__ = ["OwnTransform"]
 
 CHOSEN_BY = {"kind": ("image",)}
+
+_ROWS = 4  # images of the trial
 
 
 class OwnTransform:
@@ -62,6 +65,29 @@ class OwnTransform:
             )
         return changed
 
+    def check(self, shape: tuple[int, int, int]) -> None:
+        """Call it with a few images of this height, width and number of channels, on the CPU.
+
+        Raises:
+            TrainingError: it fails, or an image depends on others of its batch or on other random numbers.
+        """
+        generator = np.random.default_rng(0)
+        images = torch.from_numpy(generator.integers(0, 256, (_ROWS, *shape), np.uint8))
+        numbers = torch.from_numpy(generator.integers(-(2**63), 2**63 - 1, _ROWS))
+        before = _random_states()
+        together = self.apply(images, [numbers])
+        alone = torch.cat([self.apply(images[row : row + 1], [numbers[row : row + 1]]) for row in range(_ROWS)])
+        fault = ""
+        if _random_states() != before:
+            fault = "draws random numbers, and a resumed training would draw others"
+        elif (together.int() - alone.int()).abs().max() > 1:  # less may be rounding
+            fault = "gives an image another result in a batch than alone, or at the next call"
+        if fault:
+            raise TrainingError(
+                f"training.augment: {self.name} {fault}. Allowed: a result of image and number. Fix: derive all "
+                "chance from the numbers, as numbers % 2 == 0, or by a torch.Generator that they seed"
+            )
+
     def _fault(self, error: Exception) -> TrainingError:
         lines = [
             f" ({path.name}, line {frame.lineno})"
@@ -72,3 +98,9 @@ class OwnTransform:
             f"training.augment: {self.name} raised {type(error).__name__}: {first_line(error)}"
             f"{lines[-1] if lines else ''}. Fix: correct it"
         )
+
+
+def _random_states() -> tuple[object, ...]:
+    """Return the states of the generators that are used by default."""
+    _, keys, place, *_ = np.random.get_state()
+    return random.getstate(), torch.get_rng_state().numpy().tobytes(), np.asarray(keys).tobytes(), place

@@ -63,6 +63,11 @@ class Augmentation:
                 self._steps.append((stream, _TRANSFORMS[name](value)))
         self.mixing = Mixing(mixing, plan) if mixing else None
 
+    @property
+    def own(self) -> list[OwnTransform]:
+        """The user's own transforms."""
+        return [step for _, step in self._steps if isinstance(step, OwnTransform)]
+
     def draws(self, keys: Keys, *, epoch: int, size: tuple[int, int]) -> Draws:
         """Return what images of this height and width need: arrays (n,) of numbers or truth values."""
         random = Randomness(keys, self.plan.seed, epoch)

@@ -26,7 +26,7 @@ LIMITS = {
     "search": 1_170,
     "servers": 1_500,
     "serving": 7_334,
-    "settings": 2_614,
+    "settings": 2_617,
     "tasks": 6_486,
     "tokens": 400,
     "traffic": 1_338,

@@ -685,6 +685,7 @@ def _flattened(field: JsonSchemaValue) -> JsonSchemaValue:
     alternatives = [schema for schema in field.get("anyOf", ()) if schema != {"type": "null"}]
     choices: list[Any] = []
     others: list[JsonSchemaValue] = []
+    names = any("enum" in schema or "const" in schema for schema in alternatives)
     for schema in alternatives:
         if schema.get("type") == "boolean":
             choices += [True, False]  # a form would send an untouched switch as false
@@ -692,6 +693,8 @@ def _flattened(field: JsonSchemaValue) -> JsonSchemaValue:
             choices.append(schema["const"])
         elif "enum" in schema:
             choices += schema["enum"]
+        elif names and "pattern" in schema:  # which the choices do not match
+            others.append(schema)
         else:
             bounds = _BOUND_KEYS - {"pattern"} if choices else _BOUND_KEYS  # a choice need not match the pattern
             about |= {key: value for key, value in schema.items() if key in bounds}  # each bound belongs to one type

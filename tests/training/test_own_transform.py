@@ -98,7 +98,7 @@ def test_numbers_that_an_own_class_draws_change_no_step(lab: Lab, tmp_path: Path
     lab.assert_same(lab.run(replace(plan), name="stopped").weights, expected.weights)
 
 
-def test_memory_that_runs_out_in_an_own_class_is_no_fault(tmp_path: Path) -> None:
+def test_lack_of_memory_in_an_own_class_is_no_fault(tmp_path: Path) -> None:
     """Training goes on in smaller micro-batches."""
     with pytest.raises(MemoryError, match="too large"):
         batch(tmp_path, INVERT.replace("return images", "raise MemoryError('too large')  #"))

@@ -696,9 +696,8 @@ def _flattened(field: JsonSchemaValue) -> JsonSchemaValue:
         elif names and "pattern" in schema:  # which the choices do not match
             others.append(schema)
         else:
-            bounds = _BOUND_KEYS - {"pattern"} if choices else _BOUND_KEYS  # a choice need not match the pattern
-            about |= {key: value for key, value in schema.items() if key in bounds}  # each bound belongs to one type
-            others.append({key: value for key, value in schema.items() if key not in bounds})
+            about |= {key: value for key, value in schema.items() if key in _BOUND_KEYS}  # each belongs to one type
+            others.append({key: value for key, value in schema.items() if key not in _BOUND_KEYS})
     if not others:
         return {**about, "enum": choices} if choices else about
     if choices:

@@ -110,11 +110,11 @@ def _state_files(place: Workspace) -> Iterator[Path]:
     yield from (place.registration, place.model / "model.json")
     names = ("*.dvc", "*dvc.lock")
     if git.line(place.root, "rev-parse", "--git-dir") is None:
-        for name in names:
-            yield from place.root.rglob(name)
-        return
-    tracked = git.text(place.root, "ls-files", "-z", "--cached", "--others", "--", *names)
-    yield from (place.root / name for name in tracked.split("\0") if name)
+        paths = [path for name in names for path in place.root.rglob(name)]
+    else:
+        listed = git.text(place.root, "ls-files", "-z", "--cached", "--others", "--", *names)
+        paths = [place.root / name for name in listed.split("\0") if name]
+    yield from (path for path in paths if place.mlruns not in path.parents)  # each run there has its dvc.lock
 
 
 def _uncommitted(archive: Archive, runs: Sequence[ArchivedRun]) -> Iterator[str]:

@@ -85,8 +85,8 @@ class TrainingJob:
         plan = make_plan(params.training, spec.target, seed=params.seed, kind=spec.input.kind)
         if own_classes(params.training):
             plan = replace(plan, own_code=(str(workspace.root), params.model.code))
-            for own in Augmentation(plan).own:  # a fault in it is found before the training,
-                own.check(spec.image.shape)
+            for transform in Augmentation(plan).own:  # a fault in it is found before the training,
+                transform.check(spec.image.shape)
         training.own_loss(plan, spec)  # and one in this
         pretrained = training.find_pretrained(workspace.pretrained, params.model.pretrained)
         teacher = training.find_teacher(workspace.pretrained, params.training.teacher)

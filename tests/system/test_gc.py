@@ -61,6 +61,7 @@ with overridden(project.params, changes, note=project.overrides, say=print):
 """
 WEIGHTS = "data/pretrained/weights.bin"
 GPG = """#!/bin/sh
+cat > /dev/null
 case "$*" in *--verify*) echo "gpg: Good signature" >&2; exit 1;; esac
 echo "[GNUPG:] SIG_CREATED " >&2
 printf -- '-----BEGIN PGP SIGNATURE-----\\n\\nx\\n-----END PGP SIGNATURE-----\\n'

@@ -35,7 +35,8 @@ _time, _time_ns, _began = time.time, time.time_ns, time.monotonic()
 
 
 def _off():
-    return 3600 * (int(4 * (time.monotonic() - _began)) % 3 - 1)
+    quarter = int(4 * (time.monotonic() - _began))
+    return 3600 * quarter * (-1) ** quarter  # an hour more each time: a journal's times never go back
 
 
 time.time = lambda: _time() + _off()

@@ -3,6 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from ratchet import settings, training
 from ratchet.data.ingest import IngestTask, ingest
 from ratchet.data.manifest import Manifest
@@ -28,7 +30,8 @@ def test_a_blend_keeps_the_loss_that_trained_its_network(tmp_path: Path) -> None
     job = TrainingJob.of(params, workspace, Manifest.read(workspace.packed))
     store = training.CheckpointStore(workspace.running / job.key)
     kept, inputs = training.keep_code(job.spec, store.folder), job.inputs(workspace.packed)
-    *_, finished = training.fit(replace(inputs, plan=replace(job.plan, device="cpu")), store=store)
+    with torch.random.fork_rng():
+        *_, finished = training.fit(replace(inputs, plan=replace(job.plan, device="cpu")), store=store)
     assert isinstance(finished, training.Finished)
     code.write_text("def distance(outputs, targets):\n    raise ValueError\n")
     _write_outputs(workspace, store.folder, finished, job, kept, Baseline.fit(job, inputs.train))

@@ -27,12 +27,12 @@ def test_a_blend_keeps_the_loss_that_trained_its_network(tmp_path: Path) -> None
     own = {"model.name": "blend", "model.code": "distance.py", "training.loss": "distance:distance"}
     params = settings.override(workspace.params, {**data, **own, "training.epochs": 1})
     ingest(IngestTask(params.data, packed=workspace.packed, quarantine=workspace.quarantine, root=workspace.root))
-    job = TrainingJob.of(params, workspace, Manifest.read(workspace.packed))
-    store = training.CheckpointStore(workspace.running / job.key)
-    kept, inputs = training.keep_code(job.spec, store.folder), job.inputs(workspace.packed)
     with torch.random.fork_rng():
+        job = TrainingJob.of(params, workspace, Manifest.read(workspace.packed))
+        store = training.CheckpointStore(workspace.running / job.key)
+        kept, inputs = training.keep_code(job.spec, store.folder), job.inputs(workspace.packed)
         *_, finished = training.fit(replace(inputs, plan=replace(job.plan, device="cpu")), store=store)
-    assert isinstance(finished, training.Finished)
-    code.write_text("def distance(outputs, targets):\n    raise ValueError\n")
-    _write_outputs(workspace, store.folder, finished, job, kept, Baseline.fit(job, inputs.train))
-    assert (workspace.model / "code" / "distance.py").read_text() == LOSS
+        assert isinstance(finished, training.Finished)
+        code.write_text("def distance(outputs, targets):\n    raise ValueError\n")
+        _write_outputs(workspace, store.folder, finished, job, kept, Baseline.fit(job, inputs.train))
+        assert (workspace.model / "code" / "distance.py").read_text() == LOSS

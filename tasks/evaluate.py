@@ -16,7 +16,7 @@ from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
 from tasks.explain import explain_samples
 from tasks.finished import remove_recorded
-from tasks.own_metrics import OwnMetrics
+from tasks.metric_functions import OwnMetrics
 from tasks.progress import StageProgress
 from tasks.trained_model import TrainedModel
 

@@ -20,8 +20,8 @@ from tasks.baseline import Baseline, validated
 from tasks.changed_code import resumed
 from tasks.finished import bring_back, set_aside
 from tasks.machine import MachineUse
+from tasks.metric_functions import OwnMetrics
 from tasks.nodes import facts
-from tasks.own_metrics import OwnMetrics
 from tasks.progress import StageProgress
 from tasks.stopping import Budget, BudgetSpent, TrainingStopped, on_request
 from tasks.trained_model import TrainedModel, record_training

@@ -33,7 +33,7 @@ from ratchet.settings.model import DataSettings, EvaluationSettings, ModelSettin
 from ratchet.training import build, save_model
 from ratchet.workspace import Workspace
 from tasks.evaluate import evaluate
-from tasks.own_metrics import OwnMetrics
+from tasks.metric_functions import OwnMetrics
 from tasks.progress import Terminal
 
 

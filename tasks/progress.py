@@ -43,7 +43,7 @@ class Terminal:
         self._console = Console(stderr=True, highlight=False)
         self._bar = _bar(self._console)
         self._task = self._bar.add_task(stage, total=None, unit=unit, rate="", note="")
-        self._first: tuple[float, int] | None = None
+        self._first, self._done = (0.0, 0), sys.maxsize
         self._last_line, self._line_seconds = time.monotonic(), float(os.environ.get(LINE_SECONDS_VARIABLE) or 10)
 
     def __enter__(self) -> "Terminal":
@@ -57,7 +57,8 @@ class Terminal:
 
     def update(self, done: int, total: int, note: str = "") -> None:
         now = time.monotonic()
-        self._first = self._first or (now, done)
+        first = (now, done) if done < self._done else self._first  # other work begins, such as a user's metric
+        self._first, self._done = first, done
         seconds = now - self._first[0]
         rate = (done - self._first[1]) / seconds if seconds > 0.5 else 0.0
         pace = f"{rate:,.0f}/s" if rate >= 1.0 else f"{rate:.2g}/s" if rate else ""

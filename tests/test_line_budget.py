@@ -27,7 +27,7 @@ LIMITS = {
     "servers": 1_500,
     "serving": 7_334,
     "settings": 2_617,
-    "tasks": 6_489,
+    "tasks": 6_490,
     "tokens": 400,
     "traffic": 1_338,
     "training": 11_059,

@@ -31,6 +31,20 @@ def test_progress_lines_are_at_least_ten_seconds_apart(
     assert lines[0] == "train: 11 of 50 steps, 1/s, 0:00:39 left, loss 0.09"
 
 
+def test_rate_and_time_left_begin_again_with_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bar of evaluate goes from the test samples to each of the user's metrics."""
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    terminal = Terminal("evaluate", unit="samples")
+    terminal.update(360, 360)
+    for note, pace in (("interval of cost", 72), ("interval of gain", 36)):
+        for done in range(0, 360, pace):
+            now[0] += 1.0
+            terminal.update(done, 360, note)
+        left = 360 - done
+        assert terminal.words == f"evaluate: {done} of 360 samples, {pace}/s, 0:00:{left // pace:02} left, {note}"
+
+
 def test_message_is_printed_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     with Terminal("ingest", unit="samples") as terminal:
         terminal.say("class '[bold]' has 3 of " + "x" * 300)

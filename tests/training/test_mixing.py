@@ -156,6 +156,7 @@ def test_numbers_are_not_mixed() -> None:
         ({"augment": [{"mixup": 0.2}], "class_weights": "balanced"}, "image", "training.class_weights: found balanced"),
         ({"augment": [{"rotate": 5}], "flip": "random"}, "image", "training.flip: found random, and training.augment"),
         ({"augment": [{"rotate": 5}]}, "table", "a list only with data.kind image, and it is table"),
+        ({"augment": [{}]}, "image", "training.augment: entry 1 is {}. Allowed: one {NAME: VALUE} for each entry"),
     ],
 )
 def test_a_training_refuses_combinations_that_no_file_had(settings: dict[str, Any], kind: str, message: str) -> None:

@@ -30,7 +30,7 @@ LIMITS = {
     "tasks": 6_490,
     "tokens": 400,
     "traffic": 1_338,
-    "training": 11_060,
+    "training": 11_067,
 }
 
 

@@ -86,6 +86,18 @@ def test_an_own_class_may_depend_on_image_and_number(tmp_path: Path, line: str, 
         own.check((5, 6, 3))
 
 
+def test_numbers_that_a_thread_draws_refuse_no_own_class(tmp_path: Path) -> None:
+    """Prefect's connections draw some every 20 seconds. Here they come while the first object is tried."""
+    (tmp_path / "tried.py").write_text(
+        "import random\nobjects = []\nclass Tried:\n    def __init__(self):\n        objects.append(self)\n"
+        "    def __call__(self, images, numbers):\n        if self is objects[0]:\n            random.random()\n"
+        "        return images\n"
+    )
+    plan = replace(make_plan(augment=("tried:Tried",)), own_code=(str(tmp_path), "tried.py"))
+    (own,) = Augmentation(plan).own
+    own.check((5, 6, 3))
+
+
 def test_numbers_that_an_own_class_draws_change_no_step(lab: Lab, tmp_path: Path) -> None:
     """Its object is made before the first step, and with the same numbers when a training is resumed."""
     (tmp_path / "drawn.py").write_text(

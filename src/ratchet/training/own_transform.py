@@ -34,9 +34,9 @@ class OwnTransform:
     def __init__(self, name: str, plan: Plan) -> None:
         self.name, (root, place) = name, plan.own_code
         self.code = Path(root, place).resolve()
-        own_class = CustomCode(Path(root), place, "training.augment").load(name)
+        self.make = CustomCode(Path(root), place, "training.augment").load(name)
         try:
-            self.function = own_class()
+            self.function = self.make()
         except Exception as error:  # the user's code may raise anything
             raise self._fault(error) from error
 
@@ -78,7 +78,7 @@ class OwnTransform:
         together = self.apply(images, [numbers])
         alone = torch.cat([self.apply(images[row : row + 1], [numbers[row : row + 1]]) for row in range(_ROWS)])
         fault = ""
-        if _random_states() != before:
+        if _random_states() != before and self._draws(images, numbers):
             fault = "draws random numbers, and a resumed training would draw others"
         elif (together.int() - alone.int()).abs().max() > 1:  # less may be rounding
             fault = "gives an image another result in a batch than alone, or at the next call"
@@ -87,6 +87,13 @@ class OwnTransform:
                 f"training.augment: {self.name} {fault}. Allowed: a result of image and number. Fix: derive all "
                 "chance from the numbers, as numbers % 2 == 0, or by a torch.Generator that they seed"
             )
+
+    def _draws(self, images: torch.Tensor, numbers: torch.Tensor) -> bool:
+        """Return whether a new object draws random numbers. Before, a thread may have, such as one of Prefect."""
+        self.function = self.make()
+        before = _random_states()
+        self.apply(images, [numbers])
+        return _random_states() != before
 
     def _fault(self, error: Exception) -> TrainingError:
         lines = [

@@ -39,7 +39,7 @@ def resolve_auto(plan: Plan, target: Target, *, kind: str = "image") -> Plan:
     loss = target.losses[0] if plan.loss == "auto" else plan.loss
     best = f"validation/{target.best[0]}" if plan.best == "auto" else plan.best
     faults = chain(list_faults(plan, kind), objective_faults(plan, target))  # the others read a correct list
-    if fault := next(faults, "") or own_loss_fault(plan):
+    if fault := next(filter(None, faults), "") or own_loss_fault(plan):
         raise TrainingError(fault)
     if target.ignored is not None:
         plan = replace(plan, ignore_index=target.ignored)

@@ -157,11 +157,11 @@ class NumberIntervals(Regions):
 
     def columns(self, predictions: Predictions) -> dict[str, NDArray[Any]]:
         """Return the columns lower and upper; of several numbers, "lower NAME" and "upper NAME" of each."""
-        names = self.names(self.target)
+        ends = self.tensors(predictions)
         return {
             f"{end} {name}".strip(): values[:, place].copy()
-            for place, name in enumerate(names)
-            for end, values in self.tensors(predictions).items()
+            for place, name in enumerate(self.names(self.target))
+            for end, values in ends.items()
         }
 
     @staticmethod

@@ -3,7 +3,6 @@
 The facts come from a real ingest of a small table, images, texts and an own kind; the models are not trained.
 """
 
-import asyncio
 import io
 import json
 import logging
@@ -17,6 +16,7 @@ import pandas as pd
 import polars as pl
 import pytest
 import torch
+from asgi import exchange
 from mlflow.exceptions import MlflowException
 from PIL import Image
 
@@ -83,23 +83,11 @@ def served(root: Path, described: Input, target: Any, name: str) -> LoadedVersio
 
 def ask(server: ModelServer, path: str, content: Any, *, method: str = "POST") -> tuple[int, Any]:
     """Return status and answer of a server in this process; content: JSON, its text, or an image file."""
-    is_file, sent = isinstance(content, bytes), list[dict[str, Any]]()
+    is_file = isinstance(content, bytes)
     body = content if is_file else (content if isinstance(content, str) else json.dumps(content)).encode()
     kind = b"image/png" if is_file else b"application/json"
-    scope = {
-        "type": "http", "method": method, "path": path, "query_string": b"", "root_path": "", "scheme": "http",
-        "headers": [(b"content-type", kind), (b"content-length", b"%d" % len(body))],
-    }  # fmt: skip
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    asyncio.run(server(scope, receive, send))  # type: ignore[arg-type]
-    text = b"".join(message.get("body", b"") for message in sent)
-    return sent[0]["status"], text.decode() if method == "GET" else json.loads(text)
+    status, _, text = exchange(server, path, body, kind=kind, method=method)
+    return status, text.decode() if method == "GET" else json.loads(text)
 
 
 @pytest.fixture(scope="module")

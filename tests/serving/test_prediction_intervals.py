@@ -1,6 +1,5 @@
 """A client asks for prediction intervals or sets, in each format and for files; a version without them says so."""
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from asgi import exchange
 
 from ratchet import files
 from ratchet.errors import RegistryError
@@ -47,25 +47,11 @@ def version(folder: Path, target: Target, *scores: list[float]) -> LoadedVersion
 
 def ask(loaded: LoadedVersion, path: str, content: Any) -> tuple[int, Any]:
     """Return status and answer of a server in this process."""
-    server, body, sent = ModelServer(PinnedVersion(loaded), ServingSettings()), json.dumps(content).encode(), []
-    scope = {
-        "type": "http", "method": "POST", "path": path, "query_string": b"", "root_path": "", "scheme": "http",
-        "headers": [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))],
-    }  # fmt: skip
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    asyncio.run(server(scope, receive, send))  # type: ignore[arg-type]
-    text = b"".join(message.get("body", b"") for message in sent)
-    binary = next((int(v) for k, v in sent[0]["headers"] if k == b"inference-header-content-length"), None)
-    return sent[0]["status"], json.loads(text[:binary]) if binary is None else (
-        json.loads(text[:binary]),
-        text[binary:],
-    )
+    server = ModelServer(PinnedVersion(loaded), ServingSettings())
+    status, headers, text = exchange(server, path, json.dumps(content).encode())
+    if (length := headers.get(b"inference-header-content-length")) is None:
+        return status, json.loads(text)
+    return status, (json.loads(text[: int(length)]), text[int(length) :])
 
 
 @pytest.fixture(scope="module")

@@ -189,7 +189,7 @@ class ModelSettings(Section):
 
 
 class TrainingSettings(Section):
-    """Training. docs/training.md has advice on each setting."""
+    """Training. docs/training.md has advice."""
 
     captions: ClassVar[dict[str, str]] = {
         "epochs": "Duration and batches",

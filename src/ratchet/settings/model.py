@@ -98,9 +98,7 @@ class DataSettings(Section):
     label_column: ColumnName | ColumnNames = setting(
         "label", "column with the class; of tables also a number, or a list of columns"
     )
-    text_column: Text = setting(
-        "text", "column with the text, of kind text; key of the text in JSON Lines of kind tokens"
-    )
+    text_column: Text = setting("text", "column with the text; in JSON Lines of kind tokens its key")
     split_column: ColumnName = setting("split", "column with train, validation or test; may be absent")
     group_column: ColumnName = setting("group", "column with a group whose samples stay in one split; may be absent")
     classes: Literal["auto"] | Names = setting("auto", "class names in order; auto: the labels found in the data")
@@ -120,7 +118,7 @@ class DataSettings(Section):
         "none", "column by which rows are sorted: train is the oldest, test the latest; or none"
     )
     gap: Amount | Annotated[str, Field(pattern=r"^\d+(\.\d+)?(s|min|h|d|w)$"), "a length of time"] = setting(
-        0.0, "least distance between splits by order_by: of dates 30min, 12h, 7d or 2w; of numbers a number; 0: none"
+        0.0, "least distance between splits by order_by: 30min, 12h, 7d, 2w, or a number; 0: none"
     )
     missing: Names = setting((), "texts that mean a missing value, beside empty, NA, NaN, null and ?")
 
@@ -168,8 +166,8 @@ class ModelSettings(Section):
 
     name: Text = setting(
         "auto",
-        "images: convnet, resnet, fastnet or a torchvision.models name; tables: tabm or mlp; texts: bag or "
-        "transformer; tokens: decoder; each kind: baseline or blend; auto: the first of each",
+        "images: convnet, resnet, fastnet or a torchvision.models name; tables: tabm, mlp; texts: bag, transformer; "
+        "tokens: decoder; all: baseline, blend; auto: the first",
     )
     tokenizer: Literal["auto", "hashed", "words", "characters", "bytes"] = setting(
         "auto", "texts: hashed or words; tokens: characters, bytes or words; auto: by the model"
@@ -216,14 +214,14 @@ class TrainingSettings(Section):
         "your own: package.module:function in model.code",
     )
     label_smoothing: Literal["auto"] | Fraction = setting(
-        "auto", "share of each target that is spread over all classes; auto: 0.1 for classes of images, otherwise 0"
+        "auto", "share of each target spread over all classes; auto: 0.1 for classes of images, otherwise 0"
     )
     class_weights: (
         Literal["none", "balanced"]
         | Annotated[tuple[Annotated[float, Field(gt=0.0)], ...], Field(strict=False, min_length=1)]
     ) = setting("none", "none, balanced (rare classes weigh more), or one weight per class")
     ignore_index: int = setting(-100, "samples with this label number are left out of the loss")
-    teacher: Text = setting("none", "folder of a model in data/pretrained whose answers are learned, too, or none")
+    teacher: Text = setting("none", "folder in data/pretrained of a model whose answers are learned too; none")
     teacher_weight: Share = setting(0.7, "share of the loss against the teacher's answers")
 
     optimizer: Literal["sgd", "adam", "adamw", "muon"] = setting(
@@ -241,9 +239,7 @@ class TrainingSettings(Section):
     decay_all: bool = setting(True, "also decay norms and biases; false: only weights of layers")
     clip_norm: Amount = setting(1.0, "largest norm of the gradient; 0: no clipping")
     clip_value: Amount = setting(0.0, "largest element of the gradient; 0: no clipping")
-    ema_decay: Fraction = setting(
-        0.0, "decay of a moving average of the weights, which then is the model; 0: no average"
-    )
+    ema_decay: Fraction = setting(0.0, "decay of a moving average of the weights, which then is the model; 0: none")
 
     schedule: Literal["constant", "step", "cosine", "warmup-cosine", "warmup-linear", "one-cycle", "plateau"] = setting(
         "warmup-cosine", "constant, step, cosine, warmup-cosine, warmup-linear, one-cycle or plateau"
@@ -258,14 +254,11 @@ class TrainingSettings(Section):
         0, "after them, epochs between unfreezing one stage and the next; 0: all stages at once"
     )
     layer_decay: PositiveShare = setting(1.0, "learning rate of each stage as a share of the stage above it")
-    prune_channels: Fraction = setting(
-        0.0, "share of the channels of hidden layers that is removed from the pretrained model; 0: none"
-    )
+    prune_channels: Fraction = setting(0.0, "share of the hidden channels removed from the pretrained model; 0: none")
 
     augment: Literal["auto"] | Annotated[tuple[Augmentation, ...], Field(strict=False)] = setting(
         "auto",
-        "list of augmentations in their order, such as [{flip: 0.5}, {rotate: 15}]; auto: as flip, crop_padding, "
-        "crop_fill and cutout, which a list replaces",
+        "list of augmentations, such as [{flip: 0.5}, {rotate: 15}]; auto: by flip, crop_padding, crop_fill and cutout",
     )
     flip: Literal["none", "random", "alternating"] = setting(
         "none", "mirror images left to right: none, random, or alternating (every other epoch)"
@@ -389,16 +382,15 @@ class GateSettings(Section):
     minimum: float = setting(0.5, "worst allowed value of minimum_metric: the lowest accuracy, the highest error")
     minimum_metric: MinimumMetric | FunctionName = setting(
         "auto",
-        "metric of `minimum`: accuracy, r2, mae, micro_f1, ..., or one of evaluation.metrics; none; auto: by "
-        "data.problem, see docs/gate.md",
+        "metric of `minimum`: accuracy, r2, mae, micro_f1, one of evaluation.metrics ...; none; auto: see docs/gate.md",
     )
     baseline: Literal["report", "required"] = setting(
-        "report", "comparison with the baseline: report (never refuses) or required (the model must be better)"
+        "report", "a model must be better than the baseline: required, or report (never refuses)"
     )
     constant: Literal["required", "report", "off"] = setting(
         "required",
-        "a first version against the best constant answer: required (must be better), report (only a model with one "
-        "answer is refused) or off (never refuses)",
+        "a first version must be better than the best constant answer: required, report (only a model with one answer "
+        "is refused) or off",
     )
     champion: Literal["better", "not-worse"] = setting(
         "better", "required result against the champion on the same samples"
@@ -412,13 +404,10 @@ class GateSettings(Section):
     classes: Literal["same", "may-grow", "may-change"] = setting(
         "same", "classes compared with the champion's: same, may-grow (more classes) or may-change (other classes)"
     )
-    minimum_rows: Positive = setting(
-        100,
-        "fewest unseen groups, images or rows to compare; of real scores so many that failures on 1 of these are seen",
-    )
+    minimum_rows: Positive = setting(100, "fewest test samples or groups that neither model saw; real scores need more")
     slice_tolerance: Fraction = setting(0.0, "largest drop on any slice, compared with the champion")
     calibration_error: Share = setting(
-        0.25, "highest calibration error (ECE); a model fails only if it is significantly above; 1: no rule"
+        0.25, "calibration error (ECE) that a model may not exceed significantly; 1: no rule"
     )
     latency_factor: Amount = setting(4.0, "longest latency, as a factor of the champion's; 0: no rule")
     size_factor: Amount = setting(10.0, "largest weights, as a factor of the champion's; 0: no rule")
@@ -426,11 +415,9 @@ class GateSettings(Section):
         0.0001, "largest difference of a probability in the exported program; 1: no rule"
     )
     shadow_requests: Count = setting(
-        0, "live requests that a version must have answered in shadow before a user promotes it; 0: no rule"
+        0, "live requests that a version must answer in shadow before a user promotes it; 0: no rule"
     )
-    shadow_agreement: Share = setting(
-        0.0, "least share of those rows on which it agrees with the champion, by the lower bound; 0: no rule"
-    )
+    shadow_agreement: Share = setting(0.0, "least share of these rows on which it agrees with the champion; 0: no rule")
 
 
 class RegistrySettings(Section):
@@ -496,7 +483,7 @@ class PlatformSettings(Section):
     )
     mlflow_port: Port = setting(5000, "port of the MLflow server")
     lost_after: Annotated[int, Field(ge=60)] = setting(
-        600, "seconds without a heartbeat after which the runs of a worker are marked crashed"
+        600, "seconds without a heartbeat before a worker's runs become Crashed"
     )
 
     worker_runs: Positive = setting(1, "simultaneous runs of this worker; runs in the same folder wait for each other")
@@ -535,20 +522,14 @@ class ServingSettings(Section):
         "none", "version that answers a share of the requests until it is significantly worse: NAME@challenger; none"
     )
     canary_share: Share = setting(0.05, "share of the requests that it answers")
-    canary_latency: PositiveAmount = setting(
-        1.5, "it is withdrawn if it needs more than so many times the seconds of the served version"
-    )
+    canary_latency: PositiveAmount = setting(1.5, "largest latency of the canary, as a factor of the served version's")
     log_share: Share = setting(1.0, "share of the requests that are logged")
     log_inputs: Literal["hash", "sample", "keep", "none"] = setting(
-        "hash", "inputs in the log: hash (SHA-256), sample (also 200 rows of each window as they are), keep, or none"
+        "hash", "inputs in the log: hash (SHA-256), sample (200 rows of each window as they are), keep or none"
     )
     log_columns: ColumnNames = setting((), "columns of a table that are logged as they are, for slices")
-    log_days: PositiveAmount = setting(
-        30.0, "days after which logged requests are deleted, if the clock says so twice, a day apart"
-    )
-    log_mib: PositiveAmount = setting(
-        1024.0, "size of the log, MiB; the oldest files are deleted first, the newest stays"
-    )
+    log_days: PositiveAmount = setting(30.0, "days after which logged requests are deleted")
+    log_mib: PositiveAmount = setting(1024.0, "size of the log, MiB; the oldest files are deleted first")
 
 
 class ScaleSettings(Section):
@@ -557,7 +538,7 @@ class ScaleSettings(Section):
     engine: Literal["here", "prefect", "ray"] = setting(
         "here", "here: processes of this machine; prefect: workers of Prefect's pool; ray: a Ray cluster"
     )
-    workers: Positive = setting(1, "shards in work at a time; here, 1: in the process of the command")
+    workers: Positive = setting(1, "shards in work at a time; with `here`, 1: in the command's own process")
     address: Text = setting("auto", "of the Ray cluster, HOST:PORT; auto: the one that runs on this machine")
 
 
@@ -595,7 +576,7 @@ class MonitoringSettings(Section):
 
     window: Minutes = setting(60, "minutes of a window; a day has a whole number of windows", decides=False)
     season: Literal["none", "day", "week"] = setting(
-        "none", "pattern of normal traffic that repeats: windows are compared at the same time of it", decides=False
+        "none", "pattern of traffic that repeats: windows are compared at the same time of day or week", decides=False
     )
     alpha: InnerShare = setting(0.05, "probability of a false alarm for a served version, over all time", decides=False)
     good_windows: Positive = setting(

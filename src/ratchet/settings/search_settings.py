@@ -28,7 +28,7 @@ class SearchSettings(Section):
         "log and when",
     )
     study: Annotated[str, Field(pattern=r"^\w[\w.-]{0,63}$")] = setting(
-        "auto", "name of the study, of letters, digits, _, . and -; auto: the name of the registered model"
+        "auto", "name of the study; auto: the name of the registered model"
     )
     objective: Literal["auto"] | Objective | Annotated[tuple[Objective, ...], Field(strict=False, min_length=1)] = (
         setting(
@@ -57,9 +57,9 @@ class SearchSettings(Section):
     )
     folder: Text = setting("data/search", "folder of the trials' checkpoints; workers of several machines share it")
     lease: Annotated[float, Field(ge=1.0)] = setting(
-        60.0, "seconds without a sign of a worker after which another one continues its trial"
+        60.0, "seconds without a sign of a worker before another continues its trial"
     )
-    max_losses: Positive = setting(3, "times that a trial may lose its worker before it counts as failed")
+    max_losses: Positive = setting(3, "lost workers after which a trial counts as failed")
     winner: Annotated[str, Field(pattern=r"^(none|[\w.-]+/[0-9]+:[0-9a-f]{12})$")] = setting(
         "none", "study, trial and digest of the settings in this file; written by `ratchet search`"
     )

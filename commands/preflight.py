@@ -46,6 +46,7 @@ _TINY = {
     "training.checkpoint_steps": 1,
     "training.log_every": 1,
     "training.profile": 0,
+    "training.hooks": [],
     "training.doctor": "never",  # preflight runs it itself, with the real settings
     "evaluation.resamples": 100,
     "evaluation.robustness_rows": 4,
@@ -74,7 +75,7 @@ class _Preflight:
         steps = {
             "ingest": lambda: self._ingest(params, tiny, scratch),
             "doctor": lambda: self._examine(params, scratch),
-            "train": lambda: self._train(tiny, scratch),
+            "train": lambda: self._train(params, tiny, scratch),
             "evaluate": lambda: self._evaluate(tiny, scratch),
             "export": lambda: export(tiny, scratch, progress=self).summary,
             "register": lambda: self._register(tiny, scratch),
@@ -180,9 +181,11 @@ class _Preflight:
         manifest = packed_before(params, self.workspace)
         return manifest.splits["train"].rows if manifest else max(sampled, batch_size)
 
-    def _train(self, tiny: Params, scratch: ScratchProject) -> str:
+    def _train(self, params: Params, tiny: Params, scratch: ScratchProject) -> str:
+        from tasks.hooks import Hooks
         from tasks.train import train
 
+        Hooks.load(params.training.hooks, self.workspace)
         trained = train(tiny, scratch, progress=self)
         return f"{trained.name}: {trained.steps} steps, checkpoints and best model saved"
 

@@ -61,7 +61,7 @@ def summary(params: Params, workspace: Workspace) -> dict[str, str]:
         "data": dataset.summary,
         "training": trained.summary,
         "test": evaluation.summary,
-        **_cost(workspace, trained),
+        **_records(workspace, trained),
         "report": workspace.report.as_uri(),
         **({"model card": card_place(workspace, registration.run_id)} if registration.version else {}),
         "checkpoint": newest_checkpoint(workspace),
@@ -122,12 +122,14 @@ def newest_checkpoint(workspace: Workspace) -> str:
     return path if newest else f"none in {path}: none could be written, or `dvc pull` fetches it"
 
 
-def _cost(workspace: Workspace, trained: TrainedModel) -> dict[str, str]:
-    """Return what the training cost; nothing if DVC restored it from its cache."""
+def _records(workspace: Workspace, trained: TrainedModel) -> dict[str, str]:
+    """Return what the training cost, and what its hooks did; nothing if DVC restored it from its cache."""
     folder = workspace.mlruns / "journal" / trained.key
     if not folder.exists():
         return {}
     journal = Journal(folder)
     cost = total_cost(journal)
+    tags = [entry.content["values"] for entry in journal.entries(0) if entry.kind == "tags"]
     journal.close()
-    return {"cost": cost.summary} if cost else {}
+    hooks = next((values["ratchet.hooks"] for values in reversed(tags) if "ratchet.hooks" in values), "")
+    return {**({"cost": cost.summary} if cost else {}), **({"hooks": hooks} if hooks else {})}

@@ -19,6 +19,7 @@ from ratchet.workspace import Workspace
 from tasks.baseline import Baseline, validated
 from tasks.changed_code import resumed
 from tasks.finished import bring_back, set_aside
+from tasks.hooks import Hooks
 from tasks.machine import MachineUse
 from tasks.metric_functions import OwnMetrics
 from tasks.nodes import facts
@@ -61,7 +62,7 @@ def train(
 
     bring_back(workspace)
     manifest = Manifest.read(workspace.packed)
-    OwnMetrics.load(params, workspace)
+    hooks = _load_functions(params, workspace)
     job = resumed(workspace, TrainingJob.of(params, workspace, manifest))
     inputs, plan = job.inputs(workspace.packed), job.plan
     store = training.CheckpointStore(workspace.running / job.key, keep_last=plan.keep_last, keep_best=plan.keep_best)
@@ -74,13 +75,19 @@ def train(
     ):
         manifest.check_files(workspace.packed, "train", "validation")
         budget = Budget(params.budget, None if run.is_closed else total_cost(run.journal), meter)
-        recorder = _Recorder(params, workspace, progress, run, budget)
+        recorder = _Recorder(params, workspace, progress, run, budget, hooks)
         recorder.begin(job, store, rows=len(inputs.train), flow_run=flow_run)
         finished, baseline = recorder.train(job, inputs, store, stop_requested)
     if run.away:
         progress.say(run.away)
     _write_outputs(workspace, store.folder, finished, job, saved_spec, baseline)
     return TrainedModel.load(workspace)
+
+
+def _load_functions(params: Params, workspace: Workspace) -> Hooks:
+    """Import the user's metrics and hooks, so that a fault is found before the training. Return the hooks."""
+    OwnMetrics.load(params, workspace)
+    return Hooks.load(params.training.hooks, workspace)
 
 
 @dataclass
@@ -92,6 +99,7 @@ class _Recorder:
     progress: StageProgress
     run: "Run"
     budget: Budget
+    hooks: Hooks
     curves: "Curves | None" = None
     machine: MachineUse = field(default_factory=MachineUse)
     total: int = 0
@@ -108,6 +116,7 @@ class _Recorder:
         from ratchet import training
 
         total, _ = training.run_steps(rows, job.plan)
+        self.hooks.store = store
         self.best = job.plan.best
         try:
             self.budget.require_some(store.newest_step(), total)
@@ -187,6 +196,7 @@ class _Recorder:
             raise
         finally:
             run.cost(meter.attempt, meter.spent())
+            run.tags({"ratchet.hooks": self.hooks.summary} if self.hooks.hooks else {})
         cost = total_cost(run.journal)
         for name, value in cost.metrics().items() if cost else ():
             run.metrics({name: value}, step=0)
@@ -212,6 +222,9 @@ class _Recorder:
 
         for event in events:
             self._record_cost(event)
+            for step, message in self.hooks.follow(event):
+                self.run.trouble(step, "hook", message)
+                self.progress.say(message)
             match event:
                 case training.Started():
                     self._start(event)

@@ -7,7 +7,7 @@ REPOSITORY = Path(__file__).parents[1]
 LIMITS = {
     "baselines": 650,
     "code": 450,
-    "commands": 5_155,
+    "commands": 5_158,
     "data": 12_069,
     "doctor": 1_301,
     "evaluation": 3_799,
@@ -19,18 +19,18 @@ LIMITS = {
     "problems": 1_237,
     "project_files": 30,
     "provenance": 1_141,
-    "ratchet": 2_905,
+    "ratchet": 2_906,
     "registry": 4_960,
     "reports": 2_295,
     "scale": 730,
     "search": 1_170,
     "servers": 1_500,
     "serving": 7_334,
-    "settings": 2_617,
-    "tasks": 6_490,
+    "settings": 2_620,
+    "tasks": 6_766,
     "tokens": 400,
     "traffic": 1_338,
-    "training": 11_067,
+    "training": 11_212,
 }
 
 

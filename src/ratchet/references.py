@@ -210,6 +210,7 @@ def _missing_code(params: Params, workspace: Workspace) -> Iterator[str]:
         ("model.factory", model.factory, "model", model.code),
         ("training.loss", own_loss, "model", model.code),
         *((key, name, "model", model.code) for key, name in functions),
+        *(("training.hooks", name, "model", str(_file_of(name, root) or "")) for name in params.training.hooks),
         ("data.kind", own_kind, "data", data.code),
     ):
         if name != "none" and _file_of(name, root) is None:

@@ -22,6 +22,7 @@ OTHERS: dict[str, Any] = {
     "processes": 2,
     "nodes": "1:2",
     "rendezvous": "127.0.0.1:29400",
+    "hooks": ("plots:draw",),
 }
 PLANS = {
     "adamw": {},

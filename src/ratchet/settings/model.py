@@ -330,6 +330,11 @@ class TrainingSettings(Section):
     keep_best: Positive = setting(1, "best checkpoints to keep", decides=False)
     log_every: Positive = setting(10, "steps between logged points", decides=False)
     profile: Count = setting(0, "steps to trace with torch.profiler, after the first few; 0: none", decides=False)
+    hooks: FunctionNames = setting(
+        (),
+        "your own functions, as package.module:function, that get the numbers of each step, epoch and checkpoint",
+        decides=False,
+    )
 
 
 class BudgetSettings(Section):

@@ -92,3 +92,4 @@ class Plan:
     keep_best: int
     log_every: int
     profile: int
+    hooks: tuple[str, ...]

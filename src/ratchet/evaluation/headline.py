@@ -35,7 +35,7 @@ def intervals(
 ) -> dict[str, Interval]:
     """Return the interval of each metric by name; top-k accuracy, ROC-AUC, macro F1 and ECE may have none.
 
-    docs/evaluation.md has the measured coverage of each.
+    bench/coverage.py measures the coverage of each.
     """
     level, loss, rows = settings.confidence, float(answers.losses.mean()), answers.rows
     bins = reliability(answers.confidence, answers.score, bins=CALIBRATION_BINS)

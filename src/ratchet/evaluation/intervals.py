@@ -1,7 +1,7 @@
 """Confidence intervals of means, medians, shares and paired differences.
 
-No single method gives every metric its nominal coverage, so the method depends on the metric; docs/evaluation.md has
-the measured coverage of each. `jackknife` has the intervals of metrics that are no mean of rows.
+No single method gives every metric its nominal coverage, so the method depends on the metric; bench/coverage.py
+measures the coverage of each. `jackknife` has the intervals of metrics that are no mean of rows.
 """
 
 import functools

@@ -171,13 +171,17 @@ def test_every_rule_is_documented_as_in_the_table() -> None:
     page = (root / "docs" / "preflight.md").read_text()
     source = "".join(path.read_text() for path in (root / "src" / "ratchet" / "doctor").glob("*.py"))
     for name, rule in RULES.items():
-        sources = [each if each.startswith("[") else link(each) for each in rule.source.split(", ")]
         limit = f"{rule.limit:g}" if rule.limit else ""
-        row = f"| `{name}` | {rule.measures} | {limit} | {rule.severity} | {', '.join(sources)} |"
+        warning = " (warning)" if rule.severity == "warning" else ""
+        row = f"| [`{name}`]({link(rule.source)}) | {rule.measures}{warning} | {limit} |"
         assert row in page, row
         assert f'"{name}"' in source
 
 
-def link(issue: str) -> str:
-    repository, number = issue.split("#")
-    return f"[{issue}](https://github.com/{repository}/issues/{number})"
+def link(source: str) -> str:
+    """Return the address of the first report."""
+    first = source.split(", ")[0]
+    if first.startswith("["):
+        return first.partition("](")[2].rstrip(")")
+    repository, number = first.split("#")
+    return f"https://github.com/{repository}/issues/{number}"

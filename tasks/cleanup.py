@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 from ratchet.errors import RegistryError, WorkspaceError
 from ratchet.registry.journal import STATE, Journal
 from ratchet.registry.run_trash import RunTrash, bytes_on_disk, has_records, model_ids
-from ratchet.registry.runs import JOURNAL
+from ratchet.registry.trial_runs import trial_journals
 from ratchet.search.store import StudyStore
 from ratchet.settings.model import Params
 from ratchet.trash import TrashFolder, trash_folders
@@ -113,7 +113,7 @@ class CleanUp:
                 return  # its database is gone: nothing says whether they have ended
             study = StudyStore(self.project, self.params.search.storage, folder.name).read()
             if study is not None and study.state == "ended":
-                journals = [path.parent for path in folder.glob(f"*/{JOURNAL}/{STATE}")]
+                journals = [journal for journal in trial_journals(folder) if (journal / STATE).exists()]
                 own = self.project.mlruns / "journal" / f"study-{folder.name}"
                 of_study = [own] if (own / STATE).exists() else []
                 if old := self._run("search trials", (folder, *of_study), [*journals, *of_study], needs):

@@ -11,11 +11,12 @@ from typing import Any
 from ratchet import files, settings
 from ratchet.errors import StudyError, StudyUnavailable, TrackingUnavailable
 from ratchet.hardware import cores
-from ratchet.registry.runs import Run, end_trials
+from ratchet.registry.runs import Run
+from ratchet.registry.trial_runs import end_trials
 from ratchet.scale.calls import ShardCall
 from ratchet.scale.local import ShardWorker, map_here
 from ratchet.search.finalists import winner
-from ratchet.search.records import Study
+from ratchet.search.records import OPEN, Study
 from ratchet.search.scheduler import release
 from ratchet.search.store import StudyStore
 from ratchet.settings.messages import spell
@@ -207,7 +208,8 @@ def publish(study: Study, params: Params, workspace: Workspace, *, progress: Sta
         run.status("FINISHED" if study.state == "ended" else "KILLED")
         run_id = run.send()
         statuses = {trial.key: _STATUSES[trial.state] for trial in study.trials if trial.state != "running"}
-        end_trials(workspace, params, run_id, statuses)
+        ended = {trial.key: trial.run_id for trial in study.trials if trial.state not in OPEN}
+        end_trials(workspace, params, run_id, statuses, ended)
         from ratchet.registry.models import ModelRegistry
 
         ModelRegistry(workspace, params).log_files(run_id, dict.fromkeys([table, *plots], "search"))

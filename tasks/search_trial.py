@@ -15,7 +15,8 @@ from ratchet.cost import CostMeter
 from ratchet.data.manifest import Manifest
 from ratchet.errors import NotFinite, StudyError, StudyUnavailable, TrainingBusy, TrainingError, first_line
 from ratchet.registry.journal import Journal
-from ratchet.registry.runs import JOURNAL, Run, trial_records
+from ratchet.registry.runs import Run
+from ratchet.registry.trial_runs import JOURNAL, copy_number, trial_records
 from ratchet.search.records import Curve, Study, Trial
 from ratchet.search.scheduler import Decision, Progress, Scheduler
 from ratchet.search.store import LeaseLost, patiently
@@ -102,7 +103,7 @@ class TrialTraining:
         trial = self.trial
         self._began = time.time()
         self._base = self.workspace.project.root / self.params.search.folder / self.study.name
-        self.folder = max(self._base.glob(f"{trial.key}-*"), key=_copies, default=self._base / trial.key)
+        self.folder = self._latest_copy()
         self.chosen = _chosen(self.params, trial.values, trial.seed)
         self.progress = Progress(trial.curve, trial.steps, trial.cpu, spans=trial.spans)
         self._before = self.progress
@@ -143,21 +144,34 @@ class TrialTraining:
     def _train_apart(self) -> tuple[float, ...] | None:
         """Train. If a worker that has lost the lease still runs, it holds its folder: train in a copy.
 
-        That worker may be stopped or hang, and what it writes later must not reach this one's files.
+        That worker may be stopped or hang, and what it writes later must not reach this one's files, nor its run in
+        MLflow. The number of a copy is that of the workers lost so far, which grows with each lease.
         """
         try:
             return self._train()
         except TrainingBusy:
-            copy = self._base / f"{self.trial.key}-{_copies(self.folder) + 1}"
+            number = self.trial.losses
+            if number <= copy_number(self.folder):  # a later worker has the trial: this one was stopped before it began
+                raise
+            copy = self._base / f"{self.trial.key}-{number}"
             draft = self._base / f".draft-{copy.name}-{os.getpid()}"
             try:
                 shutil.copytree(self.folder, draft, ignore=shutil.ignore_patterns("*.lock", ".draft-*"))
+                with contextlib.closing(Journal(draft / JOURNAL)) as journal:
+                    journal.replace_original()
                 draft.rename(copy)
             except (shutil.Error, FileNotFoundError):  # it writes just now, so it will notice soon
                 shutil.rmtree(draft, ignore_errors=True)
                 raise TrainingBusy(f"the files of trial {self.trial.number} are being written") from None
             self.folder, self._counter = copy, StepCounter(copy)
             return self._train()
+
+    def _latest_copy(self) -> Path:
+        key = self.trial.key
+        return max(self._base.glob(f"{key}-*"), key=copy_number, default=self._base / key)
+
+    def _is_replaced(self) -> bool:
+        return copy_number(self._latest_copy()) > copy_number(self.folder)
 
     def _is_of_machine(self, error: TrainingError) -> bool:
         """Return whether an error is no fault of the trial: this machine cannot read a file, or has lost its GPU."""
@@ -193,12 +207,9 @@ class TrialTraining:
         from ratchet import training
 
         packed = self.workspace.packed
-        with (
-            self._counter,
-            Run(self.workspace, trial_records(self.chosen), self.trial.key, folder=self.folder / JOURNAL) as run,
-            contextlib.ExitStack() as stack,
-        ):
-            self._journal, run.may_send = run.journal, self._has_lease
+        run = Run(self.workspace, trial_records(self.chosen), self.trial.key, folder=self.folder / JOURNAL)
+        self._journal, run.may_send, run.is_replaced = run.journal, self._has_lease, self._is_replaced
+        with self._counter, run, contextlib.ExitStack() as stack:
             self._begin(run)
             job = TrainingJob.of(self.chosen, self.workspace, Manifest.read(packed))
             if job.variant != "network":
@@ -281,12 +292,12 @@ class TrialTraining:
             settings |= {
                 f"{section}.{name}": value for name, value in getattr(self.chosen, section).model_dump().items()
             }
-        run.settings(settings)
         trial = self.trial
         role = {} if trial.seed_of is None else {"ratchet.seed_of": str(trial.seed_of)}
         parent = {"mlflow.parentRunId": self.study.run_id} if self.study.run_id else {}
         names = {"ratchet.key": trial.key, "ratchet.study": self.study.name, "ratchet.trial": str(trial.number)}
-        run.tags({**names, **role, **parent})
+        run.tags({**names, **role, **parent})  # first: the run is created with them
+        run.settings(settings)
         run.status("RUNNING")
 
     def _decide(self) -> Reason:
@@ -355,11 +366,6 @@ def constant_answer(job: TrainingJob, packed: Path, weights: Mapping[str, Any]) 
         outputs, targets = training.answers(model, split)
     common = answers_to(target, outputs, targets).common
     return common.text if common is not None and common.to_nearly_all else ""
-
-
-def _copies(folder: Path) -> int:
-    """Return the number of a copy of a trial's folder, KEY-NUMBER; 0 for KEY itself."""
-    return int(folder.name.partition("-")[2] or 0)
 
 
 def _objective(name: str, values: Mapping[str, float], parameters: int) -> float:

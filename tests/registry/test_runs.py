@@ -7,8 +7,10 @@ import errno
 import json
 import re
 import resource
+import shutil
 import threading
 import time
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,10 @@ from flows.server.runs_page import TRAINING, runs_page
 from ratchet.cost import TrainingCost
 from ratchet.errors import RegistryError, TrackingRefused, TrackingUnavailable, TrainingError
 from ratchet.registry import runs
+from ratchet.registry.journal import Journal
 from ratchet.registry.mlflow_store import VIEW, check_experiment, connect, experiment_id, file_errors, reachable
 from ratchet.registry.runs import NAME, Run, send_all, total_cost
+from ratchet.registry.trial_runs import JOURNAL, REPLACED_TAG, end_trials, trial_records
 from ratchet.servers.supervisor import Service
 from ratchet.settings.model import ModelSettings, Params, TrackingSettings
 from ratchet.workspace import Workspace
@@ -276,6 +280,54 @@ def test_a_deleted_run_is_named_and_another_one_is_sent(place: Any, key: str) ->
     assert closed(Run(place.workspace, place.params, f"{key}-fine")).journal.is_sent
     (gone.journal.folder / "state.json").unlink()
     assert [name for name, _ in send_all(place.workspace, place.params)] == [f"{key}-gone"]
+
+
+def trial_run(place: Any, study: Path, name: str, **tags: str) -> Run:
+    """Open the journal of a search's trial."""
+    run = Run(place.workspace, trial_records(place.params), name, folder=study / name / JOURNAL)
+    run.tags({"ratchet.key": "0a", **tags})
+    run.status("RUNNING")
+    return run
+
+
+def test_a_copied_journal_has_a_run_of_its_own(place: Any, key: str) -> None:
+    """Its run replaces that of the original, whose late entries are not sent."""
+    study = place.workspace.project.root / place.params.search.folder / key
+    hung = trial_run(place, study, "0a")
+    hung.metrics({"loss": 1.0}, step=1)
+    original = hung.send()
+    copy = study / "0a-1" / JOURNAL
+    shutil.copytree(hung.journal.folder, copy, ignore=shutil.ignore_patterns("*.lock"))
+    with closing(Journal(copy)) as journal:
+        journal.replace_original()
+    following = trial_run(place, study, "0a-1")
+    for run, value in ((hung, 3.0), (following, 2.0)):
+        run.metrics({"loss": value}, step=2)
+        closed(run)
+    ((name, run_id),) = send_all(place.workspace, place.params)
+    assert name == "0a-1"
+    assert place.points(run_id, "loss") == [(1, 1.0), (2, 2.0)]
+    replaced = place.client.get_run(original)
+    assert replaced.info.lifecycle_stage == "deleted"
+    assert "Another worker" in replaced.data.tags[REPLACED_TAG]
+    assert send_all(place.workspace, place.params) == []
+
+
+def test_a_second_run_of_a_trial_is_deleted(place: Any, key: str) -> None:
+    """Two machines have recorded it. What the first one has not sent yet is dropped, without an error."""
+    study = place.workspace.project.root / place.params.search.folder / key
+    first, second = (trial_run(place, study, name, **{"mlflow.parentRunId": key}) for name in ("0a", "0b"))
+    ids = [first.send(), second.send()]
+    first.metrics({"loss": 1.0}, step=1)
+    closed(first)
+    closed(second)
+    end_trials(place.workspace, place.params, key, {"0a": "FINISHED"}, {"0a": ids[1]})
+    states = [place.client.get_run(run_id).info for run_id in ids]
+    assert [state.lifecycle_stage for state in states] == ["deleted", "active"]
+    assert states[1].status == "FINISHED"
+    assert send_all(place.workspace, place.params) == [("0a", ids[0])]
+    assert place.points(ids[0], "loss") == []
+    assert send_all(place.workspace, place.params) == []
 
 
 def test_an_answer_of_mlflow_is_not_called_an_outage(place: Any) -> None:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +21,6 @@ from simulated_search import Worker, new_study
 from waiting import let_run, until, until_or_end
 
 from ratchet import settings
-from ratchet.errors import StudyUnavailable
 from ratchet.search.records import Study, Trial
 from ratchet.search.store import StudyStore
 from ratchet.servers import client_environment
@@ -156,6 +154,15 @@ def experiments(project) -> dict[str, list[Any]]:
     return {each.name: list(client.search_runs([each.experiment_id])) for each in client.search_experiments()}
 
 
+def deleted_runs(project) -> list[Any]:
+    from mlflow import MlflowClient
+    from mlflow.entities import ViewType
+
+    client = MlflowClient(f"sqlite:///{project.root}/mlruns/mlflow.db")
+    experiments = [each.experiment_id for each in client.search_experiments()]
+    return list(client.search_runs(experiments, run_view_type=ViewType.DELETED_ONLY))
+
+
 def assert_same_search(project, other) -> None:
     """The same trials bit for bit, the same winner, and one MLflow run for each trial."""
     study, expected = study_of(project), study_of(other)
@@ -272,34 +279,90 @@ def kill_in_a_write(search: Searching) -> None:
         os.kill(worker, signal.SIGCONT)
 
 
-def test_a_hung_worker_does_not_hold_its_trial(twin, tmp_path) -> None:
-    """Another worker continues it. The first notices, records nothing, and takes no files from it."""
-    project = twin("hung", changes={"search.workers": 2})
-    with searching(project, tmp_path / "log") as search:
-        stopped = None
-        while stopped is None:
-            assert search.when(search.checkpoints)  # so there is a study
-            assert search.when(lambda: sum(trial.state == "running" for trial in study_of(project).trials) == 2)
-            worker = search.workers()[0]
-            os.kill(worker, signal.SIGSTOP)
-            deadline = time.monotonic() + 10.0
-            while stopped is None and time.monotonic() < deadline:
-                try:
-                    stopped = worker if any(trial.losses for trial in study_of(project).trials) else None
-                except StudyUnavailable:
-                    break  # it was stopped in the middle of a write, so it holds the database
-                let_run(search.process, 0.2)
-            if stopped is None:
-                os.kill(worker, signal.SIGCONT)  # it had no trial just then
-        assert search.when(lambda: study_of(project).state == "ended")
+HELD = """
+import os
+import signal
+import threading
+from pathlib import Path
+
+import ratchet.registry.runs as runs
+
+place = os.environ["HELD_AT"]
+_connect, _send, _metrics = runs.connect, runs.Run.send, runs.Run.metrics
+wanted, sending, written = (threading.Event() for _ in range(3))
+
+
+def stop_first():
+    try:
+        with Path("held").open("x") as file:
+            file.write(str(os.getpid()))
+    except FileExistsError:
+        return False
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+    return True
+
+
+def connect(*arguments):
+    client = _connect(*arguments)
+    create_run = client.create_run
+
+    def create(*values, **names):
+        is_stopped = place != "points" and threading.current_thread().name == runs.SENDER and stop_first()
+        run = create_run(*values, **names)
+        if is_stopped and place == "killed after a run":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return run
+
+    client.create_run = create
+    return client
+
+
+def send(self):
+    if wanted.is_set() and threading.current_thread().name == runs.SENDER:
+        sending.set()
+        written.wait()
+    return _send(self)
+
+
+def metrics(self, values, *, step, attempt=0):
+    if place == "points" and step == 2 and not Path("held").exists():
+        wanted.set()
+        self._pending.set()
+        sending.wait()
+        stop_first()
+    _metrics(self, values, step=step, attempt=attempt)
+    if wanted.is_set():
+        written.set()
+
+
+runs.connect, runs.Run.send, runs.Run.metrics = connect, send, metrics
+"""
+
+
+@pytest.mark.parametrize("place", ["run", "killed after a run", "points"])
+def test_a_hung_worker_does_not_hold_its_trial(twin, tmp_path, place: str) -> None:
+    """Another worker continues it, and the first one notices that too late: it already creates a run or sends points.
+
+    MLflow has one run of the trial. The other one is deleted, and says why.
+    """
+    project = twin(f"hung {place}", changes={"search.workers": 2})
+    (tmp_path / "sitecustomize.py").write_text(HELD)
+    path = f"{tmp_path}{os.pathsep}{project.environment.get('PYTHONPATH', '')}"
+    with searching(project, tmp_path / "log", PYTHONPATH=path, HELD_AT=place) as search:
+        assert search.when(lambda: store_of(project).read() and study_of(project).state == "ended")
         before = study_of(project)
-        os.kill(stopped, signal.SIGCONT)
+        assert sum(trial.losses for trial in before.trials) == 1
+        os.kill(int((project.root / "held").read_text()), signal.SIGCONT)
         search.good()
     after = study_of(project)
     assert [content(trial) for trial in after.trials] == [content(trial) for trial in before.trials]
     assert all([epoch for epoch, _ in trial.curve] == list(range(1, trial.epochs + 1)) for trial in after.trials)
+    assert "Nothing to send" in project.good("ratchet", "sync")
     assert_recorded_once(project)
     assert_points_once(project)
+    (second,) = deleted_runs(project)
+    assert "Another worker" in second.data.tags["ratchet.replaced"]
+    assert "Traceback" not in "".join(log.read_text() for log in project.root.glob(".ratchet/search/digits/*"))
 
 
 def assert_points_once(project) -> None:

@@ -97,6 +97,14 @@ class Journal:
         if self.sealed != weights:
             self._remember(sealed=weights)
 
+    def replace_original(self) -> None:
+        """Give a copy of another process' journal an id, and so a run, of its own. That run replaces the original's."""
+        original = self.uid
+        self._state_path.unlink()
+        self._state = {}
+        self._remember()
+        self.write("replaces", {"uid": original})
+
     @property
     def _known(self) -> bool:
         """Whether the stored state is about this store."""

@@ -2,9 +2,8 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import partial
 from itertools import accumulate, groupby
 from pathlib import Path
 from types import TracebackType
@@ -16,22 +15,20 @@ from ratchet.cost import TrainingCost, add
 from ratchet.errors import RegistryError, TrackingRefused, TrackingUnavailable, TrainingBusy
 from ratchet.registry.access import user
 from ratchet.registry.journal import STATE, Journal, JournalEntry
-from ratchet.registry.mlflow_store import address, all_pages, connect, experiment_id, or_none, reachable
+from ratchet.registry.mlflow_store import address, connect, experiment_id, or_none, reachable
+from ratchet.registry.trial_runs import JOURNAL, REPLACED_TAG, UID_TAG, delete_replaced, trial_journals, trial_records
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-__all__ = ["JOURNAL", "NAME", "SENDER", "Run", "end_trials", "send_all", "total_cost", "trial_records"]
+__all__ = ["NAME", "SENDER", "Run", "send_all", "total_cost"]
 
-UID_TAG = "ratchet.uid"
 NAME = "mlflow.runName"
 """The tag that MLflow shows as a run's name."""
 SENDER = "mlflow-sender"
 """Name of the thread that sends. It can outlive a run that MLflow is slow to take."""
-JOURNAL = "journal"
-"""Folder of a search's trial with what is recorded of it."""
 _MODEL_WIDTH = 14  # characters of the model's name in the run's name: MLflow's table shows 21
 _LOCK = "training.lock"  # in the journal's folder
 _SENDING = "sending.lock"  # in the journal's folder
@@ -63,6 +60,7 @@ class Run:
         self.is_closed = self.journal.sealed is not None
         self.away: str | None = None
         self.may_send: Callable[[], bool] = lambda: True  # False: another process records this training by now
+        self.is_replaced: Callable[[], bool] = lambda: False  # whether that one does so in a copy of the journal
         self._pending = threading.Event()
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._send_on, name=SENDER, daemon=True)
@@ -87,6 +85,8 @@ class Run:
             raise
         except TrackingUnavailable as error:  # the journal keeps what a silent server does not take
             log.debug("%s", error)
+        if not self.journal.is_sent:
+            self._pending.set()
         self._thread.start()
         return self
 
@@ -164,11 +164,15 @@ class Run:
 
     def _send_on(self) -> None:
         while True:
+            if not self._leaving.is_set():
+                self._pending.wait()
             leaving = self._leaving.is_set()
             self._pending.clear()
             try:
                 if self.may_send():
                     self.send()
+                elif self.is_replaced():  # this process may have created its run after the other one looked for it
+                    self._delete()
                 self.away = None
             except TrackingUnavailable as error:
                 if self.away is None:
@@ -180,19 +184,24 @@ class Run:
             if leaving:
                 return
             self._leaving.wait(2.0 if self.away is None else 10.0)  # so that metrics go in batches
-            if not self._leaving.is_set():
-                self._pending.wait()
+
+    def _delete(self) -> None:
+        """Delete the run of a journal that another one replaces."""
+        client = connect(self.workspace, self.params.tracking)
+        with reachable(address(self.workspace, self.params.tracking)):
+            experiment = experiment_id(client, self.workspace, self.params.tracking)
+            delete_replaced(client, experiment, self.journal.uid)
 
 
-def _refuse_deleted_run(journal: Journal, workspace: Workspace, params: Params) -> None:
-    """Check that the run which the journal names takes new values."""
+def _refuse_deleted_run(journal: Journal, workspace: Workspace, params: Params) -> Any | None:
+    """Return the run which the journal names, and check that it takes new values, or is replaced."""
     if journal.run_id is None:
-        return
+        return None
     uri, client = address(workspace, params.tracking), connect(workspace, params.tracking)
     with reachable(uri):
         run = or_none(lambda: client.get_run(str(journal.run_id)))
-    if run is not None and run.info.lifecycle_stage == "active":
-        return
+    if run is not None and (run.info.lifecycle_stage == "active" or REPLACED_TAG in run.data.tags):
+        return run
     state = journal.folder / STATE
     restore = f"`MLFLOW_TRACKING_URI={uri} mlflow runs restore --run-id {journal.run_id}`, or for a new run of it: "
     raise TrackingRefused(
@@ -217,8 +226,9 @@ def send_all(workspace: Workspace, params: Params) -> list[tuple[str, str]]:
         TrackingRefused: MLflow refuses some journals, or they are damaged; the others are sent.
     """
     sent, refused = [], []
-    trials = (workspace.project.root / params.search.folder).glob(f"*/*/{JOURNAL}/")
-    for folder in (*sorted((workspace.mlruns / "journal").glob("*/")), *sorted(trials)):
+    studies = sorted((workspace.project.root / params.search.folder).glob("[!.]*/"))
+    trials = [folder for study in studies for folder in trial_journals(study)]
+    for folder in (*sorted((workspace.mlruns / "journal").glob("*/")), *trials):
         is_trial = folder.name == JOURNAL
         name = folder.parent.name if is_trial else folder.name
         try:
@@ -236,33 +246,6 @@ def send_all(workspace: Workspace, params: Params) -> list[tuple[str, str]]:
     return sent
 
 
-def trial_records(params: Params) -> Params:
-    """Return the settings with which the trials of a search are recorded: in an experiment of their own."""
-    name = f"{params.tracking.experiment}-search"
-    return params.model_copy(update={"tracking": params.tracking.model_copy(update={"experiment": name})})
-
-
-def end_trials(workspace: Workspace, params: Params, parent: str, statuses: Mapping[str, str]) -> None:
-    """Set the status of a search's trials that a killed or stopped worker has left RUNNING.
-
-    Args:
-        parent: id of the search's run.
-        statuses: status by the key of a trial; others keep theirs.
-
-    Raises:
-        TrackingUnavailable: MLflow does not answer.
-    """
-    records = trial_records(params)
-    client = connect(workspace, records.tracking)
-    with reachable(address(workspace, records.tracking)):
-        experiment = experiment_id(client, workspace, records.tracking)
-        wanted = f"attributes.status = 'RUNNING' and tags.`mlflow.parentRunId` = '{parent}'"
-        for run in all_pages(partial(client.search_runs, [experiment], wanted)):
-            status = statuses.get(run.data.tags["ratchet.key"])
-            if status:
-                client.set_terminated(run.info.run_id, status)
-
-
 def _send(journal: Journal, workspace: Workspace, params: Params) -> str:
     """Send what no process has sent. One at a time does it: two would create two runs, or send an older status.
 
@@ -273,8 +256,11 @@ def _send(journal: Journal, workspace: Workspace, params: Params) -> str:
         try:
             return _send_entries(connect(workspace, params.tracking), journal, workspace, params)
         except TrackingRefused:
-            _refuse_deleted_run(journal, workspace, params)  # names the run and the ways to go on
-            raise
+            run = _refuse_deleted_run(journal, workspace, params)  # names the run and the ways to go on
+            if run is None or run.info.lifecycle_stage == "active":
+                raise
+            journal.mark_sent(run.info.run_id, journal.entries(0)[-1].end)  # another run has all of it
+            return str(run.info.run_id)
 
 
 @contextmanager
@@ -322,8 +308,12 @@ def _find_or_create(client: "MlflowClient", journal: Journal, workspace: Workspa
     called = params.model.called
     model = (params.data.kind if called == "auto" else called).rpartition(":")[2]  # the function's name, for a factory
     entries = journal.entries(0)
+    written = {
+        name: value for entry in entries if entry.kind == "tags" for name, value in entry.content["values"].items()
+    }
     tags = {
-        UID_TAG: journal.uid,
+        **{name: value for name, value in written.items() if name != NAME},  # so that a run which no journal has shows
+        UID_TAG: journal.uid,  # whose it is
         # MLflow's pages show these as "Created by" and "Source".
         "mlflow.user": user(),
         "mlflow.source.type": "PROJECT",
@@ -409,6 +399,12 @@ def _send_dataset(client: "MlflowClient", run_id: str, entries: Sequence[Journal
             client.log_inputs(run_id, inputs)  # another run has recorded the same data between MLflow's look and write
 
 
+def _send_replaces(client: "MlflowClient", run_id: str, entries: Sequence[JournalEntry]) -> None:
+    experiment = client.get_run(run_id).info.experiment_id
+    for entry in entries:
+        delete_replaced(client, experiment, entry.content["uid"])
+
+
 def _send_status(client: "MlflowClient", run_id: str, entries: Sequence[JournalEntry]) -> None:
     status = entries[-1].content["status"]
     if status == "RUNNING":
@@ -425,4 +421,5 @@ _SENDERS = {
     "dataset": _send_dataset,
     "status": _send_status,
     "trouble": _send_tags,
+    "replaces": _send_replaces,
 }

@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 TOOLS := $(VENV)/.ready-dev
+SITE := $(VENV)/.ready-docs
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 # Two tests at a time, with one thread each: most of their time is imports, and some wait for servers.
 PYTEST := pytest
 TESTS := OMP_NUM_THREADS=1 $(PYTEST) --numprocesses=2 --dist=loadfile
 
-.PHONY: train test test-system test-all durations lint check up down bench lock setup
+.PHONY: train test test-system test-all durations lint check up down bench lock setup site images
 
 train: $(READY)  ## set up, and run the main job
 	@ratchet train
@@ -59,11 +60,25 @@ $(TOOLS): $(READY) requirements-dev.txt
 	@uv pip install --quiet --python $(VENV) --require-hashes -r requirements-dev.txt
 	@touch $@
 
+# What only the site needs: the Markdown pages are read without it.
+$(SITE): $(READY) requirements-docs.txt
+	@echo "adding the site generator of requirements-docs.txt to $(VENV) (once)"
+	@uv pip install --quiet --python $(VENV) --require-hashes -r requirements-docs.txt
+	@touch $@
+
+site: $(SITE)  ## the documentation as a site in dist/site, with search; a broken link is an error
+	@python docs/site/build.py
+
+images: $(TOOLS)  ## take the screenshots of docs/images again, from a real run; needs Chromium, takes minutes
+	python docs/images/make.py
+
 bench: $(READY)  ## measure what is claimed; see bench/run.py (leave the machine alone meanwhile)
 	python -m bench.run $(BENCH)
 
 COMPILE := uv pip compile --universal --generate-hashes --no-emit-index-url --no-header --quiet
-lock:  ## resolve pyproject.toml into requirements.txt, -dev.txt and -ray.txt; pins that still fit stay
+lock:  ## resolve pyproject.toml into requirements.txt, -dev.txt, -ray.txt and -docs.txt; pins that still fit stay
 	$(COMPILE) --group setup pyproject.toml --output-file requirements.txt
 	$(COMPILE) --group dev --constraints requirements.txt --output-file requirements-dev.txt
-	sed -n 's/^ray = \["\(.*\)"\].*/\1/p' pyproject.toml | $(COMPILE) --constraints requirements.txt - --output-file requirements-ray.txt
+	for extra in ray docs; do \
+		sed -n "s/^$$extra = \[\"\(.*\)\"\].*/\1/p" pyproject.toml | $(COMPILE) --constraints requirements.txt - --output-file requirements-$$extra.txt || exit 1; \
+	done

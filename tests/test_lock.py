@@ -1,4 +1,4 @@
-"""The lock files: what production runs with, what tests and checks add, and the extra ray."""
+"""The lock files: what production runs with, what tests and checks add, and the extras ray and docs."""
 
 import ast
 import re
@@ -41,6 +41,11 @@ def ray() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
+def docs() -> dict[str, str]:
+    return pins("requirements-docs.txt")
+
+
+@pytest.fixture(scope="module")
 def requirements() -> dict[str, Any]:
     content: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
     return content
@@ -53,8 +58,10 @@ def test_production_has_no_test_tools(production: dict[str, str]) -> None:
     assert "boto3" in production  # MLflow reads and writes s3:// by it, and does not ask for it
 
 
-def test_the_locks_agree(production: dict[str, str], tools: dict[str, str], ray: dict[str, str]) -> None:
-    for other in (tools, ray):
+def test_the_locks_agree(
+    production: dict[str, str], tools: dict[str, str], ray: dict[str, str], docs: dict[str, str]
+) -> None:
+    for other in (tools, ray, docs):
         both = production.keys() & other.keys()
         assert {name: production[name] for name in both} == {name: other[name] for name in both}
 
@@ -64,20 +71,26 @@ def test_ray_adds_two_packages_that_the_default_has_not(production: dict[str, st
 
 
 def test_every_pin_has_a_hash() -> None:
-    for name, least in (("requirements.txt", 50), ("requirements-dev.txt", 50), ("requirements-ray.txt", 10)):
+    names = {"requirements.txt": 50, "requirements-dev.txt": 50, "requirements-ray.txt": 10, "requirements-docs.txt": 5}
+    for name, least in names.items():
         blocks = re.split(r"^(?=\S+==)", (REPOSITORY / name).read_text(), flags=re.MULTILINE)
         assert len(blocks) > least
         assert not [block[:40] for block in blocks[1:] if "--hash=sha256:" not in block]
 
 
 def test_the_locks_hold_what_the_project_asks_for(
-    requirements: dict[str, Any], production: dict[str, str], tools: dict[str, str], ray: dict[str, str]
+    requirements: dict[str, Any],
+    production: dict[str, str],
+    tools: dict[str, str],
+    ray: dict[str, str],
+    docs: dict[str, str],
 ) -> None:
-    groups = requirements["dependency-groups"]
+    groups, extras = requirements["dependency-groups"], requirements["project"]["optional-dependencies"]
     for wanted, lock in (
         (requirements["project"]["dependencies"] + groups["setup"], production),
         (groups["dev"], tools),
-        (requirements["project"]["optional-dependencies"]["ray"], ray),
+        (extras["ray"], ray),
+        (extras["docs"], docs),
     ):
         for requirement in map(Requirement, wanted):
             pinned = lock[canonicalize_name(requirement.name)]

@@ -47,9 +47,9 @@ class Browser:
             (async (...args) => {{ {script} }})(...given).then(done, error => done(`error: ${{error}}`));"
         return _post(f"{self._session}/execute/async", {"script": body, "args": list(arguments)})
 
-    def resize(self, width: int, height: int, *, dark: bool = False) -> None:
-        """Show pages in a window of this size, in light or dark colours."""
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    def resize(self, width: int, height: int, *, dark: bool = False, scale: float = 1) -> None:
+        """Show pages in a window of this size, in light or dark colours, on a screen of `scale` dots a pixel."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": False}
         self._devtools("Emulation.setDeviceMetricsOverride", metrics)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._devtools("Emulation.setEmulatedMedia", {"features": [scheme]})
@@ -57,10 +57,13 @@ class Browser:
     def screenshot(self, path: Path, width: int) -> int:
         """Write the whole page at this width as PNG; return the width of its content in pixels."""
         self.resize(width, 900)
-        image = self._devtools("Page.captureScreenshot", {"captureBeyondViewport": True})["data"]
-        path.write_bytes(base64.b64decode(image))
+        path.write_bytes(self.image(captureBeyondViewport=True))
         content: int = self.run("return document.documentElement.scrollWidth")
         return content
+
+    def image(self, **options: Any) -> bytes:
+        """Return what the window shows as PNG; options are those of `Page.captureScreenshot`."""
+        return base64.b64decode(self._devtools("Page.captureScreenshot", options)["data"])
 
     def _devtools(self, command: str, parameters: dict[str, Any]) -> Any:
         return _post(f"{self._session}/goog/cdp/execute", {"cmd": command, "params": parameters})

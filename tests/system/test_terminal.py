@@ -1,6 +1,9 @@
 """Commands in a real terminal of 80 and 40 columns: what a person sees at the end, and in the history above."""
 
+import html
+import re
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,13 +18,23 @@ MOST_LINES = 75  # of a whole run
 OF_BARS = ("|0.00 [", "?file/s", "?entry/s", "Collecting", "Pushing", "Checking cache", "Querying")
 
 
+IMAGE = Path(__file__).parents[2] / "docs" / "images" / "terminal.svg"
+
+
 @pytest.fixture(scope="module")
-def project(new_project: Callable[[str], Any], share_server: Callable[[Any], None]) -> Any:
-    """A project with a trained model, so that every command has something to show."""
+def first_run(new_project: Callable[[str], Any], share_server: Callable[[Any], None]) -> tuple[Any, list[str]]:
+    """A project, and the lines that its first training left on a terminal."""
     project = new_project("terminal")
     share_server(project)
-    project.good("ratchet", "train")
-    return project
+    code, terminal = show(project, 100, "train")
+    assert code == 0, "\n".join(terminal.text)
+    return project, terminal.text
+
+
+@pytest.fixture(scope="module")
+def project(first_run: tuple[Any, list[str]]) -> Any:
+    """A project with a trained model, so that every command has something to show."""
+    return first_run[0]
 
 
 def show(project: Any, columns: int, *command: str) -> tuple[int, Terminal]:
@@ -68,3 +81,29 @@ def test_pipe_gets_whole_lines(project: Any) -> None:
     lines = project.good("ratchet", "use").splitlines()
     assert max(map(len, lines)) > 80
     assert all(line.startswith(" ") is False for line in lines)
+
+
+def lines_of_image() -> list[str]:
+    """Return the lines of the terminal in docs/images, whose letters are 12.2 units wide."""
+    lines: dict[int, str] = defaultdict(str)
+    text = re.compile(r'<text [^>]*x="([\d.]+)"[^>]*clip-path="url\(#terminal-line-(\d+)\)">(.*?)</text>')
+    for x, number, content in text.findall(IMAGE.read_text(encoding="utf-8")):
+        lines[int(number)] = lines[int(number)].ljust(round(float(x) / 12.2)) + html.unescape(content)
+    return [lines[number].replace("\xa0", " ").rstrip() for number in range(max(lines) + 1)]
+
+
+def fixed_parts(lines: list[str]) -> list[str]:
+    """Return the starts of messages and summary, up to the first number or address, and the rules of the verdict."""
+    begin, end = lines.index(""), next(number for number, line in enumerate(lines) if line.startswith("Next:"))
+    starts = [line for line in lines[:begin] if line[0] != " "]
+    starts += [line for line in lines[begin:end] if line and not line.startswith("    ")]
+    rules = [re.sub(r"^  (?:ok|--|FAILED) +(\S+(?: \S+)*).*", r"rule \1", line) for line in starts]
+    return [re.split(r"\d|file:|best ", line)[0].rstrip() for line in rules]
+
+
+def test_image_of_the_docs_shows_what_a_run_prints(first_run: tuple[Any, list[str]]) -> None:
+    shown, printed = fixed_parts(lines_of_image()), fixed_parts(first_run[1])
+    assert len(shown) > 20
+    expected = [*printed, "$ ratchet train", "rule calibration", "rule ONNX export"]  # switched off in tests
+    assert [part for part in shown if part not in expected] == []
+    assert not re.search(r"\d:\d\d|/tmp|https?://(?!www\.)", IMAGE.read_text(encoding="utf-8"))

@@ -130,6 +130,7 @@ def deciding(plan: "training.Plan") -> dict[str, Any]:
         "threads": "auto",
         "shard": "none",
         "reduction": "exact",
+        "sampling": "as-is",
     }
     return {name: value for name, value in _settings(plan).items() if name not in usual or value != usual[name]}
 

@@ -16,10 +16,10 @@ LIMITS = {
     "gate": 1_660,
     "kinds": 2_521,
     "monitoring": 3_222,
-    "problems": 1_237,
+    "problems": 1_239,
     "project_files": 30,
     "provenance": 1_141,
-    "ratchet": 2_906,
+    "ratchet": 2_931,
     "registry": 5_060,
     "reports": 2_295,
     "scale": 730,
@@ -30,7 +30,7 @@ LIMITS = {
     "tasks": 6_774,
     "tokens": 400,
     "traffic": 1_338,
-    "training": 11_212,
+    "training": 11_244,
 }
 
 

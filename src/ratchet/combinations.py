@@ -12,7 +12,7 @@ from ratchet.augmentations import MIXING, class_faults, entries, without_mixing
 
 __all__ = [
     "blend_fault", "column_faults", "gap_fault", "objective_faults", "own_loss_fault", "pieces_fault", "pruning_fault",
-    "reduction_fault", "shard_fault", "shard_obstacles", "training_faults",
+    "reduction_fault", "sampling_fault", "shard_fault", "shard_obstacles", "training_faults",
 ]  # fmt: skip
 
 NO_RESULT = "it refuses combinations of settings"
@@ -25,6 +25,7 @@ def training_faults(training: Any) -> Iterator[str]:
         reduction_fault(training),
         pieces_fault(training.processes, training.pieces),
         own_loss_fault(training),
+        sampling_fault(training),
     )
     yield from filter(None, faults)
 
@@ -101,6 +102,11 @@ def blend_fault(name: str, kind: str, baseline: str) -> str:
 def objective_faults(training: Any, target: Any) -> Iterator[str]:
     """Yield a message for each loss, metric or mixing of samples that the problem of a target does not have."""
     yield from class_faults(training, target)
+    if training.sampling != "as-is" and not target.balances:
+        yield (
+            f"training.sampling: found {training.sampling}, and the problem of the data is {target.problem}. Allowed: "
+            "as-is; balanced is for classification. Fix: `ratchet set training.sampling=as-is`"
+        )
     for key, value, allowed in (
         ("training.loss", training.loss, target.losses),
         ("training.best", training.best, tuple(f"validation/{name}" for name in target.best)),
@@ -127,6 +133,25 @@ def own_loss_fault(training: Any) -> str:
     return (
         f"training.label_smoothing: found {training.label_smoothing:g}, and training.loss is {training.loss}, which "
         "gets the targets as they are. Allowed: auto or 0. Fix: `ratchet set training.label_smoothing=auto`"
+    )
+
+
+def sampling_fault(training: Any) -> str:
+    """Return why balanced sampling is refused: other settings would weigh the classes, too, or undo it."""
+    if training.sampling != "balanced":
+        return ""
+    fix = "Fix: `ratchet set training.sampling=as-is`, or "
+    if training.class_weights != "none":
+        return (
+            f"training.class_weights: found {training.class_weights}, and training.sampling is balanced, so rare "
+            f"classes would count twice. Allowed: one of the two. {fix}`ratchet set training.class_weights=none`"
+        )
+    mixing = [name for name, _ in entries(training) if name in MIXING]
+    if not mixing:
+        return ""
+    return (
+        f"training.augment: has {mixing[0]}, which mixes with samples of any class, and training.sampling is balanced. "
+        f"Allowed: one of the two. {fix}{without_mixing(training)}"
     )
 
 

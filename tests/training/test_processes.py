@@ -223,7 +223,7 @@ def test_few_rows_leave_the_last_pieces_empty() -> None:
     ("changes", "kills"),
     [
         # The last batch of an epoch has fewer rows than two for each piece, as batch norm needs.
-        ({"batch_size": 179, "pieces": 8}, ((2, 8), (4, 17))),
+        ({"batch_size": 179, "pieces": 8, "sampling": "balanced"}, ((2, 8), (4, 17))),
         ({"shard": "fsdp", "optimizer": "sgd", "ema_decay": 0.9, "accumulation": 3, "batch_size": 179}, ((2, 17),)),
     ],
 )

@@ -26,6 +26,7 @@ class Classes(Target):
     losses: ClassVar[tuple[str, ...]] = ("cross-entropy", *ELEMENTWISE)
     best: ClassVar[tuple[str, ...]] = ("accuracy", "balanced_accuracy", "f1", "loss")
     mixes: ClassVar[bool] = True
+    balances: ClassVar[bool] = True
     meaning: ClassVar[str] = "one logit per class"
     is_indexed: ClassVar[bool] = True
     finds_wrong_labels: ClassVar[bool] = True

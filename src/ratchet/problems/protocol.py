@@ -53,6 +53,7 @@ class Target(ABC):
     best: ClassVar[tuple[str, ...]]  # metrics of validation; the first is that of training.best: auto
     meaning: ClassVar[str]  # of the outputs for one sample
     mixes: ClassVar[bool] = False  # a target may be a mixture of two, as that of mixed images
+    balances: ClassVar[bool] = False  # samples can be drawn so that all classes come equally often
     is_indexed: ClassVar[bool] = False  # targets are numbers of classes or tokens
     finds_wrong_labels: ClassVar[bool] = False  # `ratchet data labels` compares samples' classes with others
     has_accuracy: ClassVar[bool] = True

@@ -205,6 +205,9 @@ class TrainingSettings(Section):
     epochs: Positive = setting(30, "passes over the training data")
     max_steps: Count = setting(0, "stop after this many optimizer steps; 0: no limit")
     batch_size: Positive = setting(64, "samples per optimizer step")
+    sampling: Literal["as-is", "balanced"] = setting(
+        "as-is", "as-is: each sample once in an epoch; balanced: all classes equally often"
+    )
     accumulation: Positive = setting(1, "micro-batches per batch; more of them need less memory")
     pieces: PowerOfTwo = setting(1, "pieces of a step that processes share: a power of two, which decides the weights")
 

@@ -6,6 +6,7 @@ resumed run sees the same pixels as an uninterrupted one.
 
 import zlib
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from ratchet.training.plan import Plan
 
-__all__ = ["Keys", "Randomness", "epoch_order", "resized", "sample_bits"]
+__all__ = ["Keys", "Randomness", "epoch_order", "epoch_rows", "resized", "sample_bits"]
 
 Keys = NDArray[np.uint64]
 _TWELVE = 2**12
@@ -35,7 +36,37 @@ def _mix(value: Keys) -> Keys:
 
 def epoch_order(rows: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
     """Return the sample order of one epoch: a permutation of range(rows), int64, decided by (seed, epoch)."""
-    return np.random.Generator(np.random.Philox(key=np.array([seed, epoch], np.uint64))).permutation(rows)
+    return _generator(seed, epoch).permutation(rows)
+
+
+def epoch_rows(plan: Plan, targets: NDArray[Any], *, epoch: int) -> NDArray[np.int64]:
+    """Return the rows of one epoch in their order, int64 (rows,): each once, or as `plan.sampling` says."""
+    if plan.sampling == "balanced":
+        return _balanced(np.asarray(targets), seed=plan.seed, epoch=epoch, ignored=plan.ignore_index)
+    return epoch_order(len(targets), seed=plan.seed, epoch=epoch)
+
+
+def _balanced(labels: NDArray[np.int64], *, seed: int, epoch: int, ignored: int) -> NDArray[np.int64]:
+    """Return as many rows as there are labels, equally many of each class but for one, decided by (seed, epoch).
+
+    A class gives its rows without replacement, again from the first when all are drawn. Ignored rows are not drawn.
+    """
+    random = _generator(seed, epoch)
+    sorted_rows = np.argsort(labels, kind="stable")
+    sorted_rows = sorted_rows[labels[sorted_rows] != ignored]
+    starts = np.unique(labels[sorted_rows], return_index=True)[1]
+    classes = np.split(sorted_rows, starts[1:])
+    counts = np.full(len(classes), len(labels) // len(classes))
+    counts[random.permutation(len(classes))[: len(labels) % len(classes)]] += 1
+    drawn = []
+    for rows, count in zip(classes, counts, strict=True):
+        passes = -(-int(count) // len(rows))
+        drawn.append(np.concatenate([rows[:0], *(random.permutation(rows) for _ in range(passes))])[:count])
+    return random.permutation(np.concatenate(drawn))
+
+
+def _generator(seed: int, epoch: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=np.array([seed, epoch], np.uint64)))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ratchet.errors import CheckpointError, NotFinite, TrainingError
-from ratchet.training.augment import epoch_order
+from ratchet.training.augment import epoch_rows
 from ratchet.training.batches import Batch, Rows, run_steps, step_rows
 from ratchet.training.checkpoint import CheckpointStore, Snapshot, checkpoint_step, delete_checkpoint
 from ratchet.training.checkpoint_shards import StoredWeights
@@ -348,7 +348,7 @@ class _Training:
     def _epoch(self) -> Iterator[Event]:
         state, plan = self.state, self.plan
         self.smallest = self.held.smallest(state.model)
-        order = epoch_order(len(self.train), seed=plan.seed, epoch=state.epoch)
+        order = epoch_rows(plan, self.train.targets, epoch=state.epoch)
         state.model.train()
         freeze(state.model, plan, state.epoch)
         feed = self._feed(order)
@@ -518,7 +518,7 @@ class _Training:
         """Return the rows of the train split that optimizer step `step` (counted from 1) used."""
         epoch, batch = divmod(step - 1, len(self.steps))
         start, end = self.steps[batch]
-        return tuple(map(int, epoch_order(len(self.train), seed=self.plan.seed, epoch=epoch)[start:end]))
+        return tuple(map(int, epoch_rows(self.plan, self.train.targets, epoch=epoch)[start:end]))
 
     def _end_epoch(self, order: Rows) -> Iterator[Event]:
         """Validate, keep the weights if they are the best, report, and take a checkpoint."""

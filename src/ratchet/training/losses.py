@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from ratchet.augmentations import MIXING, entries, list_faults
-from ratchet.combinations import objective_faults, own_loss_fault
+from ratchet.combinations import objective_faults, own_loss_fault, sampling_fault
 from ratchet.errors import TrainingError
 from ratchet.kinds.registry import kind_named
 from ratchet.problems import Target
@@ -39,7 +39,7 @@ def resolve_auto(plan: Plan, target: Target, *, kind: str = "image") -> Plan:
     loss = target.losses[0] if plan.loss == "auto" else plan.loss
     best = f"validation/{target.best[0]}" if plan.best == "auto" else plan.best
     faults = chain(list_faults(plan, kind), objective_faults(plan, target))  # the others read a correct list
-    if fault := next(filter(None, faults), "") or own_loss_fault(plan):
+    if fault := next(filter(None, faults), "") or own_loss_fault(plan) or sampling_fault(plan):
         raise TrainingError(fault)
     if target.ignored is not None:
         plan = replace(plan, ignore_index=target.ignored)

@@ -19,6 +19,7 @@ class Plan:
     epochs: int
     max_steps: int
     batch_size: int
+    sampling: str
     accumulation: int
     pieces: int
 

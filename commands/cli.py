@@ -112,6 +112,20 @@ def train(
         run_here(workspace, assignments or [], continue_with_changed_code=continue_with_changed_code)
 
 
+@app.command("lr-find", rich_help_panel=Panel.TRAINING)
+def lr_find(
+    steps: Annotated[int, typer.Option(metavar="N", min=20, help="Optimizer steps.")] = 200,
+    lowest: Annotated[float, typer.Option("--from", metavar="RATE", min=1e-12, max=100, help="First rate.")] = 1e-6,
+    highest: Annotated[float, typer.Option("--to", metavar="RATE", min=1e-12, max=100, help="Last rate.")] = 10.0,
+) -> None:
+    """Try learning rates on the settings, from small to large, and suggest one. Keeps no model."""
+    exit_on_sigterm()
+    with project_folder() as workspace, interruptible("nothing was kept"):
+        from commands.lr_find import find_rate
+
+        find_rate(workspace, steps=steps, lowest=lowest, highest=highest)
+
+
 @app.command(rich_help_panel=Panel.TRAINING)
 def join(
     address: Annotated[

@@ -7,7 +7,7 @@ REPOSITORY = Path(__file__).parents[1]
 LIMITS = {
     "baselines": 650,
     "code": 450,
-    "commands": 5_158,
+    "commands": 5_295,
     "data": 12_069,
     "doctor": 1_301,
     "evaluation": 3_799,
@@ -27,10 +27,10 @@ LIMITS = {
     "servers": 1_500,
     "serving": 7_334,
     "settings": 2_620,
-    "tasks": 6_774,
+    "tasks": 6_921,
     "tokens": 400,
     "traffic": 1_338,
-    "training": 11_244,
+    "training": 11_247,
 }
 
 

@@ -16,8 +16,9 @@ def learning_rate(plan: Plan, *, step: int, total_steps: int, steps_per_epoch: i
     constant, step, plateau: `learning_rate`, for the last two multiplied by `rate_factor` at each fall.
     cosine: half a cosine down from the highest rate (Loshchilov and Hutter 2017).
     warmup-cosine, warmup-linear: a linear rise over `warmup_epochs`, already above 0 in the first step, then the fall.
+    exponential, of `ratchet lr-find`: from `learning_rate` to its product with `rate_factor`, evenly by logarithm.
     one-cycle: a cosine up over `cycle_rise` of the steps, then a cosine down (Smith and Topin 2018).
-    All but the first three end at `final_rate` of the highest rate.
+    All but the first three and exponential end at `final_rate` of the highest rate.
 
     Args:
         falls: falls of the plateau schedule so far.
@@ -25,6 +26,8 @@ def learning_rate(plan: Plan, *, step: int, total_steps: int, steps_per_epoch: i
     top, last = plan.learning_rate, plan.learning_rate * plan.final_rate
     if plan.schedule == "constant":
         return top
+    if plan.schedule == "exponential":
+        return float(top * plan.rate_factor ** (step / max(1, total_steps - 1)))
     if plan.schedule == "step":
         return top * plan.rate_factor ** (step // steps_per_epoch // plan.step_epochs)
     if plan.schedule == "one-cycle":

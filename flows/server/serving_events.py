@@ -46,7 +46,7 @@ def _refused(state: dict[str, Any]) -> dict[str, Any]:
     refused, served = state.get("refused", ""), state["version"]
     if not refused:
         return {}
-    back = f"`ratchet rollback {refused.partition(' ')[0]}`"
+    back = f"`ratchet rollback {refused.partition(' ')[0]} --why ...`"
     return {
         "message": f"{state.get('problem', '')}. " + (f"{served} answers" if served else "No version answers"),
         "next": f"{back} to a version that can be served, or repair this one as the message says: the server "

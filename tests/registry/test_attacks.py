@@ -208,7 +208,9 @@ def test_a_recovery_without_trusted_entries_names_former_champions(alone: Line) 
         line.champion()
     edit(line, "UPDATE ledger SET who = 'eve' WHERE number = 1")
     recovery.recover(line.place.workspace, line.params, confirmed(line, "2"), why="edited")
-    with pytest.raises(RegistryError, match=rf"Others that were champion: 1\. Fix: .*rollback {line.name} --to 1"):
+    with pytest.raises(
+        RegistryError, match=rf"Others that were champion: 1\. Fix: .*rollback {line.name} --to 1 --why"
+    ):
         line.promotions.rollback(None, why="2 is bad")
     assert line.promotions.rollback("1", why="2 is bad").champion == "1"
 

@@ -236,12 +236,37 @@ def test_a_promotion_needs_an_approval_of_the_last_judgement(line: Line) -> None
 def test_registering_or_rejecting_a_champion_adds_no_entry(line: Line) -> None:
     version = line.champion()
     before = acts(line)
-    with pytest.raises(RegistryError, match=r"version 1 is champion and cannot be rejected\. Fix: `ratchet rollback"):
+    with pytest.raises(RegistryError, match=r"version 1 is champion and cannot be rejected\. Fix: train a better"):
         line.promotions.reject(version, why="no")
     for over in (None, "1"):  # as it was compared, and now that it is champion
         line.promotions.register(version, why="good", over=over)
         line.promotions.promote_automatically(version, over="1")
     assert acts(line) == before
+    assert line.aliases() == {"champion": "1"}
+
+
+def proposed_command(act: Callable[[], object]) -> list[str]:
+    """Return the arguments of the command that an error proposes."""
+    with pytest.raises(RegistryError) as caught:
+        act()
+    command = re.search(r"Fix: `ratchet ([^`]+)`", str(caught.value))
+    assert command, caught.value
+    return command[1].replace("...", "slow").split()
+
+
+def test_the_proposed_fix_of_a_refused_rejection_works(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It depends on what the model has: a challenger, or an earlier champion that is not rejected."""
+    monkeypatch.setattr(Workspace, "find", lambda: line.place.workspace)
+    monkeypatch.setattr(settings, "load", lambda path: line.params)
+    first, second = line.champion(), line.challenger()
+    for act in (lambda: line.promotions.reject(first, why="slow"), lambda: line.promotions.rollback(None, why="slow")):
+        assert proposed_command(act) == ["approve", f"{line.name}/2", "--promote", "--why", "slow"]
+    assert CliRunner().invoke(app, proposed_command(act)).exit_code == 0
+    assert line.aliases() == {"champion": "2"}
+    fix = proposed_command(lambda: line.promotions.reject(second, why="slow"))
+    assert fix == ["rollback", line.name, "--to", "1", "--why", "slow"]
+    assert CliRunner().invoke(app, fix).exit_code == 0
+    line.promotions.reject(second, why="slow")
     assert line.aliases() == {"champion": "1"}
 
 
@@ -357,7 +382,7 @@ def test_rollback_to_a_time_names_a_changed_clock(line: Line, monkeypatch: pytes
         line.promotions.rollback("monday", why="as it was")
     message = r"entry 3 has the time 2026-11-25T12:00:00Z, and the later entry 6 has the time 2026-11-25T11:00:00Z"
     with pytest.raises(
-        RegistryError, match=f"{message}.*version 1 or 3 was champion. Fix: .*rollback {line.name} --to 3`"
+        RegistryError, match=f"{message}.*version 1 or 3 was champion. Fix: .*rollback {line.name} --to 3 --why"
     ):
         line.promotions.rollback("2026-11-25T11:30+00:00", why="as it was")
     assert line.promotions.rollback("2026-11-25T10:30+00:00", why="as it was").champion == "1"

@@ -165,7 +165,7 @@ def test_version_that_cannot_be_served_is_reported(alerted: Alerted) -> None:
     assert alert["subject"] == "Not served: digits version 1"
     assert "models:/digits/1" in alert["message"]
     assert alert["message"].endswith("No version answers")
-    assert "`ratchet rollback digits`" in alert["next"]
+    assert "`ratchet rollback digits --why ...`" in alert["next"]
 
 
 def test_drift_of_logged_requests_alerts_and_starts_one_run(alerted: Alerted) -> None:

@@ -242,7 +242,8 @@ class AliasSync:
         if files.digest_file(copy) != recorded[path]:
             raise RegistryError(
                 f"{self.name} version {version.number}: {path} is not what was registered: nothing was compared. Fix: "
-                f"restore it from a backup, or `ratchet rollback {self.name}` to another version"
+                f"restore it from a backup, or `ratchet rollback {self.name} --why ...`, if there is an earlier "
+                "champion"
             )
         return read_samples(copy)
 

@@ -186,7 +186,7 @@ class ModelRegistry(Versions):
         if number is None:
             return None
         version = self.find(f"{name}/{number}")
-        fix = f"restore them, or `ratchet rollback {name}` to a version that has its files"
+        fix = f"restore them, or `ratchet rollback {name} --why ...`, if an earlier champion has its files"
         return ChampionFiles(version, self.copy_files(version, into, called=f"{version.uri}, the champion", fix=fix))
 
     def copy_files(self, version: Version, into: Path, *, called: str = "", fix: str = "restore them") -> Path:
@@ -233,8 +233,8 @@ class ModelRegistry(Versions):
             )
             raise RegistryError(
                 f"{version.uri}: {problem}: nothing was loaded. Fix: restore the files in "
-                f"{self._stored_folder(version.uri)} from a backup, or `ratchet rollback {version.name}` to another "
-                "version"
+                f"{self._stored_folder(version.uri)} from a backup, or `ratchet rollback {version.name} --why ...`, if "
+                "there is an earlier champion"
             )
 
     def _damaged(self, model_uri: str, error: TrainingError, copy: Path) -> RegistryError:

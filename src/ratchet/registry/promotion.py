@@ -135,10 +135,10 @@ class Promotions(AliasSync):
         who = who or user()
         require(self.params.access, "approvers", who, f"reject {self.name}")
         with self._exclusive():
-            if version.number == self.state().champion:
+            state = self.state()
+            if version.number == state.champion:
                 raise RegistryError(
-                    f"{self._label(version)} is champion and cannot be rejected. Fix: `ratchet rollback {self.name} "
-                    "--why ...`"
+                    f"{self._label(version)} is champion and cannot be rejected. Fix: {self._replacement(state)}"
                 )
             entry = self._append("reject", version, who=who, why=why, via=via)
             self.ledger.publish()
@@ -270,25 +270,42 @@ class Promotions(AliasSync):
             raise RegistryError(
                 f"{self.name}: a clock was changed: {ahead}, and the later {behind}. So at {at.isoformat()} version "
                 f"{before or 'none'} or {after or 'none'} was champion. Fix: name one, such as "
-                f"`ratchet rollback {self.name} --to {after or before}`"
+                f"`ratchet rollback {self.name} --to {after or before} --why ...`"
             )
         return before
 
     def _previous_champion(self, state: AliasState) -> str:
-        stored = self._numbers()
-        before = [number for number in state.champions if number != state.champion and number in stored]
-        if usable := [number for number in before if number not in state.rejected]:
+        if usable := self._champions_before(state):
             return usable[-1]
         if state.champion is None:
             raise RegistryError(f"{self.name}: the ledger names no champion: nothing to go back to")
+        stored = self._numbers()
         if untrusted := sorted(state.ever_champion & stored - state.rejected - {state.champion}, key=int):
             raise RegistryError(
                 f"{self.name}: no champion before version {state.champion} by the entries that count. Others that were "
-                f"champion: {', '.join(untrusted)}. Fix: name one, `ratchet rollback {self.name} --to {untrusted[-1]}`"
+                f"champion: {', '.join(untrusted)}. Fix: name one, `ratchet rollback {self.name} --to {untrusted[-1]} "
+                "--why ...`"
             )
-        rejected = f" but rejected ones: {', '.join(before)}. Fix: `ratchet approve` one first"
-        but = rejected if before else ": nothing to go back to"
+        rejected = [number for number in state.champions if number in stored & state.rejected]
+        but = (
+            f" but rejected ones: {', '.join(rejected)}. Fix: `ratchet approve` one first"
+            if rejected
+            else f": nothing to go back to. Fix: {self._replacement(state)}"
+        )
         raise RegistryError(f"{self.name}: no champion before version {state.champion}{but}")
+
+    def _champions_before(self, state: AliasState) -> list[str]:
+        """Return the stored versions to which a rollback can go, oldest first."""
+        usable = self._numbers() - state.rejected - {state.champion}
+        return [number for number in state.champions if number in usable]
+
+    def _replacement(self, state: AliasState) -> str:
+        """Return how another version becomes champion, in this state of the model."""
+        if usable := self._champions_before(state):
+            return f"`ratchet rollback {self.name} --to {usable[-1]} --why ...`"
+        if state.challenger:
+            return f"`ratchet approve {self.name}/{state.challenger} --promote --why ...`"
+        return "train a better version, which replaces it: no other version can"
 
     def _promotable_evidence(self, version: Version) -> dict[str, str]:
         """Return the evidence of a version that may become champion: unchanged, and passed when last judged."""

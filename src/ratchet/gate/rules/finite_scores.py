@@ -20,7 +20,10 @@ class ScoresResult:
 
     def text(self, noun: Noun, kind: str) -> RuleText:
         counts = " and ".join(f"{name} on {count:,} of {self.rows:,} test {noun[1]}" for name, count in self.counts)
-        fix = "train again with a lower training.learning_rate; of a champion, `ratchet rollback` to another version"
+        fix = (
+            "train again with a lower training.learning_rate; of a champion, `ratchet rollback` to an earlier one, or "
+            "set registry.model to another name"
+        )
         measured = f"not finite numbers: {counts}"
         return result_text(measured, "finite numbers", passed=self.passed, fix=fix, short=measured)
 

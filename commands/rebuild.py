@@ -5,6 +5,8 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from ratchet.errors import DataError, RegistryError, TrainingError
 from ratchet.provenance.archive import Archive, ArchivedRun
 from ratchet.provenance.comparison import Change, changes
 from ratchet.provenance.record import installed_packages, read_record_file
+from ratchet.provenance.submodules import update_submodules
 from ratchet.registry.provenance_record import PACKED, PROVENANCE_TAG, RECORD_TAG, Provenance
 from ratchet.registry.versions import Version
 from ratchet.workspace import ROOT_VARIABLE, SAFE_PATH, Workspace
@@ -106,10 +109,12 @@ class Rebuild:
         """Clone the code, apply the patch, write the settings, fetch the data. `anyway`: on another Ratchet, too."""
         top = Path(git.line(project.root, "rev-parse", "--show-toplevel") or project.root)
         kept = "remote.origin.fetch=+refs/ratchet/*:refs/ratchet/*"  # a shallow project sends only what a ref has
-        _git(recipe, project.root, "clone", "--quiet", "--no-checkout", "--config", kept, str(top), str(folder))
-        _git(recipe, folder, "checkout", "--quiet", "--detach", str(recipe.record.git_commit))
-        if recipe.patch is not None:
-            _git(recipe, folder, "apply", "--binary", "--whitespace=nowarn", str(recipe.patch.resolve()))
+        with _git_errors(recipe):
+            git.run(project.root, "clone", "--quiet", "--no-checkout", "--config", kept, str(top), str(folder))
+            git.run(folder, "checkout", "--quiet", "--detach", str(recipe.record.git_commit))
+            if recipe.patch is not None:  # to the index, too, which has the commits of submodules
+                git.run(folder, "apply", "--index", "--binary", "--whitespace=nowarn", str(recipe.patch.resolve()))
+            update_submodules(folder, top)
         rebuild = cls(recipe, project, Workspace(folder / (git.line(project.root, "rev-parse", "--show-prefix") or "")))
         if (other := other_ratchet(rebuild.workspace)) and not anyway:
             shutil.rmtree(folder)
@@ -230,8 +235,9 @@ def _is(path: Path, digest: str | None) -> bool:
     return digest is None or digest == (files.digest_tree(path) if path.is_dir() else files.digest_file(path))
 
 
-def _git(recipe: Recipe, root: Path, *arguments: str) -> None:
+@contextmanager
+def _git_errors(recipe: Recipe) -> Iterator[None]:
     try:
-        git.run(root, *arguments)
+        yield
     except git.GitError as error:
         raise RegistryError(f"{recipe.name}: its code cannot be checked out: {error}") from error

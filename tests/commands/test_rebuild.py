@@ -1,5 +1,6 @@
 """A rebuild's copy of the data that a user's own kind reads."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,3 +52,21 @@ def test_another_ratchet_is_refused_by_name(tmp_path: Path, is_shallow: bool) ->
     ):
         Rebuild.checkout_revision(recipe, Workspace(project), again, DvcStore({}, {}), anyway=False)
     assert not again.exists()
+
+
+def test_a_missing_submodule_is_named_with_the_version(tmp_path: Path) -> None:
+    own = ("-c", "user.name=N", "-c", "user.email=n@example.com", "-c", "protocol.file.allow=always")
+    library, project = tmp_path / "library", tmp_path / "project"
+    for folder in (library, project):
+        files.write_text(folder / "code.py", "x = 1\n")
+        git.run(folder, "init", "--quiet")
+        git.run(folder, "add", "--all")
+        git.run(folder, *own, "commit", "--quiet", "--message", "New")
+    git.run(project, *own, "submodule", "--quiet", "add", str(library), "library")
+    git.run(project, *own, "commit", "--quiet", "--message", "Library")
+    shutil.rmtree(project / "library")
+    shutil.rmtree(project / ".git" / "modules")
+    record = replace(RECORD, git_commit=git.text(project, "rev-parse", "HEAD"))
+    recipe = Recipe("m/1", record, tmp_path, tmp_path / "params.yaml", None, "")
+    with pytest.raises(RegistryError, match=r"^m/1: its code cannot be checked out: the submodule library at commit"):
+        Rebuild.checkout_revision(recipe, Workspace(project), tmp_path / "again", DvcStore({}, {}), anyway=False)

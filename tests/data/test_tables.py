@@ -7,6 +7,7 @@ import csv
 import datetime
 import html
 import io
+import json
 import random
 import re
 from pathlib import Path
@@ -377,6 +378,17 @@ def test_ragged_rows_are_quarantined(table) -> None:
         ("line 11", "ragged-row", "line 11 has 5 cells, the header has 4"),
         ("line 21", "ragged-row", "line 21 has 3 cells, the header has 4"),
     ]
+    assert sum(split.rows for split in manifest.splits.values()) == ROWS - 2
+
+
+def test_json_lines_of_other_shapes_are_quarantined(table) -> None:
+    """An empty object is a row without a label, not an empty line."""
+    rows = [json.dumps(row) for row in cells()]
+    rows[10] = json.dumps(cells()[10] | {"colour": ["red", "blue"]})
+    rows[20] = "{}"
+    table.write("\n".join(rows) + "\n\n")
+    manifest = table.ingest()
+    assert table.bad() == [("line 11", "nested-value", "a list as 'colour'"), ("line 21", "no-label", "")]
     assert sum(split.rows for split in manifest.splits.values()) == ROWS - 2
 
 

@@ -22,6 +22,7 @@ from ratchet.tokens.tokenizers import encode, fit_tokenizer
 from tests.data.conftest import TablePlace, failing_disk
 
 GOOD, BAD = "a wonderful film, number {}", "a dreadful film, number {}"
+CLASSES = ((GOOD, "good"), (BAD, "bad"))
 TABLE = "text,label\n" + "".join(f'"{GOOD.format(n)}",good\n"{BAD.format(n)}",bad\n' for n in range(40))
 
 
@@ -200,6 +201,20 @@ def test_rows_of_a_table_have_their_reasons(place: Place) -> None:
     assert broken.pop("ragged-row") == ["line 87 has 3 cells, the header has 2"]
     assert broken.pop("personal-data") == ["text looks like a personal address or number"]
     assert broken == {"repeated-header": ["the header again"]}
+
+
+def test_json_lines_without_a_text_are_quarantined(place: Place) -> None:
+    """A list or an object is no text, and an empty object is a sample without one."""
+    lines = [f'{{"text": "{text.format(n)}", "label": "{label}"}}' for n in range(40) for text, label in CLASSES]
+    lines += ['{"text": ["a", "b"], "label": "good"}', '{"text": {"en": "fine"}, "label": "bad"}', "{}", ""]
+    lines += ['{"text": "[1] is a reference", "label": "good"}', '{"label": "good"}']
+    place.ingest(place.write("reviews.jsonl", "\n".join(lines)))
+    assert place.quarantined() == {
+        "nested-value": ["a list as 'text'", "an object as 'text'"],
+        "empty-text": ["no text", "no text"],
+        "no-label": [""],
+    }
+    assert "[1] is a reference" in [text for name in split.SPLITS for text in place.texts(name)]
 
 
 def test_duplicates_share_a_split_and_are_counted(place: Place) -> None:

@@ -53,6 +53,9 @@ REASONS: Mapping[str, Reason] = {
     "ragged-row": Reason(
         "{value}", "the row has more or fewer cells than the header: quote cells that contain the separator"
     ),
+    "nested-value": Reason(
+        "{value}", "other rows have a text there: write one text, or remove the row; data.drop leaves out the column"
+    ),
     "repeated-header": Reason(
         "the header again", "the header is repeated among the rows, as in joined files: remove the line"
     ),

@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import BinaryIO
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ratchet.data.reading.identify import HEAD, identify
 from ratchet.data.sources.csv_records import Examples, Layout, cells_of, layouts
-from ratchet.data.sources.typed_files import read_json, read_json_lines, read_parquet
+from ratchet.data.sources.typed_files import nested_cells, read_json, read_json_lines, read_parquet
 from ratchet.data.tables.number_formats import point
 from ratchet.errors import DataError
 
@@ -125,6 +125,7 @@ class TableFile:
         table: the rows. Columns of CSV are numbered from 0; they are texts, or numbers that lose nothing of them.
         header: the names of the columns; of a CSV file without header, empty texts.
         ragged: one row per record whose number of cells differs from the header: `row`, from 1, and `value`, a text.
+        nested: the same of records of JSON Lines that have a list or an object where others have a text.
         head: the start of a CSV file.
         notes: warnings.
         lines: line from 1 of each row; None: the file has no lines.
@@ -140,6 +141,7 @@ class TableFile:
     lines: NDArray[np.int64] | None = None
     blank: Sequence[int] = ()
     cells: Cells | None = None
+    nested: pl.DataFrame = field(default_factory=lambda: _ragged([]))
     row_labels: tuple[str, ...] = ()  # columns that were the index of a pandas data frame
 
     def places(self, rows: Sequence[int]) -> list[str]:
@@ -269,7 +271,7 @@ def read_table(
     content = _utf8(content, where)
     head = content[:HEADER_BYTES].decode(errors="replace")
     if head.lstrip()[:1] in ("[", "{"):
-        return _json(content.decode(), where)
+        return _json(content.decode(), where, {*needed, *drop})
     parts = layouts([content], mark := separator_of(head, needed), where)
     (whole,) = _tables(parts, mark, where, is_header, may_be_numbers, head=head)
     return whole
@@ -391,7 +393,7 @@ def _ragged(rows: Sequence[tuple[int, str]]) -> pl.DataFrame:
     return pl.DataFrame(list(rows), schema={"row": pl.Int64, "value": pl.String}, orient="row")
 
 
-def _json(text: str, where: str) -> TableFile:
+def _json(text: str, where: str, lists_allowed: Collection[str]) -> TableFile:
     if text.lstrip()[0] == "[":
         return _whole(read_json(text, where))
     lines = text.split("\n")  # other line separators may be part of a text
@@ -399,7 +401,14 @@ def _json(text: str, where: str) -> TableFile:
     numbers = np.arange(1, len(lines) + 1)
     if len(kept) < len(lines):
         numbers = numbers[[bool(line.strip()) for line in lines]]
-    return _whole(read_json_lines(kept, numbers, where), numbers)
+    table = read_json_lines(kept, numbers, where)
+    nested = {
+        place: f"{what} as {name!r}"
+        for name, cells in nested_cells(kept, table).items()
+        if composed(name) not in lists_allowed
+        for place, what in cells.items()
+    }
+    return replace(_whole(table, numbers), nested=_ragged([(row + 1, nested[row]) for row in sorted(nested)]))
 
 
 def _utf8(content: bytes, where: str, first: int = 1) -> bytes:

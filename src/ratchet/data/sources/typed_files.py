@@ -22,6 +22,7 @@ __all__ = [
     "DoubledKey",
     "damaged_parquet",
     "json_object",
+    "nested_cells",
     "read_json",
     "read_json_lines",
     "read_parquet",
@@ -189,6 +190,22 @@ def read_json_lines(lines: Sequence[str], numbers: NDArray[Any], where: str) -> 
         if isinstance(row := unique_keys(lines[place], row), DoubledKey):
             raise DataError(f"{where}: line {numbers[place]} {row.fault}")
     return table
+
+
+def nested_cells(lines: Sequence[str], table: pl.DataFrame) -> dict[str, dict[int, str]]:
+    """Return the lists and objects among the texts of JSON Lines: polars makes texts of them.
+
+    Returns:
+        By column: rows, from 0, and "a list" or "an object".
+    """
+    nested: dict[str, dict[int, str]] = {}
+    for column in table.select(pl.col(pl.String)):
+        for place in column.str.contains(r"^[\[{]").fill_null(False).arg_true():
+            cell = (json_object(lines[place], nan=True) or {}).get(column.name)
+            if isinstance(cell, list | dict):
+                name = "a list" if isinstance(cell, list) else "an object"
+                nested.setdefault(column.name, {})[place] = name
+    return nested
 
 
 def _lines_with_other_keys(lines: Sequence[str], table: pl.DataFrame) -> list[int]:

@@ -66,28 +66,29 @@ class RawTable:
     def good_rows(self, frame: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series, pl.DataFrame]:
         """Return the rows of `frame`, which has columns of this table, their numbers from 1, and quarantine rows.
 
-        An empty line is no row, also with spaces in its cells. A record with too many or too few cells, or that is the
-        header again, is bad.
+        An empty line of CSV is no row, also with spaces in its cells. A record is bad that has too many or too few
+        cells, that is the header again, or that has a list where others have a text.
         """
         rows, names = pl.Series("row", np.arange(1, frame.height + 1)), frame.columns
-        is_csv = bool(self.file.head)
         filled = [
-            pl.col(name).str.contains(r"\S") if is_csv and kind == pl.String else pl.col(name).is_not_null()
+            pl.col(name).str.contains(r"\S") if kind == pl.String else pl.col(name).is_not_null()
             for name, kind in frame.schema.items()
         ]
         blank = [~cells.fill_null(False) for cells in filled]
-        empty = _hold(frame, frame.select(blank[0]).to_series(), *blank)
-        headers = pl.Series([False]).new_from_index(0, frame.height)
+        headers = empty = pl.Series([False]).new_from_index(0, frame.height)
+        if self.file.head:  # CSV
+            empty = _hold(frame, frame.select(blank[0]).to_series(), *blank)
         if all(kind == pl.String for kind in frame.dtypes):
             same = [pl.col(name).str.strip_chars() == name for name in names]
             headers = _hold(frame, frame.select(same[0]).to_series(), *same)
         again = pl.DataFrame({"row": rows.filter(headers)}, schema={"row": pl.Int64}).with_columns(value=_HEADER_AGAIN)
         refused = []
-        for broken, rule in ((self.ragged, "ragged-row"), (again, "repeated-header")):
+        nested = self.file.nested
+        for broken, rule in ((self.ragged, "ragged-row"), (again, "repeated-header"), (nested, "nested-value")):
             source = pl.Series("source", self.file.places(broken["row"].to_list()), dtype=pl.String)
             refused.append(quarantine.table(broken.select("row", "value").with_columns(source), rule))
-        if headers.any() or empty.any() or self.ragged.height:
-            kept = ~(headers | empty | rows.is_in(self.ragged["row"].implode()))
+        if headers.any() or empty.any() or self.ragged.height or nested.height:
+            kept = ~(headers | empty | rows.is_in(pl.concat([self.ragged["row"], nested["row"]]).implode()))
             frame, rows = frame.filter(kept), rows.filter(kept)
         return frame, rows, pl.concat(refused)
 

@@ -30,7 +30,7 @@ LIMITS = {
     "tasks": 6_921,
     "tokens": 400,
     "traffic": 1_338,
-    "training": 11_247,
+    "training": 11_251,
 }
 
 

@@ -23,7 +23,7 @@ LABELS = np.array([0] * 90 + [1] * 8 + [2] * 3 + [-100] * 6)
 def test_classes_come_equally_often_and_rows_too() -> None:
     """Of 107 rows each class gets 35 or 36; no row of a class comes twice more than another of it."""
     for epoch in range(5):
-        rows = epoch_rows(BALANCED, LABELS, epoch=epoch)
+        rows = epoch_rows(BALANCED, len(LABELS), LABELS, epoch=epoch)
         assert rows.dtype == np.int64
         assert sorted(np.bincount(LABELS[rows])) == [35, 36, 36]
         for label in range(3):
@@ -34,16 +34,19 @@ def test_classes_come_equally_often_and_rows_too() -> None:
 
 
 def test_rows_follow_from_seed_and_epoch() -> None:
-    first = epoch_rows(BALANCED, LABELS, epoch=3)
-    assert np.array_equal(first, epoch_rows(BALANCED, LABELS, epoch=3))
-    for other in (epoch_rows(BALANCED, LABELS, epoch=4), epoch_rows(replace(BALANCED, seed=1), LABELS, epoch=3)):
+    first = epoch_rows(BALANCED, len(LABELS), LABELS, epoch=3)
+    assert np.array_equal(first, epoch_rows(BALANCED, len(LABELS), LABELS, epoch=3))
+    for other in (
+        epoch_rows(BALANCED, len(LABELS), LABELS, epoch=4),
+        epoch_rows(replace(BALANCED, seed=1), len(LABELS), LABELS, epoch=3),
+    ):
         assert not np.array_equal(first, other)
         assert set(first[LABELS[first] == 0]) != set(other[LABELS[other] == 0]), "other rows of the large class"
 
 
 @pytest.mark.parametrize("labels", [np.zeros(7, np.int64), np.array([4, 4, 1]), np.array([2])])
 def test_one_class_and_missing_classes_are_sampled(labels: np.ndarray) -> None:
-    rows = epoch_rows(BALANCED, labels, epoch=0)
+    rows = epoch_rows(BALANCED, len(labels), labels, epoch=0)
     assert len(rows) == len(labels)
     counts = np.bincount(labels[rows])
     assert counts[counts > 0].max() - counts[counts > 0].min() <= 1
@@ -52,7 +55,9 @@ def test_one_class_and_missing_classes_are_sampled(labels: np.ndarray) -> None:
 
 def test_samples_as_they_are_keep_their_order() -> None:
     """And the key of the training."""
-    assert np.array_equal(epoch_rows(make_plan(seed=3), LABELS, epoch=2), epoch_order(107, seed=3, epoch=2))
+    assert np.array_equal(
+        epoch_rows(make_plan(seed=3), len(LABELS), LABELS, epoch=2), epoch_order(107, seed=3, epoch=2)
+    )
     assert "sampling" not in deciding(make_plan())
     assert deciding(BALANCED)["sampling"] == "balanced"
 

@@ -39,11 +39,14 @@ def epoch_order(rows: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
     return _generator(seed, epoch).permutation(rows)
 
 
-def epoch_rows(plan: Plan, targets: NDArray[Any], *, epoch: int) -> NDArray[np.int64]:
-    """Return the rows of one epoch in their order, int64 (rows,): each once, or as `plan.sampling` says."""
+def epoch_rows(plan: Plan, rows: int, targets: NDArray[Any], *, epoch: int) -> NDArray[np.int64]:
+    """Return the rows of one epoch in their order, int64 (rows,): each once, or as `plan.sampling` says.
+
+    `targets` are those of the rows, if they are classes. A token stream has others.
+    """
     if plan.sampling == "balanced":
         return _balanced(np.asarray(targets), seed=plan.seed, epoch=epoch, ignored=plan.ignore_index)
-    return epoch_order(len(targets), seed=plan.seed, epoch=epoch)
+    return epoch_order(rows, seed=plan.seed, epoch=epoch)
 
 
 def _balanced(labels: NDArray[np.int64], *, seed: int, epoch: int, ignored: int) -> NDArray[np.int64]:

@@ -348,7 +348,7 @@ class _Training:
     def _epoch(self) -> Iterator[Event]:
         state, plan = self.state, self.plan
         self.smallest = self.held.smallest(state.model)
-        order = epoch_rows(plan, self.train.targets, epoch=state.epoch)
+        order = epoch_rows(plan, len(self.train), self.train.targets, epoch=state.epoch)
         state.model.train()
         freeze(state.model, plan, state.epoch)
         feed = self._feed(order)
@@ -518,7 +518,8 @@ class _Training:
         """Return the rows of the train split that optimizer step `step` (counted from 1) used."""
         epoch, batch = divmod(step - 1, len(self.steps))
         start, end = self.steps[batch]
-        return tuple(map(int, epoch_rows(self.plan, self.train.targets, epoch=epoch)[start:end]))
+        order = epoch_rows(self.plan, len(self.train), self.train.targets, epoch=epoch)
+        return tuple(map(int, order[start:end]))
 
     def _end_epoch(self, order: Rows) -> Iterator[Event]:
         """Validate, keep the weights if they are the best, report, and take a checkpoint."""

@@ -81,13 +81,14 @@ class Project:
         """The folder of the project."""
         return self.workspace.root
 
-    def train(self, *, continue_with_changed_code: bool = False, **changes: object) -> TrainingRun:
+    def train(self, *, start: str = "", continue_with_changed_code: bool = False, **changes: object) -> TrainingRun:
         """Run `ratchet train` in a process of its own, show its progress, and return its result.
 
         If the kernel ends, the training writes a checkpoint and ends; the next call continues there. What has not
         changed since the last run is not done again.
 
         Args:
+            start: a registered version whose weights the training begins with: "pets@champion" or "pets/3".
             continue_with_changed_code: let an interrupted training go on though its code changed.
             changes: settings of this run, which stay in params.yaml if it completes: `epochs=5` where one setting has
                 that last name, and any by its whole name: `**{"training.epochs": 5}`.
@@ -96,7 +97,7 @@ class Project:
             SettingsError: a setting is not allowed.
             RatchetError: the run has failed. The message is that of the command.
         """
-        options = self._checked(changes)
+        options = [*self._checked(changes), *(["--from", start] if start else [])]
         if continue_with_changed_code:
             options.append("--continue-with-changed-code")
         run_command(self.workspace, "train", *options)

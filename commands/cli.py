@@ -84,6 +84,12 @@ def preflight() -> None:
 @app.command(rich_help_panel=Panel.TRAINING)
 def train(
     assignments: Assignments = None,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from", metavar="VERSION", help="Begin with the weights of a version: NAME@ALIAS or NAME/VERSION."
+        ),
+    ] = "",
     continue_with_changed_code: Annotated[
         bool,
         typer.Option(
@@ -100,6 +106,11 @@ def train(
     """Ingest, train, evaluate, export and register in this process. Skip unchanged stages."""
     if folds and continue_with_changed_code:
         raise typer.BadParameter("found both; allowed: one of them", param_hint="--folds, --continue-with-changed-code")
+    if folds and start:
+        raise typer.BadParameter(
+            "found both; allowed: one of them, because the version learned from samples of other folds",
+            param_hint="--folds, --from",
+        )
     with project_folder() as workspace, interruptible("the same command continues from the last checkpoint"):
         if folds:
             from commands.cross_validate import cross_validate
@@ -109,7 +120,7 @@ def train(
             return
         from commands.train import train as run_here
 
-        run_here(workspace, assignments or [], continue_with_changed_code=continue_with_changed_code)
+        run_here(workspace, assignments or [], start=start, continue_with_changed_code=continue_with_changed_code)
 
 
 @app.command("lr-find", rich_help_panel=Panel.TRAINING)

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ratchet import files, git
+from ratchet import files, git, settings
 from ratchet.errors import DataError, RegistryError, TrainingError
 from ratchet.provenance.archive import Archive, ArchivedRun
 from ratchet.provenance.comparison import Change, changes
 from ratchet.provenance.record import installed_packages, read_record_file
 from ratchet.provenance.submodules import update_submodules
+from ratchet.registry.models import ModelRegistry
+from ratchet.registry.parents import place_parent
 from ratchet.registry.provenance_record import PACKED, PROVENANCE_TAG, RECORD_TAG, Provenance
 from ratchet.registry.versions import Version
 from ratchet.workspace import ROOT_VARIABLE, SAFE_PATH, Workspace
@@ -122,6 +124,8 @@ class Rebuild:
                 f"{recipe.name}: its ratchet.lock {other}. Fix: install that Ratchet, or use --anyway; the weights may "
                 "then differ"
             )
+        if parent := recipe.record.parent:  # settings that name it are refused where it is not
+            place_parent(ModelRegistry(project, settings.load(project.params)), parent, rebuild.workspace)
         rebuild._write_settings()
         rebuild._fetch_data(store)
         return rebuild
@@ -208,6 +212,8 @@ class Rebuild:
         `part` is its name in the record: pretrained or teacher.
         """
         expected = (self.recipe.record.inputs or {}).get(part)
+        if part == "pretrained" and self.recipe.record.parent:
+            name = f"{name}/model.safetensors"
         source, place = self.project.pretrained / name, self.workspace.pretrained / name
         if _is(source, expected):
             _copy(source, place)

@@ -119,7 +119,9 @@ class _Search:
             return descriptions, runs
         version = (release.name, release.number)
         versions = self.sealed.verify(run).versions
-        return [archived.label for archived in versions if (archived.name, archived.number) == version], [run]
+        labels = [archived.label for archived in versions if (archived.name, archived.number) == version]
+        children = [each.run_name for each in self.runs if each.record and each.record.parent == release.uri]
+        return [*labels, *(f"{release.uri} was continued by the run {child}" for child in children)], [run]
 
     def _describe(self, run: ArchivedRun, name: str) -> str | None:
         """Return what `name` is of a run: its id or name, or a value of its record."""

@@ -3,11 +3,12 @@
 import atexit
 import os
 import traceback
-from typing import TYPE_CHECKING, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 from flows import dvc_stage
 from ratchet import settings
-from ratchet.errors import PlatformError, RatchetError, find_cause, first_line
+from ratchet.errors import PlatformError, RatchetError, SettingsError, find_cause, first_line
 from ratchet.references import require_references
 from ratchet.settings.run_settings import RunSettings, overridden
 from ratchet.terminal_lines import echo
@@ -21,12 +22,18 @@ if TYPE_CHECKING:
 __all__ = ["train"]
 
 
-def train(workspace: Workspace, assignments: list[str], *, continue_with_changed_code: bool = False) -> None:
+def train(
+    workspace: Workspace, assignments: list[str], *, start: str = "", continue_with_changed_code: bool = False
+) -> None:
     """Run train-flow on the workspace, with some settings (KEY=VALUE) of this run.
 
-    `continue_with_changed_code` lets an interrupted training go on though its code changed.
+    Args:
+        start: a registered version, whose weights the training begins with.
+        continue_with_changed_code: let an interrupted training go on though its code changed.
     """
     changes = settings.parse_assignments(assignments)
+    if start:
+        changes |= _parent(workspace, start, changes)
     if not workspace.overrides.exists():  # else params.yaml still has the settings of a killed run
         planned = settings.plan(workspace.params, changes)  # refuse a wrong value before anything is written
         require_references(planned.params, workspace)
@@ -39,6 +46,24 @@ def train(workspace: Workspace, assignments: list[str], *, continue_with_changed
 
                 os.environ[ALLOWED_VARIABLE] = "1"  # for the stage train, which knows whether it continues one
             _run(workspace, run)
+
+
+def _parent(workspace: Workspace, reference: str, changes: Mapping[str, Any]) -> dict[str, str]:
+    """Put the files of a registered version into data/pretrained, and return the setting that continues it."""
+    from ratchet.registry.models import ModelRegistry
+    from ratchet.registry.parents import place_parent
+
+    if "model.pretrained" in changes:
+        raise SettingsError(
+            f"--from: found {reference}, and model.pretrained={changes['model.pretrained']}. Allowed: one of them"
+        )
+    with workspace.hold("ratchet train") as restored:
+        if restored:
+            _print_note(restored)
+        params = settings.plan(workspace.params, changes).params
+        version = place_parent(ModelRegistry(workspace, params), reference, workspace)
+    _print_note(f"continues {version.label}: from its weights as they are served, with a new optimizer and schedule")
+    return {"model.pretrained": f"{version.name}/{version.number}"}
 
 
 def _run(workspace: Workspace, run: RunSettings) -> None:

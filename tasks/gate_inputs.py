@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ratchet.training import Model, Split
     from tasks.champion_input import InputAdapter
 
-__all__ = ["judge_model"]
+__all__ = ["judge_model", "samples_seen"]
 
 _RELOADED_SAMPLES = 256  # that the stored model and its ONNX program answer
 _PROMPTS, _GENERATED = 4, 32  # of a language model: prompts, and tokens of each answer
@@ -82,6 +82,26 @@ def judge_model(
             candidate, champion, gate, params.evaluation, reloaded=reloaded, tries=tries, seed=params.seed
         ),
     )
+
+
+def samples_seen(workspace: Workspace, params: Params) -> "Samples":
+    """Return the samples that a model was trained and selected on; with those of its parent, if it has one.
+
+    Raises:
+        RegistryError: the parent is gone, or the record of its samples is not the one that was registered.
+    """
+    from ratchet.registry.alias_sync import AliasSync
+    from ratchet.registry.parents import parent_of
+    from ratchet.registry.sample_digests import split_samples
+    from ratchet.registry.versions import Versions
+
+    own = split_samples(workspace.packed, "train", "validation")
+    if (parent := parent_of(workspace, params)) is None:
+        return own
+    version = Versions(workspace, params).find(parent)
+    with tempfile.TemporaryDirectory() as folder:
+        others = AliasSync(workspace, params, version.name).training_samples(version, Path(folder))
+    return own if others is None else own.joined(others)
 
 
 @dataclass(frozen=True)
@@ -156,7 +176,6 @@ class _TestSet:
         from ratchet.evaluation.problems import read_metrics
         from ratchet.evaluation.slices import slice_columns
         from ratchet.gate import Candidate
-        from ratchet.registry.sample_digests import split_samples
         from tasks.champion_input import finite_score
 
         metrics, manifest = read_metrics(self.workspace.reports), self.manifest
@@ -175,7 +194,7 @@ class _TestSet:
             constant=metrics.constant,
             slices=slice_columns(self.workspace.packed, self.params.evaluation),
             exported=exported,
-            saw=self.rows.are_in(split_samples(self.workspace.packed, "train", "validation")),
+            saw=self.rows.are_in(samples_seen(self.workspace, self.params)),
             units=self.rows.units,
         )
 

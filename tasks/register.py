@@ -14,7 +14,7 @@ from ratchet.settings.model import Params
 from ratchet.typed_json import from_plain, parse, to_plain
 from ratchet.workspace import Workspace
 from tasks.calibrated_model import calibrated
-from tasks.gate_inputs import judge_model
+from tasks.gate_inputs import judge_model, samples_seen
 from tasks.progress import StageProgress
 from tasks.report import write_report
 from tasks.trained_model import TrainedModel, record_training, run_name
@@ -253,7 +253,7 @@ class _Candidate:
         Files that are already stored are not replaced.
         """
         from ratchet.registry.provenance_record import record_tags
-        from ratchet.registry.sample_digests import TRAINING_SAMPLES, split_samples, write_samples
+        from ratchet.registry.sample_digests import TRAINING_SAMPLES, write_samples
 
         registry, workspace = self.promotions.registry, self.workspace
         if registry.provenance_of(self.run_id) is None:
@@ -264,7 +264,7 @@ class _Candidate:
                 as_read = workspace.settings_as_read  # the file may have been edited since
                 shutil.copyfile(as_read if as_read.exists() else workspace.params, params)
                 files.write_json(completed, self.params.model_dump(mode="json"))
-                write_samples(seen, split_samples(workspace.packed, "train", "validation"))
+                write_samples(seen, samples_seen(workspace, self.params))
                 wanted = [workspace.reports / "provenance.json", patch, params, completed, seen]
                 wanted += [lock] if lock.exists() else []
                 registry.log_files(self.run_id, dict.fromkeys(wanted, "provenance"))

@@ -86,8 +86,8 @@ def record_training(
     run.tags({"ratchet.key": run.key, "ratchet.provenance": record.id, NAME: name})
     if record.git_commit:
         run.tags({"mlflow.source.git.commit": record.git_commit})  # MLflow's own name: shown beside the source
-    if flow_run:
-        run.tags({"ratchet.prefect_flow_run": flow_run})
+    further = {"ratchet.parent": record.parent, "ratchet.prefect_flow_run": flow_run}
+    run.tags({name: value for name, value in further.items() if value})
     run.status("RUNNING")
     return record
 

@@ -13,6 +13,7 @@ from ratchet.errors import TrainingError
 from ratchet.kinds import ModelSpec
 from ratchet.kinds.registry import kind_named
 from ratchet.problems import Target
+from ratchet.registry.parents import continued_model
 from ratchet.registry.provenance_record import ContinuedCode
 from ratchet.settings.model import Params, TrainingSettings, neutral
 from ratchet.workspace import Workspace
@@ -188,5 +189,7 @@ def _spec(params: Params, workspace: Workspace, manifest: Manifest, packed: Path
     input_spec = training.model_input(
         packed, manifest.input, model=name, tokenizer=model.tokenizer, context=model.context, root=root
     )
+    if stored := continued_model(workspace, params):
+        input_spec = kind_named(kind).continued(input_spec, ModelSpec.from_json(stored["spec"]).input)
     target = training.model_target(input_spec, manifest.target)
     return ModelSpec(name, input_spec, target, factory=model.factory, code=code, root=root)

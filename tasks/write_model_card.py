@@ -145,6 +145,7 @@ def _lineage(record: "Provenance") -> dict[str, Any]:
         "provenance": record.id,
         "commit": record.git_commit,
         "uncommitted changes": record.git_uncommitted,
+        "continued from": record.parent,
         "code changed while interrupted": "; ".join(map(str, record.code_changes)) or None,
         "settings": record.settings,
         "lock": record.lock,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ratchet.augmentations import own_classes
 from ratchet.combinations import (
@@ -25,6 +25,8 @@ from ratchet.combinations import (
 from ratchet.errors import DataError, SettingsError, TrackingRefused, TrackingUnavailable
 from ratchet.kinds.registry import kind_chosen
 from ratchet.problems import PROBLEMS
+from ratchet.registry.parents import continued_model
+from ratchet.registry.versions import REFERENCE
 from ratchet.settings import model_names, source_names
 from ratchet.settings.file import usual_code
 from ratchet.settings.model import DataSettings, Params, ServingSettings, TrackingSettings
@@ -181,12 +183,16 @@ def _metric_keys(names: tuple[str, ...]) -> Iterator[str]:
 
 def _missing_weights(params: Params, workspace: Workspace) -> Iterator[str]:
     folder, name, teacher = workspace.pretrained, params.model.pretrained, params.training.teacher
-    if name != "none" and not (folder / name).is_file():
+    if (stored := continued_model(workspace, params)) is not None:
+        yield from (f"model.pretrained: {name} {fault}" for fault in _continuation_faults(params, stored))
+    elif name != "none" and not (folder / name).is_file():
         files = sorted(path.name for path in folder.glob("*") if path.suffix in _WEIGHTS)
         model = params.model.name
         fixes = [f"`ratchet weights {model}` fetches weights"] if model in model_names.torchvision_classifiers() else []
         if params.data.source == "image-folder":
             fixes.append("`ratchet use photos-from-scratch` trains without weights")
+        if REFERENCE.match(name):
+            fixes.append(f"`ratchet train --from {name}` fetches a registered version")
         fixes.append("put a state dict there (.safetensors, .pt or .pth), or name an existing file")
         yield (
             f"model.pretrained: there is no file {name} in {folder}. Existing: {', '.join(files) or 'none'}. Fix: "
@@ -197,6 +203,28 @@ def _missing_weights(params: Params, workspace: Workspace) -> Iterator[str]:
             f"training.teacher: there is no model in {folder / teacher}. Fix: `ratchet export NAME@champion --variant "
             f"model --to {folder / teacher}`, or `ratchet set training.teacher=none`"
         )
+
+
+def _continuation_faults(params: Params, stored: dict[str, Any]) -> Iterator[str]:
+    """Yield why these settings cannot continue a stored model, from the content of its model.json."""
+    model, kind, spec = params.model, kind_chosen(params.data.kind), stored["spec"]
+    parent_input = spec.get("input", {"kind": "image"})
+    factory, context = spec.get("factory", "none"), parent_input.get("context") or parent_input.get("longest")
+    name = next(iter(kind.networks)) if model.name in ("auto", *model_names.VARIANTS) else model.name
+    if "baseline" in stored or model.name == "baseline":
+        yield "continues a network; baselines, and averages with one, cannot be continued. Fix: name another version"
+    elif parent_input["kind"] != kind.name:
+        yield f"takes samples of kind {parent_input['kind']}, and data.kind has {kind.name}. Fix: name another version"
+    elif factory != model.factory:
+        yield f"is a model of factory {factory}. Fix: `ratchet set model.factory={factory}`"
+    elif factory == "none" and spec["name"] != name:
+        yield f"is the model {spec['name']}, and model.name has {name}. Fix: `ratchet set model.name={spec['name']}`"
+    for key, setting, value in (
+        ("tokenizer", model.tokenizer, parent_input.get("tokenizer")),
+        ("context", model.context or "auto", context),
+    ):
+        if value and setting not in ("auto", value):
+            yield f"has the {key} {value}, and model.{key} has {setting}. Fix: `ratchet set model.{key}={value}`"
 
 
 def _missing_code(params: Params, workspace: Workspace) -> Iterator[str]:

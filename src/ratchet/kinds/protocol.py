@@ -31,6 +31,7 @@ __all__ = [
     "Unusual",
     "far_values",
     "go_on",
+    "require_fit",
 ]
 
 S = TypeVar("S")
@@ -87,6 +88,15 @@ class TensorSpec(NamedTuple):
     name: str
     dtype: str
     shape: tuple[int, ...] = ()
+
+
+def require_fit(weights: object, samples: object) -> None:
+    """Raise TrainingError if the weights of an earlier model take something else than the samples have."""
+    if weights != samples:
+        raise TrainingError(
+            f"model.pretrained: its weights take {weights}, and these samples have {samples}. Allowed: the same. "
+            "Fix: use the data as before, or train without these weights: `ratchet set model.pretrained=none`"
+        )
 
 
 def go_on() -> None:
@@ -254,6 +264,14 @@ class Kind(Generic[S]):
         return None
 
     # Training
+
+    def continued(self, own: S, parent: S) -> S:
+        """Return the input of a model that continues one with the input `parent`: what its weights mean is unchanged.
+
+        Raises:
+            TrainingError: the weights do not fit samples with the input `own`.
+        """
+        return parent
 
     def open_split(self, packed: Path, name: str, manifest: Mapping[str, Any], spec: S) -> Any:
         """Open a split of a packed set; a missing or damaged file is an OSError, ValueError or KeyError."""

@@ -63,6 +63,11 @@ class Target(ABC):
     constant_name: ClassVar[str] = "majority class"  # of the baseline that answers the same to all
     linear_name: ClassVar[str] = "logistic regression"
 
+    def predicts_equal(self, other: "Target") -> bool:
+        """Return whether another target has the same outputs: of equal classes, labels or numbers in this order."""
+        first, second = ((each.problem, each.outputs, each.names) for each in (self, other))
+        return first == second
+
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes; other problems have none."""

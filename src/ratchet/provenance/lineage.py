@@ -95,8 +95,10 @@ def _run(run: ArchivedRun) -> tuple[str, ...]:
         return (title, "no provenance record: it ended before the gate judged it, or ratchet did not make it")
     flow, commit, weights = record.prefect_flow_run, record.git_commit, record.weights
     patched = ", with uncommitted changes (provenance/uncommitted.patch)" if record.git_uncommitted else ""
+    parent = (f"continued from {record.parent}: `ratchet trace {record.parent}`",) if record.parent else ()
     return (
         title,
+        *parent,
         f"Prefect flow run {flow}" if flow else "no Prefect flow run: started by `dvc repro` or as a single stage",
         f"commit {commit}{patched}" if commit else "no commit: made outside git",
         f"settings {record.settings}, seed {record.seed}{_chosen(record)}",

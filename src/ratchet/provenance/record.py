@@ -12,6 +12,7 @@ from ratchet.data.versions import dvc_hashes, dvc_inputs
 from ratchet.errors import WorkspaceError
 from ratchet.hardware import processor
 from ratchet.provenance.git_patch import UncommittedChanges, uncommitted_changes
+from ratchet.registry.parents import parent_of
 from ratchet.registry.provenance_record import ContinuedCode, Hardware, Provenance
 from ratchet.settings.model import Params
 from ratchet.settings.search_space import winner_of
@@ -72,6 +73,7 @@ def new_record(
         hardware=_hardware(),
         prefect_flow_run=flow_run,
         search=winner_of(params),
+        parent=parent_of(workspace, params),
     ).with_id()
 
 

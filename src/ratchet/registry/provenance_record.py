@@ -104,6 +104,7 @@ class Provenance:
     training: str | None = None
     code_changes: tuple[ContinuedCode, ...] = ()  # since the training began
     search: str | None = None  # study and trial that chose its settings, as STUDY/NUMBER
+    parent: str | None = None  # the registered version whose weights it began with, as models:/NAME/VERSION
 
     def with_id(self) -> "Provenance":
         """Return the record with the id that its other fields give."""

@@ -47,6 +47,13 @@ class Samples:
         related: NDArray[np.bool_] = same | ((self.groups != _NO_GROUP) & np.isin(self.groups, others.groups))
         return related
 
+    def joined(self, others: "Samples") -> "Samples":
+        """Return these samples and others."""
+        content, pixels, groups = (
+            np.concatenate([getattr(self, name), getattr(others, name)]) for name in ("content", "pixels", "groups")
+        )
+        return replace(self, content=content, pixels=pixels, groups=groups)
+
     @property
     def have_groups(self) -> bool:
         """Whether every sample has a group, which names it whatever its other columns are."""

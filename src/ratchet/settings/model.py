@@ -178,7 +178,9 @@ class ModelSettings(Section):
         "src/ratchet/training/models",
         "file or folder with your own code for model, loss, augmentation and metrics, tracked by DVC",
     )
-    pretrained: Text = setting("none", "file of initial weights in data/pretrained, or none")
+    pretrained: Text = setting(
+        "none", "file of initial weights or NAME/VERSION of a registered model, in data/pretrained, or none"
+    )
 
     @property
     def called(self) -> str:

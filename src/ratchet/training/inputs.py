@@ -21,6 +21,7 @@ from ratchet.training.models import Model, build, load_pretrained
 from ratchet.training.models.text import VECTOR_FILES, Bag, Transformer, load_vectors
 from ratchet.training.plan import Plan
 from ratchet.training.pruning import pruned
+from ratchet.training.transfer import stages
 
 __all__ = ["TrainingInputs", "initial_model", "model_input", "model_target", "open_split"]
 
@@ -154,13 +155,9 @@ def _is_pruned(path: Path, spec: ModelSpec) -> bool:
     Raises:
         TrainingError: they are of a model that is pruned in another way.
     """
-    input_spec = path.with_name("model.json")
-    if path.name != "model.safetensors" or not input_spec.is_file():
+    if (stored := _stored_spec(path)) is None or not stored.widths:
         return False
-    widths = files.read_json(input_spec)["spec"].get("widths")
-    if widths is None:
-        return False
-    if widths != spec.to_json().get("widths"):
+    if stored.to_json()["widths"] != spec.to_json().get("widths"):
         raise TrainingError(
             f"model.pretrained: {path} is of a pruned model, and its layers have other widths than this model. "
             "Allowed: the model before it was pruned, or training.prune_channels as that model had it, which continues "
@@ -174,4 +171,14 @@ def _load(model: Model, inputs: TrainingInputs, path: Path) -> str:
     network = model.network
     if path.suffix in VECTOR_FILES and isinstance(network, Bag | Transformer):
         return load_vectors(network, inputs.spec.text, path).summary
-    return load_pretrained(model, path).summary
+    stored = _stored_spec(path)
+    has_new_head = stored is not None and not stored.target.predicts_equal(inputs.spec.target)
+    return load_pretrained(model, path, but=stages(model)[-1].parameters if has_new_head else ()).summary
+
+
+def _stored_spec(weights: Path) -> ModelSpec | None:
+    """Return the spec of the stored model that has these weights; None: they are a file of their own."""
+    about = weights.with_name("model.json")
+    if weights.name != "model.safetensors" or not about.is_file():
+        return None
+    return ModelSpec.from_json(files.read_json(about)["spec"])

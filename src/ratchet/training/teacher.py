@@ -11,7 +11,6 @@ import torch
 from ratchet.errors import TrainingError
 from ratchet.kinds import ModelSpec
 from ratchet.kinds.registry import takes_equal
-from ratchet.problems import Target
 from ratchet.training.losses import Objective
 from ratchet.training.models import load_model
 from ratchet.training.plan import Plan
@@ -84,7 +83,7 @@ def _check(name: str, teacher: ModelSpec, student: ModelSpec) -> None:
     """Refuse a teacher that does not take the student's samples, or predicts something else."""
     for what, is_same in (
         ("input", takes_equal(teacher.input, student.input)),
-        ("target", _target(teacher.target) == _target(student.target)),
+        ("target", teacher.target.predicts_equal(student.target)),
     ):
         if not is_same:
             taught, learned = (getattr(spec, what).description for spec in (teacher, student))
@@ -93,7 +92,3 @@ def _check(name: str, teacher: ModelSpec, student: ModelSpec) -> None:
                 "model of the same kind of samples, with the same columns, tokens and classes. Fix: name another one, "
                 "or `ratchet set training.teacher=none`"
             )
-
-
-def _target(target: Target) -> object:
-    return target.problem, target.outputs, target.names

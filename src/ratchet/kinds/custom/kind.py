@@ -1,6 +1,7 @@
 """Samples of a user's own kind: raw values of which the user's code makes named arrays, or these arrays."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,18 @@ from numpy.typing import NDArray
 
 from ratchet.errors import RatchetError
 from ratchet.kinds.inputs import ArraysInput
-from ratchet.kinds.protocol import Arrays, InputError, Json, Kind, RawValue, TensorSpec, Unusual, far_values, go_on
+from ratchet.kinds.protocol import (
+    Arrays,
+    InputError,
+    Json,
+    Kind,
+    RawValue,
+    TensorSpec,
+    Unusual,
+    far_values,
+    go_on,
+    require_fit,
+)
 from ratchet.kinds.raw_values import as_type, json_type, only_column
 
 if TYPE_CHECKING:
@@ -85,6 +97,13 @@ class CustomKind(Kind[ArraysInput]):
         if have.layout != want.layout:
             return f"it takes {want.description}, and these data have {have.description}"
         return ""
+
+    def continued(self, own: ArraysInput, parent: ArraysInput) -> ArraysInput:
+        """Return the input with the parent's scaling."""
+        require_fit(*("; ".join(array.description for array in each.arrays) for each in (parent, own)))
+        pairs = zip(parent.arrays, own.arrays, strict=True)
+        arrays = tuple(replace(now, mean=before.mean, std=before.std, limits=before.limits) for before, now in pairs)
+        return replace(own, arrays=arrays)
 
     def open_split(self, packed: Path, name: str, manifest: Mapping[str, Any], spec: ArraysInput) -> "Split":
         from ratchet.training.custom_split import ArraysSplit

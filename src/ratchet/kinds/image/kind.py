@@ -3,6 +3,7 @@
 import base64
 import io
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +15,18 @@ from numpy.typing import NDArray
 from ratchet.kinds.image.depth import eight_bits, largest, raw_values
 from ratchet.kinds.image.image_files import allowed, is_file, pixels_of
 from ratchet.kinds.inputs import ImageInput
-from ratchet.kinds.protocol import Arrays, InputError, Json, Kind, RawValue, TensorSpec, Unusual, far_values, go_on
+from ratchet.kinds.protocol import (
+    Arrays,
+    InputError,
+    Json,
+    Kind,
+    RawValue,
+    TensorSpec,
+    Unusual,
+    far_values,
+    go_on,
+    require_fit,
+)
 from ratchet.kinds.raw_values import as_type
 
 if TYPE_CHECKING:
@@ -150,6 +162,12 @@ class Images(Kind[ImageInput]):
         if tuple(images.shape[2:]) != (want.height, want.width):
             images = functional.interpolate(images, (want.height, want.width), mode="bilinear", antialias=True)
         return self.from_tensors((images.round().clamp(0, 255).to(torch.uint8) if have.dtype == "uint8" else images,))
+
+    def continued(self, own: ImageInput, parent: ImageInput) -> ImageInput:
+        """Return the input with the parent's scaling; the size may be another."""
+        weights, samples = (f"{each.channels} channels of {each.dtype}" for each in (parent, own))
+        require_fit(weights, samples)
+        return replace(own, mean=parent.mean, std=parent.std, limits=parent.limits)
 
     def open_split(self, packed: Path, name: str, manifest: Mapping[str, Any], spec: ImageInput) -> "Split":
         from ratchet.training.batches import ImageSplit

@@ -1,6 +1,7 @@
 """Rows of a table: objects, columns and frames in requests and files, and for models with other columns."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -23,6 +24,7 @@ from ratchet.kinds.protocol import (
     Unencoded,
     Unusual,
     go_on,
+    require_fit,
 )
 from ratchet.kinds.raw_values import json_type
 from ratchet.kinds.table.requests import encode_requests, frame_of
@@ -164,6 +166,14 @@ class Tables(Kind[TableInput]):
 
         return array_digests(arrays, len(arrays[0]))
 
+    def continued(self, own: TableInput, parent: TableInput) -> TableInput:
+        """Return the input with the parent's scaling. The columns, and the order of their categories, are equal."""
+        require_fit(*(", ".join(f"{each.name} ({each.type})" for each in table.columns) for table in (parent, own)))
+        for before, now in zip(parent.categorical, own.categorical, strict=True):
+            require_fit(*(f"in column {each.name} the categories {each.categories}" for each in (before, now)))
+        pairs = zip(parent.columns, own.columns, strict=True)
+        return replace(own, columns=tuple(_rescaled(before, now) for before, now in pairs))
+
     def open_split(self, packed: Path, name: str, manifest: Mapping[str, Any], spec: TableInput) -> "Split":
         from ratchet.training.batches import TableSplit
 
@@ -239,6 +249,13 @@ def _known_columns(columns: dict[str, list[Any]], spec: TableInput, field: str) 
             if type(value) not in _CELLS and not np.isscalar(value):
                 raise InputError(f"{field}[{row}].{name}: found {json_type(value)}; allowed: a text, number or null")
     return columns if next(iter(columns.values()), []) else {name: [] for name in known}
+
+
+def _rescaled(before: Column, now: Column) -> Column:
+    """Return a column with the scaling of an earlier model, whose packed numbers had another offset."""
+    shift = before.offset - now.offset
+    quantiles, limits = (tuple(value + shift for value in values) for values in (before.quantiles, before.limits))
+    return replace(now, mean=before.mean + shift, std=before.std, quantiles=quantiles, limits=limits)
 
 
 def _column_values(name: str, array: NDArray[Any]) -> list[Any]:

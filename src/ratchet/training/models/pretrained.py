@@ -1,7 +1,7 @@
 """Pretrained weights from a file: tensors that fit are loaded, all others are reported."""
 
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,13 +26,16 @@ class LoadReport:
     missing: tuple[str, ...]  # not in the file: initial weights stay
     misshaped: tuple[str, ...]  # of another shape in the file, such as a head for other classes: initial weights stay
     unexpected: tuple[str, ...]  # not in the network: ignored
+    replaced: tuple[str, ...] = ()  # of a head for other classes of the same number: initial weights stay
 
     @property
     def summary(self) -> str:
-        wanted = len(self.fitting) + len(self.missing) + len(self.misshaped)
+        wanted = sum(map(len, (self.fitting, self.missing, self.misshaped, self.replaced)))
         lines = [f"pretrained weights of {self.file}: {len(self.fitting)} of the network's {wanted} tensors loaded"]
         if self.misshaped:
             lines.append(f"of another shape, initial weights kept: {_listed(self.misshaped)}")
+        if self.replaced:
+            lines.append(f"of other classes, initial weights kept: {_listed(self.replaced)}")
         if self.missing:
             lines.append(f"missing in the file, initial weights kept: {_listed(self.missing)}")
         if self.unexpected:
@@ -41,7 +44,7 @@ class LoadReport:
 
 
 def find_pretrained(folder: Path, name: str) -> Path | None:
-    """Return the path of file `name` in `folder`, or None if the name is "none".
+    """Return the path of file `name` in `folder`, or of the weights of model `name` there; None of the name "none".
 
     Raises:
         TrainingError: it does not exist; the message lists the files that do.
@@ -49,6 +52,8 @@ def find_pretrained(folder: Path, name: str) -> Path | None:
     if name == "none":
         return None
     path = folder / name
+    if (path / "model.json").is_file():
+        path /= "model.safetensors"
     if path.is_file() and folder.resolve() in path.resolve().parents:
         return path
     existing = sorted(weights.relative_to(folder).as_posix() for weights in _weight_files(folder))
@@ -58,7 +63,7 @@ def find_pretrained(folder: Path, name: str) -> Path | None:
     )
 
 
-def load_pretrained(model: Model, path: Path) -> LoadReport:
+def load_pretrained(model: Model, path: Path, *, but: Collection[str] = ()) -> LoadReport:
     """Copy into the model's network every tensor of a state dict that matches in name and shape.
 
     Prefixes of names may differ, such as "module." or "state_dict." in the file, or the name of a part in the network.
@@ -67,17 +72,19 @@ def load_pretrained(model: Model, path: Path) -> LoadReport:
 
     Args:
         path: .safetensors, or dicts of tensors written by torch.save, which are read without running code.
+        but: names in the model whose initial weights stay.
 
     Raises:
         TrainingError: it cannot be read, or none of its tensors fits.
     """
-    offered = _read(path)
-    wanted = model.network.state_dict()
+    offered, wanted = _read(path), model.network.state_dict()
     theirs, ours = _best_prefixes(offered, wanted)
     within = {name.removeprefix(theirs): tensor for name, tensor in offered.items() if name.startswith(theirs)}
     names = [name for name in wanted if name.startswith(ours)]
     matched = [name for name in names if name.removeprefix(ours) in within]
-    fitting = [name for name in matched if wanted[name].shape == within[name.removeprefix(ours)].shape]
+    replaced = [name for name in matched if f"network.{name}" in but]
+    shaped = [name for name in matched if wanted[name].shape == within[name.removeprefix(ours)].shape]
+    fitting = [name for name in shaped if name not in replaced]
     if not fitting:
         raise TrainingError(
             f"model.pretrained: no tensor of {path} fits the model: the file has {_listed(tuple(offered))}, the model "
@@ -89,11 +96,12 @@ def load_pretrained(model: Model, path: Path) -> LoadReport:
     # Old files lack these counters. Only a momentum of None, which is not used here, would read them.
     missing = [name for name in names if name not in matched and not name.endswith(".num_batches_tracked")]
     return LoadReport(
-        file=path.name,
+        file="/".join(path.parts[-3:-1]) if path.name == "model.safetensors" else path.name,
         fitting=tuple(fitting),
         missing=tuple(name.removeprefix(ours) for name in missing),
-        misshaped=tuple(name.removeprefix(ours) for name in matched if name not in fitting),
+        misshaped=tuple(name.removeprefix(ours) for name in matched if name not in [*fitting, *replaced]),
         unexpected=tuple(theirs + name for name in within if ours + name not in wanted),
+        replaced=tuple(replaced),
     )
 
 

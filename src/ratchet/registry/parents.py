@@ -1,0 +1,52 @@
+"""Parents: registered versions whose weights another training begins with.
+
+model.pretrained names one as NAME/VERSION. Its files are in that folder of data/pretrained, where DVC sees them.
+"""
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ratchet import files
+from ratchet.checksums import CHECKSUMS
+from ratchet.registry.versions import REFERENCE
+from ratchet.settings.model import Params
+from ratchet.workspace import Workspace
+
+if TYPE_CHECKING:
+    from ratchet.registry.models import ModelRegistry
+    from ratchet.registry.versions import Version
+
+__all__ = ["continued_model", "parent_of", "place_parent"]
+
+
+def place_parent(registry: "ModelRegistry", reference: str, workspace: Workspace) -> "Version":
+    """Copy the files of a registered version into data/pretrained of `workspace`, whose caller holds it.
+
+    Raises:
+        RegistryError: there is no such version, or its files are not those that were stored.
+        TrackingUnavailable: MLflow does not answer.
+    """
+    version = registry.find(reference)
+    folder = workspace.pretrained / version.name / version.number
+    workspace.pretrained.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="ratchet-parent-") as place:
+        copy = registry.copy_files(version, Path(place))
+        with files.draft_directory(folder) as draft:
+            shutil.copytree(copy, draft, dirs_exist_ok=True)
+    return version
+
+
+def continued_model(workspace: Workspace, params: Params) -> dict[str, Any] | None:
+    """Return the content of model.json of the stored model that model.pretrained names; None: it names none."""
+    path = workspace.pretrained / params.model.pretrained / "model.json"
+    content: dict[str, Any] | None = files.read_json(path) if path.is_file() else None
+    return content
+
+
+def parent_of(workspace: Workspace, params: Params) -> str | None:
+    """Return the registered version that model.pretrained names, as models:/NAME/VERSION; None: it names none."""
+    name = params.model.pretrained
+    is_version = REFERENCE.match(name) and (workspace.pretrained / name / CHECKSUMS).is_file()
+    return f"models:/{name}" if is_version else None

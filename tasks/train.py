@@ -16,6 +16,7 @@ from ratchet.kinds import ModelSpec
 from ratchet.settings.model import Params
 from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
+from tasks.augmentation_sheet import show_augmentation
 from tasks.baseline import Baseline, validated
 from tasks.changed_code import resumed
 from tasks.finished import bring_back, set_aside
@@ -77,6 +78,7 @@ def train(
         budget = Budget(params.budget, None if run.is_closed else total_cost(run.journal), meter)
         recorder = _Recorder(params, workspace, progress, run, budget, hooks)
         recorder.begin(job, store, rows=len(inputs.train), flow_run=flow_run)
+        show_augmentation(workspace, job, inputs.train)
         finished, baseline = recorder.train(job, inputs, store, stop_requested)
     if run.away:
         progress.say(run.away)

@@ -20,7 +20,7 @@ LIMITS = {
     "project_files": 30,
     "provenance": 1_207,
     "ratchet": 2_964,
-    "registry": 5_140,
+    "registry": 5_155,
     "reports": 2_333,
     "scale": 730,
     "search": 1_170,

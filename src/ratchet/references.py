@@ -135,6 +135,11 @@ def _combinations(params: Params) -> Iterator[str]:
             yield fault
         if fault := blend_fault(model.name, params.data.kind, kind_chosen(params.data.kind).baseline):
             yield fault
+    if params.evaluation.flip_average and not kind_chosen(params.data.kind).mirrors:
+        yield (
+            f"evaluation.flip_average: found true; data.kind {params.data.kind} has no mirror images. Allowed: false. "
+            "Fix: `ratchet set evaluation.flip_average=false`"
+        )
     if fault := gap_fault(params.data):
         yield fault
     yield from _columns_without_table(params.data)

@@ -147,6 +147,16 @@ def test_another_tokenizer_or_context_is_refused(workspace: Workspace, key: str,
     assert not list(broken_references(settings.plan(workspace.params, changes | fix).params, workspace))
 
 
+@pytest.mark.parametrize("content", ["{", "{}", '{"spec": {"name": "convnet"}}', "[]"])
+def test_a_damaged_description_of_a_parent_is_named(workspace: Workspace, content: str) -> None:
+    path = workspace.pretrained / "pets" / "3" / "model.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    changed = settings.plan(workspace.params, {"model.pretrained": "pets/3"}).params
+    with pytest.raises(TrainingError, match=r"^model\.pretrained: .*model\.json is not the description of a model"):
+        require_references(changed, workspace)
+
+
 def test_only_files_of_a_registered_version_have_a_parent(workspace: Workspace) -> None:
     """`ratchet export --variant model` writes checksums too, and its folder may have any name."""
     for name in ("pets/3", "big"):

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ratchet import files
 from ratchet.checksums import CHECKSUMS
+from ratchet.errors import TrainingError
+from ratchet.kinds import ModelSpec
 from ratchet.registry.versions import REFERENCE
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
@@ -39,9 +41,22 @@ def place_parent(registry: "ModelRegistry", reference: str, workspace: Workspace
 
 
 def continued_model(workspace: Workspace, params: Params) -> dict[str, Any] | None:
-    """Return the content of model.json of the stored model that model.pretrained names; None: it names none."""
+    """Return the content of model.json of the stored model that model.pretrained names; None: it names none.
+
+    Raises:
+        TrainingError: the file is damaged.
+    """
     path = workspace.pretrained / params.model.pretrained / "model.json"
-    content: dict[str, Any] | None = files.read_json(path) if path.is_file() else None
+    if not path.is_file():
+        return None
+    try:
+        content: dict[str, Any] = files.read_json(path)
+        ModelSpec.from_json(content["spec"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise TrainingError(
+            f"model.pretrained: {path} is not the description of a model ({type(error).__name__}: {error}). Fix: "
+            f"`ratchet train --from {params.model.pretrained}` fetches a registered version again"
+        ) from error
     return content
 
 

@@ -74,7 +74,7 @@ def test_samples_of_the_parent_count_as_seen(continued: Any) -> None:
     assert not parent <= own
 
 
-def test_a_continued_version_is_reproduced_without_a_copy_of_its_parent(continued: Any) -> None:
+def test_a_continued_version_is_reproduced_by_its_registry(continued: Any) -> None:
     shutil.rmtree(continued.root / "data" / "pretrained" / "digits")
     assert "reproduced, bit for bit" in continued.good("ratchet", "reproduce", "digits/2")
     fault = continued.refused("ratchet", "train", "--set", "training.epochs=3")

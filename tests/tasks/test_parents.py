@@ -52,10 +52,13 @@ def table(rows: int, *, scale: float = 1.0, colours: str = "rg", classes: str = 
     return [f"size,colour{more},label", *(line.replace(",", ",1," if more else ",", 1) for line in cells)]
 
 
-def texts(words: Sequence[str]) -> list[str]:
+def texts(vocabulary: Sequence[str]) -> list[str]:
     return [
         "text,label",
-        *(f"{word} {words[row % len(words)]} {row},{'ab'[row % 2]}" for row, word in enumerate(words * 40)),
+        *(
+            f"{word} {vocabulary[row % len(vocabulary)]} {row},{'ab'[row % 2]}"
+            for row, word in enumerate(vocabulary * 40)
+        ),
     ]
 
 

@@ -10,7 +10,7 @@ LIMITS = {
     "commands": 5_348,
     "data": 12_101,
     "doctor": 1_301,
-    "evaluation": 3_799,
+    "evaluation": 3_804,
     "exports": 740,
     "flows": 3_784,
     "gate": 1_664,

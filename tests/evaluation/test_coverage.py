@@ -10,8 +10,9 @@ from measured import class_answers
 from scipy.stats import norm
 
 from ratchet.evaluation import headline
+from ratchet.evaluation.intervals import exact_share
 from ratchet.settings.model import EvaluationSettings
-from tests.simulations.coverage import POPULATIONS, metric_coverage, paired_coverage
+from tests.simulations.coverage import POPULATIONS, few_errors_coverage, metric_coverage, paired_coverage
 from tests.simulations.gate import PAIRS, Pair
 
 
@@ -22,6 +23,17 @@ def test_headline_intervals_have_their_nominal_coverage() -> None:
     assert set(coverage) == {"accuracy", "top_k", "macro_f1", "log_loss", "roc_auc", "ece"}
     assert coverage.pop("ece") >= 0.95  # conservative on purpose, see calibration_interval
     assert all(0.93 <= share <= 0.97 for share in coverage.values()), coverage
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("errors", [0.5, 2.0, 8.0])
+def test_interval_of_macro_f1_with_few_errors_covers(errors: float) -> None:
+    """270 rows of 10 classes, as the digits: the mean interval begins no farther below than that of an exact count."""
+    coverage, lows = few_errors_coverage(errors, rows=270, sets=400)
+    assert 0.93 <= coverage <= 0.99
+    exact = 1 - exact_share(round(errors), 270, confidence=0.95).high
+    assert exact - 0.01 < lows.mean() < 1 - errors / 270
+    assert lows.min() > 0.85
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)

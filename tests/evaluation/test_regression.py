@@ -69,14 +69,14 @@ def test_intervals_are_near_the_bootstrap_of_scipy() -> None:
     predictions = predicted(2000, seed=3, noise=0.2)
     metrics = measured(predictions)
     true, answer = predictions.targets[:, 0], predictions.target.predictions(predictions.outputs)[:, 0]
-    for name, function in (("rmse", sk.root_mean_squared_error), ("r2", sk.r2_score)):
+    for name, function, share in (("rmse", sk.root_mean_squared_error, 0.2), ("r2", sk.r2_score, 0.3)):
         theirs = stats.bootstrap(
             (true, answer), function, paired=True, vectorized=False, n_resamples=2000, method="BCa", rng=0
         ).confidence_interval
         ours = getattr(metrics.average, name)
         width = theirs.high - theirs.low
-        assert ours.low == pytest.approx(theirs.low, abs=0.2 * width)
-        assert ours.high == pytest.approx(theirs.high, abs=0.2 * width)
+        assert ours.low == pytest.approx(theirs.low, abs=share * width)
+        assert ours.high == pytest.approx(theirs.high, abs=share * width)
 
 
 @pytest.mark.parametrize(("metric", "least"), [("mae", 0.9), ("rmse", 0.84), ("r2", 0.78), ("median_error", 0.9)])

@@ -17,7 +17,7 @@ from ratchet.settings.model import EvaluationSettings
 from tests.measured import class_answers
 from tests.simulations.gate import Pair
 
-__all__ = ["POPULATIONS", "Population", "headline_metrics", "metric_coverage", "paired_coverage"]
+__all__ = ["POPULATIONS", "Population", "few_errors_coverage", "headline_metrics", "metric_coverage", "paired_coverage"]
 
 _SIZE = 200_000  # predictions in a population
 
@@ -122,3 +122,23 @@ def paired_coverage(pair: Pair, *, rows: int, sets: int, resamples: int) -> floa
         difference = paired_difference(new, old, resamples=resamples, confidence=0.95, seed=number)
         held += difference.low <= pair.better <= difference.high
     return held / sets
+
+
+def few_errors_coverage(errors: float, *, rows: int, sets: int, classes: int = 10) -> tuple[float, NDArray[np.float64]]:
+    """Return the coverage of macro F1's interval, and the lower bounds, where so many errors are expected.
+
+    Every class is as frequent, and an error is equally often each other class.
+    """
+    generator, settings = np.random.default_rng(3), EvaluationSettings(resamples=100)
+    truth, held, lows = 1 - errors / rows, 0, []
+    for number in range(sets):
+        labels = generator.integers(classes, size=rows)
+        wrong = generator.random(rows) < errors / rows
+        predicted = (labels + wrong * generator.integers(1, classes, size=rows)) % classes
+        logits = 5 * np.eye(classes, dtype=np.float32)[predicted]
+        answers = class_answers(logits, labels)
+        value = headline_metrics(answers, bins=CALIBRATION_BINS, k=2)["macro_f1"]
+        interval = intervals(answers, macro_f1=value, roc_auc=None, settings=settings, seed=number)["macro_f1"]
+        held += interval.low <= truth <= interval.high
+        lows.append(interval.low)
+    return held / sets, np.array(lows)

@@ -50,7 +50,7 @@ def intervals(
     if rare_class(np.bincount(answers.labels, minlength=answers.width)) is None:
         bounds["macro_f1"] = interval_of(macro_f1, macro_f1_influence(answers), "share", confidence=level)
         if roc_auc is not None:
-            bounds["roc_auc"] = interval_of(roc_auc, roc_auc_influence(answers), "share", confidence=level)
+            bounds["roc_auc"] = interval_of(roc_auc, roc_auc_influence(answers), "area", confidence=level)
     return bounds
 
 

@@ -1,8 +1,8 @@
 """Metrics of the user: functions of predictions and targets that evaluation.metrics names.
 
 A function gets `Answers.metric_inputs` and returns a number. Its interval is the jackknife's, as that of the other
-metrics which are no mean of rows, without a change of scale, because its range is not known. Above 500 rows, groups of
-rows are left out instead of single ones (Shao & Wu 1989), so a function is called at most 501 times.
+metrics which are no mean of rows. Above 500 rows, groups of rows are left out instead of single ones (Shao & Wu 1989),
+so a function is called at most 501 times.
 """
 
 import math

@@ -77,7 +77,7 @@ def end_trials(
         runs = list(all_pages(partial(client.search_runs, [experiment], wanted)))
         present = {run.info.run_id for run in runs}  # the run of a trial can be in the MLflow of another machine
         for run in runs:
-            key, run_id = run.data.tags["ratchet.key"], run.info.run_id
+            key, run_id = run.data.tags.get("ratchet.key"), run.info.run_id
             if key in ended and ended[key] in present - {run_id}:
                 _delete(client, run_id)
             elif key in statuses and run.info.status == "RUNNING":

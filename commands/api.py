@@ -160,12 +160,17 @@ class ModelVersion:
     aliases: tuple[str, ...]
 
     def predict(
-        self, *paths: str | PathLike[str], column: str | None = None, interval: float | None = None
+        self,
+        *paths: str | PathLike[str],
+        column: str | None = None,
+        interval: float | None = None,
+        abstain: float | None = None,
     ) -> "polars.DataFrame":
         """Score files, as `ratchet predict` does: images, tables, texts, folders of them, or patterns such as *.jpg.
 
         `column` is the one with the texts of a text model, `interval` the level of prediction intervals or sets, such
-        as 0.9. A row without an answer has the reason in `refused`; a file that cannot be read is named by a warning.
+        as 0.9. With `abstain`, an error rate such as 0.02, unsure rows have no class. A row without an answer has the
+        reason in `refused`; a file that cannot be read is named by a warning.
 
         Raises:
             RatchetError: no row could be read, or there is no such file.
@@ -177,6 +182,7 @@ class ModelVersion:
             options = ["--model", f"{self.name}/{self.number}", "--out", str(out)]
             options += ["--column", column] if column else []
             options += ["--interval", str(interval)] if interval is not None else []
+            options += ["--abstain", str(abstain)] if abstain is not None else []
             try:
                 run_command(self.workspace, "predict", *options, "--", *_files(paths))
             except CommandEnded as error:

@@ -30,6 +30,9 @@ ServedVersion = Annotated[
 IntervalLevel = Annotated[
     float | None, typer.Option(metavar="LEVEL", help="Add prediction intervals or sets of classes: 0.5 to 0.99.")
 ]
+ErrorRate = Annotated[
+    float | None, typer.Option(metavar="RATE", help="Leave unsure rows without a class: at most so many errors, 0.02.")
+]
 
 
 def _print_version(show: bool) -> None:
@@ -247,6 +250,7 @@ def predict(
     again: Annotated[bool, typer.Option("--again", help="Forget what is in the folder of --output.")] = False,
     column: Annotated[str | None, typer.Option(metavar="NAME", help="Column with the texts of a text model.")] = None,
     interval: IntervalLevel = None,
+    abstain: ErrorRate = None,
 ) -> None:
     """Score files by a registered model. The column `refused` says why a row has no answer.
 
@@ -259,7 +263,7 @@ def predict(
     exit_on_sigterm()
     inputs, written = absolute(paths, base=Path.cwd()), out.resolve() if out else None
     folder = absolute([output], base=Path.cwd())[0] if output else ""
-    request = Request(inputs, folder, model, column, shard_rows, again, interval)
+    request = Request(inputs, folder, model, column, shard_rows, again, interval, abstain)
     with project_folder() as workspace:
         from commands.predict import predict as score_files
         from commands.predict import predict_shards

@@ -19,7 +19,7 @@ from ratchet.serving.versions.loaded import Identity
 from ratchet.terminal_lines import echo
 from ratchet.workspace import Workspace
 from tasks.progress import Terminal
-from tasks.score import Request, level_of, loaded_version, new_reader, require_apart
+from tasks.score import Request, loaded_version, new_reader, options_of, require_apart
 from tasks.score import score as score_shards
 
 __all__ = ["predict", "predict_shards"]
@@ -34,7 +34,7 @@ def predict(workspace: Workspace, request: Request, *, out: Path | None) -> bool
         raise DataError(f"--out: found {out}; allowed: a file that ends in {', '.join(FORMATS)}")
     params = settings.load(workspace.params)
     version = ModelRegistry(workspace, params).find(request.model or configured(workspace, params))
-    rows = refused = unlike = unread = 0
+    rows = refused = unlike = unread = unsure = 0
 
     def note_fault(error: DataError) -> None:
         nonlocal unread
@@ -42,7 +42,7 @@ def predict(workspace: Workspace, request: Request, *, out: Path | None) -> bool
         echo(f"ratchet: {error}", err=True)
 
     with loaded_version(workspace, f"{version.name}/{version.number}", params.serving) as loaded:
-        percent = level_of(loaded, request.interval)
+        options = options_of(loaded, request)
         reader = new_reader(loaded, request.column)
         listing = list(_files(reader, request.inputs, note_fault))
         if not listing:
@@ -51,15 +51,17 @@ def predict(workspace: Workspace, request: Request, *, out: Path | None) -> bool
             _require_no_input(out, request.inputs, reader, listing)
         with _answers(out, loaded.identity) as answers:
             for batch in reader.batches(list(map(RowRange, listing)), on_fault=note_fault):
-                frame = score(loaded, batch, interval=percent)
+                frame = score(loaded, batch, options)
                 answers.write(frame)
                 rows, refused = rows + frame.height, refused + int(frame["refused"].count())
                 unlike += int(frame["warnings"].count())
+                unsure += frame.filter("abstained").height if options.abstain else 0
             if not rows:
                 raise DataError(f"{', '.join(request.inputs)}: no row could be read")
         for note in reader.notes:
             echo(f"warning: {note}", err=True)
         ends = [f"{unlike:,} unlike the training samples, see the column warnings"] if unlike else []
+        ends += [f"{unsure:,} without a class, because the model is not sure (--abstain)"] if unsure else []
         ends += [f"{unread:,} of the files could not be read, see above"] if unread else []
         ends += reader.left_out
         echo("; ".join([f"{rows - refused:,} of {rows:,} rows answered by {loaded.identity}", *ends]), err=True)

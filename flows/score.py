@@ -35,6 +35,7 @@ def score_flow(
     column: str = "",
     again: bool = False,
     interval: Annotated[float, Field(ge=0, lt=1)] = 0,
+    abstain: Annotated[float, Field(ge=0, lt=1)] = 0,
 ) -> "State[Scored]":
     """Score files by a registered version, into a folder of shards. A retry continues at the first unfinished shard.
 
@@ -46,6 +47,7 @@ def score_flow(
         column: Column of a table with the texts of a text model. Empty: text, or the only column.
         again: Delete the answers of an earlier run in this folder first.
         interval: Level of prediction intervals or sets of classes, such as 0.9. 0: without them.
+        abstain: Error rate among the answered rows, such as 0.02; unsure rows have no class. 0: all are answered.
     """
     log_errors_without_traceback()
     try:
@@ -54,7 +56,8 @@ def score_flow(
             params = settings.load(workspace.params)
             paths = absolute([inputs] if isinstance(inputs, str) else inputs, base=workspace.root)
             (folder,) = absolute([output], base=workspace.root)
-            request = Request(paths, folder, model or None, column or None, shard_rows or None, again, interval or None)
+            options = (shard_rows or None, again, interval or None, abstain or None)
+            request = Request(paths, folder, model or None, column or None, *options)
             state: State[Any] = score_task(whole(params), workspace, request, return_state=True)
             scored: Scored = state.result()
             _publish(scored)

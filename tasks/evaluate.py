@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ratchet.evaluation.explanations import Explanations
     from ratchet.evaluation.predictions import Predictions
     from ratchet.evaluation.robustness import NotMeasured, Robustness
+    from ratchet.evaluation.selective import AbstentionMetrics
     from ratchet.kinds import Input, ModelSpec
     from ratchet.training import Model, Split
 
@@ -87,7 +88,12 @@ def evaluate(params: Params, workspace: Workspace, *, progress: StageProgress) -
     predictions, temperature = test.predict()
     columns = slice_columns(workspace.packed, settings)
     metrics = predictions.checked().measure(settings, columns)
-    metrics = replace(metrics, coverage=test.coverage(predictions, temperature, columns, params.data.order_by))
+    order = params.data.order_by
+    metrics = replace(
+        metrics,
+        coverage=test.coverage(predictions, temperature, columns, order),
+        abstention=test.abstention(predictions, temperature, order),
+    )
     if isinstance(metrics, ClassificationMetrics):
         metrics = replace(metrics, robustness=test.robustness(predictions))
     metrics = test.against_baseline(test.against_constant(metrics, predictions), predictions)
@@ -149,9 +155,29 @@ class _Test:
 
         if self.spec.target.problem not in REGIONS:
             return None
-        outputs, targets = self.validation
-        validation = outputs / temperature if temperature != 1.0 else outputs, targets
+        validation = self._scaled_validation(temperature)
         return measure_coverage(predictions, validation, columns, self.settings, ordered_by=ordered_by)
+
+    def abstention(self, predictions: "Predictions", temperature: float, ordered_by: str) -> "AbstentionMetrics | None":
+        """Choose thresholds of confidence by the validation samples, and measure them; None: there is no confidence."""
+        from ratchet.evaluation.coverage import served
+        from ratchet.evaluation.selective import measure_abstention
+        from ratchet.problems.named_answers import named_answers
+
+        target = self.spec.target
+        if not named_answers(target).has_confidence:
+            return None
+        outputs, targets = self._scaled_validation(temperature)
+        validation, test = (
+            (served(target, outputs), targets),
+            (served(target, predictions.outputs), predictions.targets),
+        )
+        confidence = self.settings.confidence
+        return measure_abstention(target, validation, test, confidence=confidence, ordered_by=ordered_by)
+
+    def _scaled_validation(self, temperature: float) -> "tuple[NDArray[np.float32], NDArray[Any]]":
+        outputs, targets = self.validation
+        return outputs / temperature if temperature != 1.0 else outputs, targets
 
     def against_constant(self, metrics: Metrics, predictions: "Predictions") -> Metrics:
         """Return the metrics with the comparison of the model and the best constant answer."""

@@ -11,6 +11,7 @@ from ratchet.kinds import Input
 from ratchet.kinds.protocol import Arrays
 from ratchet.kinds.registry import kind_of
 from ratchet.settings.model import ExportSettings, Params
+from ratchet.typed_json import to_plain
 from ratchet.workspace import Workspace
 from tasks.calibrated_model import calibrated
 from tasks.progress import StageProgress
@@ -115,9 +116,10 @@ class _Variants:
         from ratchet.evaluation.predictions import read_predictions
         from ratchet.evaluation.robustness import evenly_spaced
         from ratchet.evaluation.slices import slice_columns
-        from ratchet.exports.parity import batches, measure
+        from ratchet.exports.parity import batches, calibrations, measure
         from ratchet.exports.program import Program
         from ratchet.exports.quantize import dynamic_int8, static_int8
+        from ratchet.training import open_split
 
         packed, evaluation = self.workspace.packed, self.params.evaluation
         if name == "int8-static":
@@ -130,7 +132,13 @@ class _Variants:
         assert isinstance(variant, Program), "it was written just now"
         predictions = read_predictions(self.workspace.reports / "predictions.parquet")
         columns = slice_columns(packed, evaluation)
-        return measure(variant, program, self._samples("test"), predictions, columns, evaluation)
+        measured = measure(variant, program, self._samples("test"), predictions, columns, evaluation)
+        if len(targets := np.asarray(open_split(packed, "validation", self.input_spec).targets)):
+            samples, confidence = self._samples("validation"), evaluation.confidence
+            stored = calibrations(variant, samples, targets, predictions.target, confidence=confidence)
+            for file, calibration in stored.items():
+                files.write_json(folder / file, to_plain(calibration))
+        return measured
 
     def _samples(self, name: str) -> "Samples":
         """Return a function that returns the arrays of some samples of a split, as the program takes them."""

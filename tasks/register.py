@@ -315,15 +315,18 @@ def _open_run(promotions: "Promotions", key: str, weights: str) -> "Run":
 
 
 def _stored_beside(workspace: Workspace, spec: "ModelSpec") -> dict[str, object]:
-    """Return what is stored with the model: the bins of its test rows, and the calibration of its intervals or sets."""
+    """Return what is stored with the model: the bins of its test rows, and the calibration of what it may add."""
     from ratchet.evaluation.problems import read_metrics
     from ratchet.monitoring.reference import reference_of_test_rows
     from ratchet.monitoring.sketch import REFERENCE
+    from ratchet.problems.abstention import ABSTENTION
     from ratchet.problems.regions import CALIBRATION
 
     reference = reference_of_test_rows(workspace.packed, workspace.reports / "predictions.parquet", spec)
-    coverage = read_metrics(workspace.reports).coverage
-    beside = {REFERENCE: reference, CALIBRATION: coverage and coverage.calibration}
+    metrics = read_metrics(workspace.reports)
+    coverage, abstention = metrics.coverage, metrics.abstention
+    beside: dict[str, object] = {REFERENCE: reference, CALIBRATION: coverage and coverage.calibration}
+    beside[ABSTENTION] = abstention and abstention.thresholds
     return {name: value for name, value in beside.items() if value is not None}
 
 

@@ -23,6 +23,7 @@ from ratchet.serving.batch import job as jobs
 from ratchet.serving.batch.job import Job, Scored
 from ratchet.serving.batch.row_reader import RowReader
 from ratchet.serving.process import configured
+from ratchet.serving.versions.additions import AnswerOptions
 from ratchet.serving.versions.alias_watcher import load
 from ratchet.serving.versions.loaded import LoadedVersion
 from ratchet.settings.model import Params, ScaleSettings, ServingSettings
@@ -34,9 +35,9 @@ __all__ = [
     "Request",
     "Scored",
     "absolute",
-    "level_of",
     "loaded_version",
     "new_reader",
+    "options_of",
     "require_apart",
     "score",
     "score_shard",
@@ -57,6 +58,7 @@ class Request:
         column: of a table with the texts of a text model.
         shard_rows: rows of each file of answers; None: as the job began, else `SHARD_ROWS`.
         interval: level of prediction intervals or sets, such as 0.9; None: without them.
+        abstain: error rate among the answered rows, such as 0.02; None: every row is answered.
     """
 
     inputs: tuple[str, ...]
@@ -66,6 +68,7 @@ class Request:
     shard_rows: int | None = None
     again: bool = False
     interval: float | None = None
+    abstain: float | None = None
 
 
 def score(
@@ -140,7 +143,7 @@ def _new_job(
         shard_rows=request.shard_rows or (before.shard_rows if before else SHARD_ROWS),
         column=request.column,
         threads=threads,
-        interval=level_of(loaded, request.interval),
+        options=options_of(loaded, request),
     )
 
 
@@ -159,7 +162,7 @@ def _shards(
     """Return the shards as `score_shard` takes them."""
     about: dict[str, Any] = {"project": str(workspace.root), "version": job.version, "variant": variant}
     about |= {"threads": job.threads, "column": job.column, "output": output.where, "job": job.digest}
-    about |= {"interval": job.interval} if job.interval is not None else {}  # as a job of a ratchet that had none
+    about |= job.options.given  # a job without them is as one of a ratchet that had none
     return [{**about, "shard": number, "ranges": each} for number, each in enumerate(ranges)]
 
 
@@ -198,7 +201,8 @@ def score_shard(shard: Mapping[str, Any]) -> dict[str, Any]:
     reader = new_reader(loaded, shard["column"])
     output = ResultFolder(shard["output"])
     about = {"shard": shard["shard"], "job": shard["job"]}
-    return jobs.score_ranges(loaded, reader, shard["ranges"], output, interval=shard.get("interval"), **about)
+    options = AnswerOptions(*map(shard.get, AnswerOptions._fields))
+    return jobs.score_ranges(loaded, reader, shard["ranges"], output, options, **about)
 
 
 @functools.lru_cache(maxsize=1)
@@ -242,14 +246,14 @@ def new_reader(loaded: LoadedVersion, column: str | None) -> RowReader:
         raise DataError(f"{loaded.identity}: {error}") from None
 
 
-def level_of(loaded: LoadedVersion, interval: float | None) -> int | None:
-    """Return the level of the intervals in per cent; None: without them.
+def options_of(loaded: LoadedVersion, request: Request) -> AnswerOptions:
+    """Return what a request asks for beside the predictions.
 
     Raises:
-        DataError: it is no level, or the version has no intervals at it.
+        DataError: an option is not allowed, or the version cannot answer it.
     """
     try:
-        return None if interval is None else loaded.regions.percent(interval, "--interval")
+        return loaded.additions.read({"interval": request.interval, "abstain": request.abstain}, "--")
     except InputError as error:
         raise DataError(str(error)) from None
 

@@ -11,19 +11,25 @@ import numpy as np
 import pytest
 import torch
 
+from ratchet import files
 from ratchet.checksums import seal, verify
 from ratchet.errors import RatchetError, RegistryError
 from ratchet.evaluation.predictions import Predictions
+from ratchet.evaluation.selective import abstention_of
 from ratchet.exports import variants
 from ratchet.exports.onnx_export import export
-from ratchet.exports.parity import judge, measure
+from ratchet.exports.parity import calibrations, judge, measure
 from ratchet.exports.program import Program
 from ratchet.exports.quantize import dynamic_int8, static_int8
 from ratchet.exports.variants import FULL, Measured, Times, Variant
 from ratchet.kinds import image_spec
+from ratchet.kinds.protocol import InputError
+from ratchet.problems.abstention import ABSTENTION
+from ratchet.problems.regions import CALIBRATION, Calibration, ClassSets
 from ratchet.serving.versions.loaded import Identity, LoadedVersion
 from ratchet.settings.model import EvaluationSettings, ExportSettings
 from ratchet.training import build, load_model, save_model
+from ratchet.typed_json import to_plain
 
 SPEC = image_spec("convnet", ("ant", "bee", "cat"), 1, 8, 8, (120.0,), (60.0,))
 ROWS = 96
@@ -123,6 +129,27 @@ def stored(exported: Path, predictions: Predictions, tmp_path: Path) -> Path:
 def loaded(folder: Path, variant: str) -> LoadedVersion:
     verify(folder)
     return LoadedVersion(Identity("insects", "3", "run", None), folder, variant=variant)
+
+
+def test_each_variant_has_the_calibrations_of_its_own_answers(exported: Path, predictions: Predictions) -> None:
+    targets = np.arange(ROWS) % SPEC.target.outputs
+    stored = [
+        calibrations(program(exported, name), lambda rows: (PIXELS[rows],), targets, SPEC.target, confidence=0.95)
+        for name in (FULL, "int8-static")
+    ]
+    for each, name in zip(stored, (FULL, "int8-static"), strict=True):
+        answers = program(exported, name).predict((PIXELS,))
+        assert each[CALIBRATION] == Calibration.of(ClassSets.scores(answers, targets))
+        assert each[ABSTENTION] == abstention_of(SPEC.target, answers, targets, 0.95)
+    assert stored[0][CALIBRATION] != stored[1][CALIBRATION]
+
+
+def test_a_variant_without_calibration_does_not_use_that_of_fp32(stored: Path) -> None:
+    files.write_json(stored / CALIBRATION, to_plain(Calibration.of(np.zeros((ROWS, 1)))))
+    seal(stored)
+    assert loaded(stored, "fp32").additions.read({"interval": 0.9}, "").interval == 90
+    with pytest.raises(InputError, match=r"^interval: insects version 3 \(int8-static\) was registered without"):
+        loaded(stored, "auto").additions.read({"interval": 0.9}, "")
 
 
 def test_auto_serves_the_fastest_that_passed(stored: Path) -> None:

@@ -22,6 +22,7 @@ from ratchet.serving.formats.request_formats import Answer
 from ratchet.serving.formats.v2 import V2Format
 from ratchet.serving.openapi import document
 from ratchet.serving.scoring import score
+from ratchet.serving.versions.additions import AnswerOptions
 from ratchet.serving.versions.alias_watcher import PinnedVersion
 from ratchet.serving.versions.loaded import Identity, LoadedVersion
 from ratchet.settings.model import ServingSettings
@@ -152,7 +153,7 @@ def test_sets_of_classes_are_named_or_a_mask(animals: LoadedVersion) -> None:
 @pytest.mark.parametrize("level", [0.49, 0.995, 1, 90, -0.9, True, "0.9", [0.9], 1e400])
 def test_a_level_that_is_none_is_refused(priced: LoadedVersion, level: Any) -> None:
     with pytest.raises(InputError, match=r"^options\.interval: found .*; allowed: 0.5 to 0.99 in steps of 0.01$"):
-        priced.regions.percent(level, "options.interval")
+        priced.additions.read({"interval": level}, "options.")
 
 
 def test_a_level_beyond_the_validation_rows_is_refused(priced: LoadedVersion) -> None:
@@ -206,12 +207,12 @@ def test_openapi_has_the_option_and_the_fields(priced: LoadedVersion, animals: L
 def test_files_have_columns_of_the_ends_or_the_set(tmp_path: Path, animals: LoadedVersion) -> None:
     batch = Batch(["rows.csv"] * 3, [1, 2, 3], pl.DataFrame({"age": ["20", "x", "41"]}), [""] * 3)
     pair = version(tmp_path, PAIR, [1.0] * 19, [2.0] * 19)
-    frame = score(pair, batch, interval=90)
+    frame = score(pair, batch, AnswerOptions(90))
     assert frame.columns[2:8] == ["lower", "area", "lower lower", "upper lower", "lower area", "upper area"]
     assert (frame["upper area"] - frame["area"]).to_list() == pytest.approx([2.0, None, 2.0], abs=1e-5)
-    sets = score(animals, batch, interval=95)["set"].to_list()
+    sets = score(animals, batch, AnswerOptions(95))["set"].to_list()
     assert (sets[1], sorted(json.loads(sets[0]))) == (None, ["ant", "bee", "cat"])
-    empty = score(animals, Batch([], [], pl.DataFrame({"age": []}), []), interval=95)  # no file could be read
-    assert pl.concat([empty, score(animals, batch, interval=95)]).height == 3
-    clash = score(version(tmp_path / "one", Numbers(("lower",), (1.0,), (1.0,)), [1.0] * 19), batch, interval=90)
+    empty = score(animals, Batch([], [], pl.DataFrame({"age": []}), []), AnswerOptions(95))  # no file could be read
+    assert pl.concat([empty, score(animals, batch, AnswerOptions(95))]).height == 3
+    clash = score(version(tmp_path / "one", Numbers(("lower",), (1.0,), (1.0,)), [1.0] * 19), batch, AnswerOptions(90))
     assert clash.columns[2:5] == ["predicted lower", "lower", "upper"]

@@ -16,7 +16,7 @@ from ratchet.settings.model import EvaluationSettings
 if TYPE_CHECKING:
     from ratchet.evaluation.predictions import Predictions
 
-__all__ = ["MAIN_LEVEL", "Coverage", "CoverageMetrics", "SliceCoverage", "measure_coverage"]
+__all__ = ["MAIN_LEVEL", "Coverage", "CoverageMetrics", "SliceCoverage", "measure_coverage", "served"]
 
 Outputs = tuple[NDArray[np.float32], NDArray[Any]]
 
@@ -105,8 +105,8 @@ def measure_coverage(
         ordered_by: data.order_by.
     """
     target, kind = predictions.target, REGIONS[predictions.target.problem]
-    calibration = Calibration.of(kind.scores(_served(target, validation[0]), validation[1]))
-    test, names = _served(target, predictions.outputs), kind.names(target)
+    calibration = Calibration.of(kind.scores(served(target, validation[0]), validation[1]))
+    test, names = served(target, predictions.outputs), kind.names(target)
     by_level = {
         percent: kind(target, calibration.at(percent))
         for percent in sorted({*_MEASURED, _main(calibration)})
@@ -126,7 +126,7 @@ def measure_coverage(
     return CoverageMetrics(calibration, ordered_by, tuple(levels), tuple(slices))
 
 
-def _served(target: Target, outputs: NDArray[np.float32]) -> NDArray[np.float32]:
+def served(target: Target, outputs: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the predictions in the precision of a served model."""
     return target.predictions(outputs).astype(np.float32)
 

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from ratchet.evaluation.coverage import CoverageMetrics
 from ratchet.evaluation.intervals import Interval
+from ratchet.evaluation.selective import AbstentionMetrics
 from ratchet.evaluation.slices import Slice
 
 __all__ = ["BaselineResult", "ConstantResult", "Metric", "Metrics", "NamedMetric", "Tabled", "bounds"]
@@ -117,6 +118,8 @@ class Metrics(Tabled):
     constant: ConstantResult | None = None
     # None: the problem has no intervals or sets, or it was written before they were measured
     coverage: Annotated[CoverageMetrics | None, Field(exclude_if=operator.not_)] = None
+    # None: the answers have no confidence, or as above
+    abstention: Annotated[AbstentionMetrics | None, Field(exclude_if=operator.not_)] = None
     problem: str = ""
     own: Annotated[tuple[NamedMetric, ...], Field(exclude_if=operator.not_)] = ()  # of the user: evaluation.metrics
 

@@ -11,13 +11,18 @@ from ratchet.evaluation.answers import Answers
 from ratchet.evaluation.intervals import Interval, paired_difference
 from ratchet.evaluation.latency import side_by_side
 from ratchet.evaluation.predictions import Predictions
+from ratchet.evaluation.selective import abstention_of
 from ratchet.evaluation.slices import rows_by_slice
 from ratchet.exports.program import Program
 from ratchet.exports.variant_text import amount, difference_text, speed_text
 from ratchet.exports.variants import Measured, SlicePart, Times
+from ratchet.problems import Target
+from ratchet.problems.abstention import ABSTENTION
+from ratchet.problems.named_answers import named_answers
+from ratchet.problems.regions import CALIBRATION, REGIONS, Calibration
 from ratchet.settings.model import EvaluationSettings, ExportSettings
 
-__all__ = ["BATCH", "batches", "judge", "measure"]
+__all__ = ["BATCH", "batches", "calibrations", "judge", "measure"]
 
 Arrays = tuple[NDArray[Any], ...]
 Samples = Callable[[NDArray[np.int64]], Arrays]
@@ -65,6 +70,27 @@ def measure(
         size=_size(variant),
         full_size=_size(full),
     )
+
+
+def calibrations(
+    variant: Program, samples: Samples, targets: NDArray[Any], target: Target, *, confidence: float
+) -> dict[str, object]:
+    """Return the calibrations of what a served variant may add to its predictions, by the names of their files.
+
+    Args:
+        variant: program.
+        samples: returns the arrays of some validation samples.
+        targets: of all validation samples, at least one.
+        target: of the model.
+        confidence: of the bounds of abstention.
+    """
+    predictions = np.concatenate([variant.predict(samples(part)) for part in batches(np.arange(len(targets)))])
+    stored = dict[str, object]()
+    if regions := REGIONS.get(target.problem):
+        stored[CALIBRATION] = Calibration.of(regions.scores(predictions, targets))
+    if named_answers(target).has_confidence:
+        stored[ABSTENTION] = abstention_of(target, predictions, targets, confidence)
+    return stored
 
 
 def _times(variant: Program, full: Program, batch: Arrays) -> tuple[Times, Times]:

@@ -25,6 +25,7 @@ from ratchet.gate.verdict_text import message, rule_text
 from ratchet.kinds import Input
 from ratchet.kinds.registry import kind_of, noun_of
 from ratchet.reports import templating, variant_table
+from ratchet.reports.abstention_text import abstention_table
 from ratchet.reports.coverage_text import coverage_table
 from ratchet.reports.number_text import percent, setting
 from ratchet.reports.problem_pages import pages_of
@@ -122,6 +123,8 @@ def _performance(content: CardContent) -> dict[str, object]:
         "warnings": pages.limits(),
         "coverage_header": list(coverage_table(metrics).header),
         "coverage": coverage_table(metrics).rows,
+        "abstention_header": list(abstention_table(metrics).header),
+        "abstention": abstention_table(metrics).rows,
         "headline": [
             *((metric.name, value_text(metric), range_text(metric)) for metric in metrics.named().values()),
             *((name, f"{value:.4f}", "no interval") for name, value in pages.undefined.items()),

@@ -23,6 +23,7 @@ from ratchet.evaluation.wording import (
     signed_range,
     value_text,
 )
+from ratchet.reports.abstention_text import abstention_limits, abstention_section
 from ratchet.reports.charts import COLOURS, Chart, Line, heat_map, line_chart, reliability_chart, scatter_chart
 from ratchet.reports.coverage_text import coverage_limits, coverage_section
 from ratchet.reports.number_text import decimal, percent, percent_range, shown
@@ -92,7 +93,7 @@ class Pages:
     def sections(self, predictions: Predictions | None, *, has_cards: bool) -> list[ReportSection]:
         """Return the sections of metrics, plots, slices and largest errors, unless these have cards with images."""
         errors = [] if predictions is None or has_cards else [error_section(predictions)]
-        coverage = coverage_section(self.metrics)
+        coverage = [*coverage_section(self.metrics), *abstention_section(self.metrics)]
         return [*self.own_sections(predictions), *coverage, *slice_section(self.metrics), *errors]
 
     def own_sections(self, predictions: Predictions | None) -> list[ReportSection]:
@@ -109,7 +110,7 @@ class Pages:
             for part, mean in worst_slices(metrics)[:_WEAK]
             if part.is_worse
         ]
-        sentences += self.own_limits() + coverage_limits(metrics)
+        sentences += self.own_limits() + coverage_limits(metrics) + abstention_limits(metrics)
         if metrics.rows < _FEW_ROWS:
             sentences.append(
                 f"Small test set ({metrics.rows:,} samples): {metric_text(metrics.headline, metrics.confidence)}. A "

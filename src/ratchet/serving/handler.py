@@ -43,6 +43,7 @@ from ratchet.serving.http_request import (
 from ratchet.serving.lifetime import Lifetime, stays
 from ratchet.serving.recent import RecentAnswers, request_key
 from ratchet.serving.streaming import TextStream, event
+from ratchet.serving.versions.additions import NotCalibrated
 from ratchet.serving.versions.alias_watcher import AliasWatcher, PinnedVersion
 from ratchet.serving.versions.batching import Batcher, Overloaded, Raw
 from ratchet.serving.versions.loaded import LoadedVersion
@@ -308,9 +309,14 @@ class PredictEndpoint(Endpoint):
     async def answer(
         self, loaded: LoadedVersion, body: bytes, call: Call, lifetime: Lifetime, limit: asyncio.Timeout
     ) -> Response:
-        """Return the response of a version to a request."""
+        """Return the response of a version to a request; of the served one, if the canary lacks a calibration."""
         read = partial(self._read, loaded, body, call, lifetime, limit, asyncio.get_running_loop())
-        request, answer, seconds = await self._predicted(loaded, body, call, lifetime, read)
+        try:
+            request, answer, seconds = await self._predicted(loaded, body, call, lifetime, read)
+        except NotCalibrated:
+            if (served := self.handler.version_for(call.path)) is loaded:
+                raise
+            return await self.answer(served, body, call, lifetime, limit)
         if request.options.get("stream"):
             return await self._streamed(request, loaded, call, lifetime)
         if answer is None:
@@ -414,7 +420,7 @@ class PredictEndpoint(Endpoint):
             if fallback is None or (smaller := fallback.version_for(loaded)) is None:
                 raise
             request, predictions, seconds = await fallback.batcher.answer(smaller, raw, lifetime)
-            if not smaller.regions.has(request.options.get("interval")):
+            if not smaller.additions.has(request.additions):
                 raise
             return request, Answer(new_id(), smaller, predictions, "fallback"), seconds
         if predictions is None:

@@ -66,18 +66,22 @@ def _schemas(loaded: LoadedVersion) -> Schema:
         "provenance": {"type": ["string", "null"]},
         "predictions": _list(_ref("Prediction")),
         "warnings": _ref("Warnings"),
-        **_interval(loaded),
+        **_additions(loaded),
     }
-    fields = _fields(loaded)
+    fields, flags = _fields(loaded), _flags(loaded)
     intervals = {"intervals": _list(object_schema(fields))} if fields else {}
+    intervals |= {name: _list(schema) for name, schema in flags.items()}
+    answers = named.schema["properties"] | fields | flags
+    if flags:
+        answers["class"] = {"enum": [*answers["class"]["enum"], None]}
     return {
         "Input": kind.schema(spec.input),
         "Request": object_schema(own, "input"),
-        "Invocation": object_schema({"inputs": _ref("Input"), "params": object_schema(_interval(loaded))}, "inputs"),
-        "Tensors": object_schema({"parameters": object_schema(warnings | _interval(loaded))}),
+        "Invocation": object_schema({"inputs": _ref("Input"), "params": object_schema(_additions(loaded))}, "inputs"),
+        "Tensors": object_schema({"parameters": object_schema(warnings | _additions(loaded))}),
         "Labels": object_schema({"labels": _list(object_schema(label, "id", "label"))}, "labels"),
         "Stored": object_schema({name: {"type": "integer"} for name in ("new", "corrected", "known")}),
-        "Prediction": named.schema | {"properties": named.schema["properties"] | fields},
+        "Prediction": named.schema | {"properties": answers},
         "Answer": object_schema(answer),
         "Predictions": object_schema({"predictions": {"type": "array"}, "warnings": _ref("Warnings")} | intervals),
         "Warnings": _list(_list(text)) | {"description": unlike},
@@ -98,12 +102,28 @@ def _tensors(loaded: LoadedVersion) -> Schema | None:
 
 def _interval(loaded: LoadedVersion) -> Schema:
     """Return the option of intervals or sets; empty: the version has none."""
-    calibration = loaded.regions.calibration
+    calibration = loaded.additions.calibration
     if calibration is None or calibration.highest not in LEVELS:
         return {}
     bounds = {"minimum": LEVELS.start / 100, "maximum": calibration.highest / 100}
     about = "level of the prediction intervals or sets to add, in steps of 0.01"
     return {"interval": {"type": "number", **bounds, "description": about}}
+
+
+def _additions(loaded: LoadedVersion) -> Schema:
+    """Return the options of what the version can add to its predictions."""
+    abstention = loaded.additions.abstention
+    if abstention is None or not _flags(loaded):
+        return _interval(loaded)
+    about = "error rate among the answered rows; unsure rows have no class"
+    bounds = {"minimum": abstention.lowest, "exclusiveMaximum": 1}
+    return _interval(loaded) | {"abstain": {"type": "number", **bounds, "description": about}}
+
+
+def _flags(loaded: LoadedVersion) -> Schema:
+    """Return the schemas of the fields of abstention; empty: the version has no thresholds."""
+    abstention = loaded.additions.abstention
+    return {"abstained": {"type": "boolean"}} if abstention is not None and abstention.lowest < 1 else {}
 
 
 def _fields(loaded: LoadedVersion) -> Schema:
@@ -115,7 +135,7 @@ def _fields(loaded: LoadedVersion) -> Schema:
 def _options(loaded: LoadedVersion) -> Schema:
     whole: Schema = {"type": "integer", "minimum": 1}
     if not loaded.kind.generates:
-        return object_schema({"top_k": whole} | _interval(loaded))
+        return object_schema({"top_k": whole} | _additions(loaded))
     number: Schema = {"type": "number", "minimum": 0}
     options = {
         "max_tokens": whole | {"description": "tokens to generate at most"},
@@ -133,7 +153,7 @@ def _file(loaded: LoadedVersion, media: str) -> Schema:
         return {"contentMediaType": media}
     file: Schema = {"type": "string", "contentMediaType": "application/octet-stream"}
     fields: Schema = {"file": file, "files": _list(file), "model": {"type": "string"}, "top_k": {"type": "integer"}}
-    return object_schema(fields | _interval(loaded))
+    return object_schema(fields | _additions(loaded))
 
 
 def _post(summary: str, request: str, example: Schema | None, answer: str) -> Schema:

@@ -11,6 +11,7 @@ from ratchet.kinds.input_warnings import by_row, input_warnings
 from ratchet.kinds.protocol import Arrays, InputError
 from ratchet.problems.named_answers import named_answers
 from ratchet.serving.batch.row_reader import Batch
+from ratchet.serving.versions.additions import PLAIN, AnswerOptions
 from ratchet.serving.versions.loaded import LoadedVersion
 
 if TYPE_CHECKING:
@@ -22,11 +23,11 @@ _OWN = frozenset({"file", "row", "refused", "warnings", "model", "version", "pro
 _FIELD = re.compile(r"^input(\[0\])?[.:] ?")  # the beginning of messages about a request
 
 
-def score(loaded: LoadedVersion, batch: Batch, *, interval: int | None = None) -> "polars.DataFrame":
+def score(loaded: LoadedVersion, batch: Batch, options: AnswerOptions = PLAIN) -> "polars.DataFrame":
     """Return one row for each of the batch: its place, the answer, warnings, and the reason if it is refused.
 
-    Columns: file and row; class and probability, or one for each label or number; with `interval`, a level in per cent,
-    those of `Regions.columns`; refused; warnings; model, version, provenance.
+    Columns: file and row; class and probability, or one for each label or number; those of
+    `VersionAdditions.columns`; refused; warnings; model, version, provenance.
     """
     import polars
 
@@ -40,7 +41,7 @@ def score(loaded: LoadedVersion, batch: Batch, *, interval: int | None = None) -
             for row, row_warnings in zip(rows, by_row(warnings, len(rows)), strict=True):
                 texts[row] = "; ".join(row_warnings) or None
     refused = polars.Series("refused", [fault or None for fault in faults], polars.String)
-    answers = polars.DataFrame(_answers(loaded, predictions, interval))
+    answers = polars.DataFrame(_answers(loaded, predictions, options))
     return polars.DataFrame(
         [
             polars.Series("file", batch.files, polars.String),
@@ -84,14 +85,17 @@ def _chosen(values: Any, rows: list[int]) -> Any:
     return [values[row] for row in rows] if isinstance(values, list) else values[rows]
 
 
-def _answers(loaded: LoadedVersion, predictions: NDArray[np.float32], interval: int | None) -> "list[polars.Series]":
+def _answers(loaded: LoadedVersion, predictions: NDArray[np.float32], options: AnswerOptions) -> "list[polars.Series]":
     import polars
 
-    regions = loaded.regions.at(interval).columns(predictions) if interval else {}
-    columns, taken = named_answers(loaded.spec.target).columns(predictions), {*_OWN, *regions}
+    added = loaded.additions.columns(options, predictions)
+    columns, taken = named_answers(loaded.spec.target).columns(predictions), {*_OWN, *added}
+    if "abstained" in added:
+        columns["class"] = columns["class"].astype(object)
+        columns["class"][added["abstained"]] = None
     answers = {f"predicted {name}" if name in taken else name: values for name, values in columns.items()}
-    # The type of texts is named, as that of no texts would be another one
+    # The type of texts is named, and they are a list: that of no texts, or of none first, would be another one
     return [
-        polars.Series(name, values, polars.String if values.dtype == object else None)
-        for name, values in (answers | regions).items()
+        polars.Series(name, values.tolist(), polars.String) if values.dtype == object else polars.Series(name, values)
+        for name, values in (answers | added).items()
     ]

@@ -17,6 +17,7 @@ from ratchet.scale.result_folder import ResultFolder
 from ratchet.serving.batch.answer_files import ParquetAnswers
 from ratchet.serving.batch.row_reader import RowRange, RowReader
 from ratchet.serving.scoring import score
+from ratchet.serving.versions.additions import PLAIN, AnswerOptions
 from ratchet.serving.versions.loaded import Identity, LoadedVersion
 from ratchet.typed_json import STRICT, parse
 
@@ -51,7 +52,7 @@ class Job:
         inputs: digest of the listing: path, size and time of change or ETag.
         threads: as serving.threads.
         programs: their versions.
-        interval: level of prediction intervals in per cent; None: without them.
+        interval, abstain: as `AnswerOptions`.
     """
 
     __pydantic_config__ = STRICT
@@ -68,6 +69,7 @@ class Job:
     threads: int
     programs: dict[str, str]
     interval: int | None = None
+    abstain: float | None = None
 
     @classmethod
     def of(
@@ -79,7 +81,7 @@ class Job:
         shard_rows: int,
         column: str | None,
         threads: int,
-        interval: int | None = None,
+        options: AnswerOptions = PLAIN,
     ) -> "Job":
         """Return the job that scores the listed files by a version."""
         return cls(
@@ -95,13 +97,19 @@ class Job:
             column,
             threads,
             {name: installed(name) for name in _PROGRAMS},
-            interval,
+            *options,
         )
 
     @property
     def content(self) -> dict[str, Any]:
-        """Content of the manifest. A job without intervals has that of a ratchet that had none."""
-        return {name: value for name, value in asdict(self).items() if name != "interval" or value is not None}
+        """Content of the manifest. A job without options has that of a ratchet that had none."""
+        optional = AnswerOptions._fields
+        return {name: value for name, value in asdict(self).items() if name not in optional or value is not None}
+
+    @property
+    def options(self) -> AnswerOptions:
+        """Additions to the predictions."""
+        return AnswerOptions(self.interval, self.abstain)
 
     @property
     def digest(self) -> str:
@@ -111,10 +119,10 @@ class Job:
     def changes_since(self, before: "Job") -> list[str]:
         """Return what a repeated command has changed."""
         first, second = asdict(before), asdict(self)
-        names = ("version", "run", "variant", "shard_rows", "column", "threads", "programs", "interval")
+        names = ("version", "run", "variant", "shard_rows", "column", "threads", "programs")
         changes = [
             f"{name.replace('_', ' ')} was {first[name]}, is {second[name]}"
-            for name in names
+            for name in (*names, *AnswerOptions._fields)
             if first[name] != second[name]
         ]
         if before.inputs != self.inputs:
@@ -279,8 +287,7 @@ def score_ranges(
     reader: RowReader,
     ranges: Sequence[Sequence[Any]],
     output: ResultFolder,
-    *,
-    interval: int | None = None,
+    options: AnswerOptions,
     **about: Any,
 ) -> dict[str, Any]:
     """Write the shard of these row ranges, and return its name and counts. `about`: shard and job, for its metadata.
@@ -296,7 +303,7 @@ def score_ranges(
     with output.draft(name) as draft:
         answers = ParquetAnswers(draft, loaded.identity, **about)
         for batch in reader.batches(chosen):
-            answers.write(score(loaded, batch, interval=interval))
+            answers.write(score(loaded, batch, options))
         answers.close()
         size = draft.stat().st_size
         if files.digest_json(output.read_json(_MANIFEST)) != about["job"]:  # this process outlived its job

@@ -24,10 +24,9 @@ from ratchet.kinds.input_warnings import InputWarning, by_row, input_warnings
 from ratchet.kinds.protocol import Arrays, InputError, Unencoded, go_on
 from ratchet.kinds.raw_values import check_rows, texts_in
 from ratchet.kinds.registry import kind_of
-from ratchet.problems.named_answers import named_answers
-from ratchet.problems.regions import Regions
 from ratchet.serving.formats.uploads import is_upload, read_upload
 from ratchet.serving.http_request import Header
+from ratchet.serving.versions.additions import PLAIN, AnswerOptions
 from ratchet.serving.versions.loaded import Identity, LoadedVersion
 from ratchet.serving.versions.text_limit import check_texts
 from ratchet.traffic.schema import stamped_id
@@ -42,14 +41,12 @@ __all__ = [
     "as_json",
     "encode_together",
     "identity_headers",
-    "interval_option",
     "known_fields",
     "new_id",
     "own_content",
     "prompts_of",
     "read_json_value",
     "read_object",
-    "regions_of",
     "warnings_field",
 ]
 
@@ -78,6 +75,7 @@ class ModelRequest(NamedTuple):
     unencoded: Unencoded | None = None
     warnings: tuple[InputWarning, ...] = ()  # about rows unlike the training samples; after the encoding
     texts: tuple[str, ...] = ()  # of which the arrays are token ids
+    additions: AnswerOptions = PLAIN
 
     @classmethod
     def of(cls, given: Arrays | Unencoded, input_spec: Input, **fields: Any) -> "ModelRequest":
@@ -181,13 +179,13 @@ class RatchetFormat(RequestFormat):
             raise InputError('options: allowed: an object, {"top_k": 5} for example')
         if loaded.kind.generates:
             return _streamable(content["input"], dict(options), most=self.rows)
-        known_fields(options, {"top_k", "interval"}, "options.")
+        known_fields(options, {"top_k", *AnswerOptions._fields}, "options.")
         top = options.get("top_k", 1)
         if not isinstance(top, int) or isinstance(top, bool) or top < 1:
             raise InputError(f"options.top_k: found {top!r}; allowed: a whole number of 1 or more")
-        chosen = {"top_k": top} | interval_option(options, loaded, "options")
+        additions = loaded.additions.read(options, "options.")
         given = loaded.given(content["input"], "input", most=self.rows, check=check)
-        return ModelRequest.of(given, input_spec, options=chosen)
+        return ModelRequest.of(given, input_spec, options={"top_k": top}, additions=additions)
 
     def write(self, answer: Answer, request: ModelRequest) -> tuple[bytes, tuple[Header, ...]]:
         return as_json(own_content(answer, request.options.get("top_k", 1), request))
@@ -195,7 +193,7 @@ class RatchetFormat(RequestFormat):
 
 def own_content(answer: Answer, top: int, request: ModelRequest) -> dict[str, Any]:
     """Return an answer in our own format; `top` classes are listed for each row."""
-    identity, regions = answer.loaded.identity, regions_of(answer, request)
+    identity, additions = answer.loaded.identity, request.additions
     return {
         "id": answer.id,
         "model": identity.model,
@@ -203,27 +201,10 @@ def own_content(answer: Answer, top: int, request: ModelRequest) -> dict[str, An
         "provenance": identity.provenance,
         "variant": identity.variant,
         **({"instead": answer.instead} if answer.instead else {}),
-        **({"interval": request.options["interval"] / 100} if regions else {}),
-        "predictions": _named(answer, top, regions),
+        **additions.content,
+        "predictions": _named(answer, top, additions),
         **warnings_field(request),
     }
-
-
-def interval_option(given: Mapping[str, Any], loaded: LoadedVersion, field: str) -> dict[str, int]:
-    """Return the level of prediction intervals or sets, in per cent, among the options; `field` has these in a request.
-
-    Raises:
-        InputError: naming the field: it is no level, or the version has no regions at it.
-    """
-    if given.get("interval") is None:
-        return {}
-    return {"interval": loaded.regions.percent(given["interval"], f"{field}.interval")}
-
-
-def regions_of(answer: Answer, request: ModelRequest) -> Regions | None:
-    """Return the intervals or sets that a request asks for; None: it asks for none."""
-    percent = request.options.get("interval")
-    return answer.loaded.regions.at(percent) if percent else None
 
 
 def warnings_field(request: ModelRequest) -> dict[str, list[list[str]]]:
@@ -252,26 +233,28 @@ class MlflowFormat(RequestFormat):
         values = _split_frame(content[form]) if form == "dataframe_split" else content[form]
         if loaded.kind.generates:
             return prompts_of(values, params, form, "params", most=self.rows)
-        known_fields(params, {"interval"}, "params.")
-        options = interval_option(params, loaded, "params")
+        known_fields(params, {*AnswerOptions._fields}, "params.")
+        additions = loaded.additions.read(params, "params.")
         rows = loaded.given(values, form, most=self.rows, check=check)
-        return ModelRequest.of(rows, loaded.spec.input, options=options)
+        return ModelRequest.of(rows, loaded.spec.input, additions=additions)
 
     def write(self, answer: Answer, request: ModelRequest) -> tuple[bytes, tuple[Header, ...]]:
         content: dict[str, Any] = {"predictions": answer.predictions}
-        if (regions := regions_of(answer, request)) and not isinstance(answer.predictions, list):
-            content["intervals"] = regions.rows(answer.predictions)
+        if not isinstance(answer.predictions, list):
+            additions = answer.loaded.additions
+            if regions := additions.regions(request.additions):
+                content["intervals"] = regions.rows(answer.predictions)
+            content |= additions.flags(request.additions, answer.predictions)
         body, headers = as_json({**content, **warnings_field(request)})
         return body, (*headers, *identity_headers(answer))
 
 
-def _named(answer: Answer, top: int, regions: Regions | None) -> list[dict[str, Any]]:
-    """Return the predictions with the names of classes, labels or numbers, and their intervals or sets."""
+def _named(answer: Answer, top: int, additions: AnswerOptions) -> list[dict[str, Any]]:
+    """Return the predictions with the names of classes, labels or numbers, and what is asked for beside them."""
     predictions = answer.predictions
     if isinstance(predictions, list):
         return [{"text": text} for text in predictions]
-    rows = named_answers(answer.loaded.spec.target).rows(predictions, top)
-    return [row | region for row, region in zip(rows, regions.rows(predictions), strict=True)] if regions else rows
+    return answer.loaded.additions.rows(additions, predictions, top)
 
 
 def prompts_of(values: Any, options: Any, field: str, options_field: str, *, most: int) -> ModelRequest:

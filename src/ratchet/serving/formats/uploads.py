@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ratchet.kinds.protocol import InputError
+from ratchet.serving.versions.additions import AnswerOptions
 from ratchet.serving.versions.loaded import LoadedVersion
 
 __all__ = ["UPLOADS", "is_upload", "read_upload"]
@@ -47,12 +48,12 @@ def read_upload(body: bytes, headers: Mapping[str, str], loaded: LoadedVersion) 
             files.append(value)
         elif name == "top_k":
             options["top_k"] = _whole_number(value)
-        elif name == "interval":
-            options["interval"] = _number(value)
+        elif name in AnswerOptions._fields:
+            options[name] = _number(value)
         elif name == "model":
             content["model"] = value.decode(errors="replace")
         else:
-            raise InputError(f"{name[:100]}: unknown field; allowed: file, files, interval, model, top_k")
+            raise InputError(f"{name[:100]}: unknown field; allowed: abstain, file, files, interval, model, top_k")
     if not files:
         raise InputError("file: is missing. Fix: send one part with this name for each image")
     return content

@@ -22,14 +22,13 @@ from ratchet.serving.formats.request_formats import (
     RequestFormat,
     as_json,
     identity_headers,
-    interval_option,
     known_fields,
     prompts_of,
     read_object,
-    regions_of,
     warnings_field,
 )
 from ratchet.serving.http_request import Header
+from ratchet.serving.versions.additions import AnswerOptions
 from ratchet.serving.versions.loaded import LoadedVersion
 
 __all__ = ["EXTENSIONS", "V2Format", "metadata"]
@@ -70,13 +69,13 @@ class V2Format(RequestFormat):
             request = prompts_of(values.tolist(), head.parameters, "inputs", "parameters", most=self.rows)
             options = {**request.options, "binary": _binary(head, [output_name(loaded)])}
             return request._replace(options=options, id=head.id, timeout=head.timeout)
-        known_fields(head.parameters, _PARAMETERS | {"interval"}, "parameters.")
-        level = interval_option(head.parameters, loaded, "parameters")
-        no_rows = np.empty((0, spec.target.outputs), np.float32)
-        ends = loaded.regions.at(level["interval"]).tensors(no_rows) if level else {}
-        options = {**level, "binary": _binary(head, [output_name(loaded), *ends])}
+        known_fields(head.parameters, _PARAMETERS | {*AnswerOptions._fields}, "parameters.")
+        additions = loaded.additions.read(head.parameters, "parameters.")
+        added = loaded.additions.tensors(additions, np.empty((0, spec.target.outputs), np.float32))
+        options = {"binary": _binary(head, [output_name(loaded), *added])}
         given = loaded.given(values, "inputs", most=self.rows, check=check)
-        return ModelRequest.of(given, spec.input, options=options, id=head.id, timeout=head.timeout)
+        shared = {"id": head.id, "timeout": head.timeout, "additions": additions}
+        return ModelRequest.of(given, spec.input, options=options, **shared)
 
     def is_slow(self, body: bytes, headers: Mapping[str, str], loaded: LoadedVersion) -> bool:
         # The bytes of a tensor are no JSON, and no tensor is an image file.
@@ -108,12 +107,12 @@ class V2Format(RequestFormat):
 
 
 def _outputs(answer: Answer, request: ModelRequest) -> dict[str, NDArray[Any]]:
-    """Return the output tensors by name: predictions or texts, and the intervals or sets that a request asks for."""
+    """Return the output tensors by name: predictions or texts, and what a request asks for beside them."""
     name = output_name(answer.loaded)
     if isinstance(answer.predictions, list):
         return {name: np.array(answer.predictions, object)}
-    predictions, regions = np.asarray(answer.predictions, np.float32), regions_of(answer, request)
-    return {name: predictions, **(regions.tensors(predictions) if regions else {})}
+    predictions = np.asarray(answer.predictions, np.float32)
+    return {name: predictions, **answer.loaded.additions.tensors(request.additions, predictions)}
 
 
 def _output(name: str, values: NDArray[Any], *, is_binary: bool) -> tuple[dict[str, Any], bytes]:

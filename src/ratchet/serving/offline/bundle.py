@@ -20,6 +20,7 @@ from ratchet.exports.program import PROGRAM, Program
 from ratchet.exports.variants import choose
 from ratchet.kinds import Input, ModelSpec
 from ratchet.kinds.registry import kind_of
+from ratchet.problems.abstention import ABSTENTION
 from ratchet.problems.regions import CALIBRATION
 from ratchet.project_files import FOLDER
 from ratchet.registry.models import ModelRegistry
@@ -116,10 +117,11 @@ def _check(called: str, input_spec: Input, program: object) -> None:
 
 
 def _copy_model(folder: Path, program: Path, to: Path) -> None:
-    """Copy the description, the calibration of intervals, and one program with its example rows."""
+    """Copy the description, the calibrations, and one program with its example rows."""
     to.mkdir()
     shutil.copy(folder / "model.json", to / "model.json")
-    for path in (folder / CALIBRATION, program / PROGRAM_ABOUT, program / EXAMPLES, *program.glob(f"{PROGRAM}*")):
+    calibrations = (program / name for name in (CALIBRATION, ABSTENTION))
+    for path in (*calibrations, program / PROGRAM_ABOUT, program / EXAMPLES, *program.glob(f"{PROGRAM}*")):
         if path.exists():
             shutil.copy(path, to / path.name)
 

@@ -20,8 +20,8 @@ from ratchet.kinds.protocol import Arrays, Unencoded, go_on
 from ratchet.kinds.raw_values import check_rows, texts_in
 from ratchet.kinds.registry import kind_of
 from ratchet.monitoring.sketch import REFERENCE
+from ratchet.serving.versions.additions import VersionAdditions
 from ratchet.serving.versions.text_limit import check_texts
-from ratchet.serving.versions.version_regions import VersionRegions
 from ratchet.tokens.tokenizers import PADDING
 
 __all__ = ["SIZES", "Identity", "LoadedVersion", "can_replace"]
@@ -63,7 +63,7 @@ class LoadedVersion:
         engine: "onnxruntime", or "torch" for a model that was stored without a program.
         kind: of its samples.
         sizes: batch sizes that may be computed: in each of them a row gets the same bits.
-        regions: its prediction intervals or sets.
+        additions: what it can add to its predictions.
         token_seconds: that a language model needs for one token; else 0.
         has_weights: whether it came with the weights of the PyTorch model.
     """
@@ -93,7 +93,9 @@ class LoadedVersion:
             if self.kind.has_user_code:
                 self.spec = self._torch.spec  # which finds the code beside the model
             _ = self.spec.input.prepared
-            self.regions = VersionRegions(str(identity), self.spec.target, folder)
+            own = program.path.parent if isinstance(program, Program) else folder  # each variant has its calibrations
+            called = str(identity) if name == FULL else f"{identity} ({name})"
+            self.additions = VersionAdditions(called, self.spec.target, own)
             self._run: Callable[[Arrays], NDArray[np.float32]] = (
                 replace(program, threads=threads).predict
                 if isinstance(program, Program)
@@ -101,7 +103,7 @@ class LoadedVersion:
             )
             self.sizes = SIZES if is_language else self._reliable_sizes()
             self.token_seconds = self._token_seconds() if is_language else 0.0
-            check_examples(program.path.parent if isinstance(program, Program) else folder, self._run, self.spec.target)
+            check_examples(own, self._run, self.spec.target)
         except RegistryError as error:
             raise RegistryError(f"{identity}: {error}") from error
         except Exception as error:  # of onnxruntime, torch or a user's code: they have no common base

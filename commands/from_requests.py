@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 from ratchet import settings
+from ratchet.counts import count_of
 from ratchet.errors import DataError
 from ratchet.monitoring.labelled_set import training_hours, write_labelled_set
 from ratchet.monitoring.retraining import ON_DRIFT
@@ -35,9 +36,10 @@ def print_labelled_set(workspace: Workspace, name: str, *, to_label: bool) -> No
     with workspace.hold("ratchet data from-requests"):
         written = write_labelled_set(workspace, params, StoredSpecs(workspace, params), folder)
     counts = ", ".join(f"{count:,} {split}" for split, count in written.requests.items()) or "none"
-    echo(f"{folder}: {sum(written.requests.values()):,} labelled requests ({counts}), {written.added:,} of them new")
+    size = count_of(sum(written.requests.values()), "labelled request")
+    echo(f"{folder}: {size} ({counts}), {written.added:,} of them new")
     for reason, count in written.left_out.items():
-        echo(f"left out: {count:,} labels: {reason}")
+        echo(f"left out: {count_of(count, 'label')}: {reason}")
     if written.left_out:
         echo(f"each of them: {folder / 'left-out.parquet'}")
     changes = " ".join(shlex.quote(f"{key}={json.dumps(value)}") for key, value in written.settings.items())
@@ -53,4 +55,4 @@ def _print_rows_to_label(workspace: Workspace, params: Params, path: Path) -> No
             f"{log_folder(workspace.project)}: no request with its input and without a label. Fix: `ratchet set "
             "serving.log_inputs=keep`, and wait for requests"
         )
-    echo(f"{path}: {len(rows)} requests without a label. next: POST their labels to /v1/labels")
+    echo(f"{path}: {count_of(len(rows), 'request')} without a label. next: POST their labels to /v1/labels")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
 from ratchet import settings
+from ratchet.counts import count_of
 from ratchet.errors import SettingsError
 from ratchet.registry.run_trash import RunTrash, bytes_on_disk
 from ratchet.settings.model import Params
@@ -83,7 +84,7 @@ def undo(workspace: Workspace) -> None:
                 staying += 1
                 echo(f"note: {path} exists again, so the one in {folder.folder} stays there")
             folder.close()
-    restored = f"{'the rest' if staying else 'everything'} back, and restored {runs} MLflow run{'s' * (runs != 1)}"
+    restored = f"{'the rest' if staying else 'everything'} back, and restored {count_of(runs, 'MLflow run')}"
     echo(f"moved {restored}" if folders else "the trash is empty: nothing to move back")
 
 

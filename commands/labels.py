@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ratchet import files, settings
 from ratchet.augmentations import entries
+from ratchet.counts import count_of
 from ratchet.data.checks.label_errors import Judgement, fold_of, judge
 from ratchet.data.manifest import Manifest
 from ratchet.errors import DataError
@@ -139,9 +140,12 @@ class _Recipe:
     pretrained: Path | None = None
 
     def summary(self, folds: int) -> str:
-        plan = self.plan
-        mirrored = "with" if _mirrors(plan) else "without"
-        return f"{folds} models ({self.spec.called}), {plan.epochs} epochs each, {mirrored} mirrored images"
+        epochs = count_of(self.plan.epochs, "epoch")
+        return f"{folds} models ({self.spec.called}), {epochs} each, {self.mirrored} mirrored images"
+
+    @property
+    def mirrored(self) -> str:
+        return "with" if _mirrors(self.plan) else "without"
 
 
 def _recipes(params: Params, workspace: Workspace, manifest: Manifest, *, rows: int, epochs: int) -> list[_Recipe]:
@@ -225,7 +229,9 @@ class _CrossValidation:
             inputs = training.TrainingInputs(others, validation, recipe.spec, plan, recipe.pretrained)
             for event in training.fit(inputs, store=store):
                 if isinstance(event, training.Points | training.Epoch):
-                    note = f"model {self._done + 1} of {self._runs}"
+                    note = (
+                        f"model {self._done + 1} of {self._runs}: fold {number + 1}, {recipe.mirrored} mirrored images"
+                    )
                     self._progress.update(self._done * per_run + event.step, self._runs * per_run, note)
                 while store.ended:
                     epoch, weights = store.ended.popitem()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ratchet import settings
+from ratchet.counts import count_of
 from ratchet.data.manifest import Manifest
 from ratchet.data.reading.subset import PER_CLASS
 from ratchet.errors import DataError, RatchetError, RegistryError, SettingsError
@@ -174,7 +175,7 @@ class _Preflight:
 
     def _found(self, otherwise: str) -> str:
         count = len(self.findings)
-        return f"{count} finding{'s' * (count > 1)}, see below" if count else otherwise
+        return f"{count_of(count, 'finding')}, see below" if count else otherwise
 
     def _rows(self, params: Params, sampled: int, batch_size: int) -> int:
         """Return the number of training samples of the packed set; enough for a batch where it has another source."""
@@ -187,12 +188,12 @@ class _Preflight:
 
         Hooks.load(params.training.hooks, self.workspace)
         trained = train(tiny, scratch, progress=self)
-        return f"{trained.name}: {trained.steps} steps, checkpoints and best model saved"
+        return f"{trained.name}: {count_of(trained.steps, 'step')}, checkpoints and best model saved"
 
     def _evaluate(self, tiny: Params, scratch: ScratchProject) -> str:
         from tasks.evaluate import evaluate
 
-        return f"{evaluate(tiny, scratch, progress=self).rows} test samples predicted and measured"
+        return f"{count_of(evaluate(tiny, scratch, progress=self).rows, 'test sample')} predicted and measured"
 
     def _register(self, tiny: Params, scratch: ScratchProject) -> str:
         from tasks.register import register

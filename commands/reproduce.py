@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from commands.rebuild import Rebuild, Recipe
 from commands.tensor_difference import tensor_difference
 from ratchet import files, settings
+from ratchet.counts import count_of
 from ratchet.errors import RegistryError, WorkspaceError
 from ratchet.provenance.archive import Archive
 from ratchet.provenance.comparison import changes, environment_changes
@@ -137,7 +138,7 @@ def _print_recipe(recipe: Recipe, version: str, run_id: str) -> None:
         "code": f"commit {record.git_commit}{patched}",
         "changed": "; ".join(map(str, record.code_changes)),
         "data": f"{recipe.data}, from {recipe.place}",
-        "machine": f"{hardware.processor}, {threads} thread{'s' * (threads != 1)}, {gpus}",
+        "machine": f"{hardware.processor}, {count_of(threads, 'thread')}, {gpus}",
         "left out": f"of the uncommitted files: {', '.join(record.git_left_out)}" if record.git_left_out else "",
     }
     for caption, text in lines.items():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from commands.app import exit_on_sigterm, interruptible, new_group, project_folder
+from ratchet.counts import count_of
 from ratchet.terminal_lines import echo, echo_table
 from ratchet.workspace import Workspace
 
@@ -90,7 +91,7 @@ def stop(study: Name = None) -> None:
         store = _store(workspace, study)
         running = sum(trial.state == "running" for trial in store.require().trials)
         store.save(stop=True)
-        echo(f"{store.name}: its workers end after their current epoch; {running} trials are running")
+        echo(f"{store.name}: its workers end after their current epoch; running now: {count_of(running, 'trial')}")
 
 
 @search.command()

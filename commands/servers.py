@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from commands.app import Panel, new_group
+from ratchet.counts import count_of
 from ratchet.terminal_lines import echo
 from ratchet.workspace import Workspace
 
@@ -182,7 +183,7 @@ def _line(status: "ServerStatus") -> str:
         return f"{title}: {where}"
     uptime = f" for {_span(time.time() - service.began)}" if status.state == "up" else ""
     process = f" (process {service.pid})" if service.pid and status.state != "down" else ""
-    restarts = f", restarted {service.restarts} time{'s' if service.restarts > 1 else ''}" if service.restarts else ""
+    restarts = f", restarted {count_of(service.restarts, 'time')}" if service.restarts else ""
     fix = {
         "silent": f". Fix: `ratchet logs {service.name}` may say why, `ratchet up` restarts it",
         "restarting": f". `ratchet logs {service.name}` says why it died",

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 from ratchet import files
+from ratchet.counts import count_of
 from ratchet.monitoring.drift_text import lines
 from ratchet.monitoring.quality import quality_lines
 from ratchet.monitoring.watch import current_versions, monitor_of
@@ -22,14 +23,14 @@ def print_requests(workspace: Workspace) -> None:
     if not hours:
         echo("No requests are logged. `ratchet serve` logs them where `serving.log` is true.")
     for hour in hours:
-        text = f"{hour.hour} UTC  {hour.version}  {hour.requests} requests, {hour.rows} rows, median "
-        echo(f"{text}{hour.seconds * 1000:.1f} ms{_quality(hour)}")
+        size = f"{count_of(hour.requests, 'request')}, {count_of(hour.rows, 'row')}"
+        echo(f"{hour.hour} UTC  {hour.version}  {size}, median {hour.seconds * 1000:.1f} ms{_quality(hour)}")
 
 
 def _quality(hour: HourOfVersion) -> str:
     if not hour.labels:
         return ""
-    text = f"; {hour.labels} labels"
+    text = f"; {count_of(hour.labels, 'label')}"
     if hour.quality is None:
         return text
     low, value, high = hour.quality.low, hour.quality.value, hour.quality.high
@@ -46,8 +47,9 @@ def print_shadow(workspace: Workspace, *, by: str) -> None:
     for pair in pairs:
         part = f"  {by}={pair.part}" if by else ""
         echo(
-            f"{pair.shadow} beside {pair.served}{part}  {pair.requests} requests, {pair.rows} rows"
-            f"{_shadow_quality(pair)}, median {pair.seconds * 1000:.1f} ms, served {pair.served_seconds * 1000:.1f} ms",
+            f"{pair.shadow} beside {pair.served}{part}  {count_of(pair.requests, 'request')}, "
+            f"{count_of(pair.rows, 'row')}{_shadow_quality(pair)}, "
+            f"median {pair.seconds * 1000:.1f} ms, served {pair.served_seconds * 1000:.1f} ms",
         )
 
 

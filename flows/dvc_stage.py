@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ratchet import files
+from ratchet.counts import count_of
 from ratchet.errors import RatchetError, WorkspaceError, first_line
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
@@ -105,7 +106,7 @@ def _adopt_sources(repo: Any, stage: Any, say: Callable[[str], None]) -> None:
 
 def _size(out: Any) -> str:
     counts = {"file": out.meta.nfiles, "byte": out.meta.size or 0}
-    return ", ".join(f"{n:,} {noun}{'s' * (n != 1)}" for noun, n in counts.items() if n is not None)
+    return ", ".join(count_of(n, noun) for noun, n in counts.items() if n is not None)
 
 
 def _require_whole(source: Any) -> None:

@@ -16,6 +16,7 @@ from flows.run_names import run_name
 from flows.run_records import recorded_run, recording
 from flows.stages import ingest_stage
 from ratchet import settings
+from ratchet.counts import count_of
 from ratchet.errors import RatchetError
 from ratchet.references import require_references
 from ratchet.registry.access import require, user
@@ -112,7 +113,7 @@ def join_task(params: Params, workspace: Workspace, name: str) -> "State[Study]"
 
 def _summary(study: Study) -> str:
     """Return the result of a study as one sentence."""
-    return f"{study.name}: {len(study.searched)} trials. {score_sentence(study)}"
+    return f"{study.name}: {count_of(len(study.searched), 'trial')}. {score_sentence(study)}"
 
 
 def _publish(result: Searched) -> None:

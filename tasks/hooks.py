@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ratchet.counts import count_of
 from ratchet.errors import TrainingError, first_line
 from ratchet.training.custom_code import CustomCode
 from ratchet.workspace import Workspace
@@ -101,7 +102,7 @@ class _Hook:
     @property
     def summary(self) -> str:
         """Calls, time and errors."""
-        text = f"{self.name}: {self.calls:,} call{'s' * (self.calls != 1)}, {self.seconds:.1f} s"
+        text = f"{self.name}: {count_of(self.calls, 'call')}, {self.seconds:.1f} s"
         times = "once," if self.failures == 1 else f"{self.failures:,} times, first"
         return f"{text}, failed {times} {self.error}" if self.failures else text
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ratchet import files
+from ratchet.counts import count_of
 from ratchet.data.manifest import Manifest
 from ratchet.registry.provenance_record import ContinuedCode, Provenance
 from ratchet.registry.runs import NAME
@@ -47,7 +48,7 @@ class TrainedModel:
     def summary(self) -> str:
         """One line: the model, its best epoch and its steps."""
         best = f"best {self.best_metric} {self.best_value:.4f} at epoch {self.best_epoch}"
-        return f"{self.name}: {best}, {self.steps:,} steps"
+        return f"{self.name}: {best}, {count_of(self.steps, 'step')}"
 
 
 def record_training(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ratchet import files, settings, urls
+from ratchet.counts import count_of
 from ratchet.data.manifest import Manifest
 from ratchet.evaluation.problems import read_metrics
 from ratchet.settings.model import Params
@@ -124,7 +125,7 @@ def _model(params: Params, workspace: Workspace) -> dict[str, Any]:
         "model": trained.name,
         "parameters": _numbers(model),
         "initial weights": "random weights" if params.model.pretrained == "none" else params.model.pretrained,
-        "trained for": f"{trained.steps:,} steps",
+        "trained for": count_of(trained.steps, "step"),
         "best epoch": trained.best_epoch,
         trained.best_metric: trained.best_value,
         "temperature": measured["temperature"],

@@ -80,6 +80,12 @@ def test_the_difference_is_a_paired_bootstrap_with_the_settings() -> None:
     assert len(answers.better) - len(answers.worse) == round(200 * expected.value)
 
 
+def test_one_sample_is_not_counted_as_several() -> None:
+    answers = compare_answers(predictions("ab", "cc", "cd"), predictions("ab", "cc", "cc"), {})
+    assert answers.summary.startswith("On the 2 test samples in common, ")
+    assert answers.summary.endswith(" to right: 1 sample; right to wrong: 0.")
+
+
 def test_without_common_samples_there_is_no_difference() -> None:
     answers = compare_answers(predictions("ab", "cc", "cc"), predictions("cd", "cc", "dd"), {})
     assert answers.accuracy is None

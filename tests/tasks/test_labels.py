@@ -22,9 +22,11 @@ class Quiet:
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, int]] = []
+        self.notes: list[str] = []
 
     def update(self, done: int, total: int, note: str = "") -> None:
         self.calls.append((done, total))
+        self.notes.append(note)
 
     def say(self, text: str) -> None:
         raise AssertionError(text)
@@ -81,7 +83,12 @@ def test_planted_wrong_labels_rank_first(digits) -> None:
 
 def test_random_labels_are_not_flagged(digits) -> None:
     change_labels(digits, lambda labels: np.random.default_rng(1).permutation(labels))
-    checked = check_labels(settings.load(digits.params), digits, folds=2, epochs=1, progress=Quiet())
+    progress = Quiet()
+    checked = check_labels(settings.load(digits.params), digits, folds=2, epochs=1, progress=progress)
+    first, second, third = dict.fromkeys(progress.notes)
+    assert first == "model 1 of 3: fold 1, without mirrored images"
+    assert second == "model 2 of 3: fold 1, with mirrored images"
+    assert third.startswith("model 3 of 3: fold 2, with")
     assert checked.judgement.flagged == 0
     assert any("not better than chance" in line for line in summary_lines(checked, Path("labels.csv")))
 

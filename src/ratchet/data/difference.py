@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from ratchet.counts import count_of
+
 __all__ = ["COLUMNS", "Difference", "difference"]
 
 COLUMNS = ("id", "split", "class", "content")
@@ -57,7 +59,7 @@ class Difference:
     def summary(self) -> str:
         """Summary in one line."""
         changes = ", ".join(f"{count:,} {name}" for name, count in self.counts().items()) or "no sample differs"
-        return f"{self.rows[0]:,} samples before, {self.rows[1]:,} after: {changes}"
+        return f"{count_of(self.rows[0], 'sample')} before, {self.rows[1]:,} after: {changes}"
 
 
 def difference(before: pl.DataFrame, after: pl.DataFrame) -> Difference:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ratchet.counts import count_of
 from ratchet.evaluation.intervals import Interval, difference_of, mean_of, share_interval
 from ratchet.evaluation.metrics import NamedMetric
 from ratchet.evaluation.slices import Slice, rows_by_slice, thirds
@@ -248,15 +249,15 @@ def quality_lines(requests: Path, names: "set[str]") -> list[str]:
     versions, lost = _versions(requests)
     texts = {name: _text(version.quality()) for name, version in sorted(versions.items()) if name in names}
     lines = [f"{name}: {text}" for name, text in texts.items() if text]
-    return [*lines, f"not used: {lost:,} labels of rows that the log does not have"] if lost else lines
+    return [*lines, f"not used: {count_of(lost, 'label')} of rows that the log does not have"] if lost else lines
 
 
 def _text(quality: Quality) -> str:
     texts = []
     if quality.labelled:
-        texts.append(f"{_mean(quality.metric, quality.labelled)} of {quality.labels:,} labelled rows")
+        texts.append(f"{_mean(quality.metric, quality.labelled)} of {count_of(quality.labels, 'labelled row')}")
     elif quality.labels:
-        texts.append(f"{quality.labels} labels, too few")
+        texts.append(f"{count_of(quality.labels, 'label')}, too few")
     if quality.powered:
         texts.append(f"{_share(quality.powered)} of all {quality.rows:,} rows, from labels and confidence")
     if quality.expected:
@@ -264,7 +265,7 @@ def _text(quality: Quality) -> str:
     if quality.corrected:
         texts.append(f"{quality.corrected:,} labels contradict an earlier one of their row: the newest counts")
     worse = [
-        f"{each.column}={each.value} ({_mean(quality.metric, each.mean)} of {each.rows:,} labels)"
+        f"{each.column}={each.value} ({_mean(quality.metric, each.mean)} of {count_of(each.rows, 'label')})"
         for each in quality.slices
         if each.is_worse
     ]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ratchet import files
+from ratchet.counts import count_of
 from ratchet.errors import NoRequests, PlatformError, RatchetError
 from ratchet.monitoring.labelled_rows import SpecOf
 from ratchet.monitoring.labelled_set import LabelledSet, training_hours, write_labelled_set
@@ -106,10 +107,12 @@ def _missing_labels(
     fix = f"send the labels of the requests in {path} to /v1/labels; the training begins when they are there"
     if not len(to_label):
         fix = "set serving.log_inputs=keep, and wait for requests: the log has none with its input and without a label"
-    left_out = "".join(f"; left out: {count:,} labels: {reason}" for reason, count in dataset.left_out.items())
+    left_out = "".join(
+        f"; left out: {count_of(count, 'label')}: {reason}" for reason, count in dataset.left_out.items()
+    )
     return NotTrained(
-        f"not trained: {new:,} new labelled requests, monitoring.min_labels is {params.monitoring.min_labels:,}"
-        f"{left_out}. Fix: {fix}",
+        f"not trained: {count_of(new, 'new labelled request')}, monitoring.min_labels is "
+        f"{params.monitoring.min_labels:,}{left_out}. Fix: {fix}",
         needs_labels=True,
     )
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ratchet.counts import count_of
 from ratchet.evaluation.intervals import Interval, paired_difference
 from ratchet.evaluation.predictions import Predictions
 from ratchet.settings import dotted
@@ -99,9 +100,9 @@ class AnswerComparison:
         unit, right, wrong = self.terms
         result = "significantly better" if low > 0 else "significantly worse" if high < 0 else "not significant"
         return (
-            f"On the {self.common:,} test samples in common, B is {value:+.2f} {unit} "
+            f"On the {count_of(self.common, 'test sample')} in common, B is {value:+.2f} {unit} "
             f"({100 * self.confidence:.0f} % CI {low:+.2f} to {high:+.2f}): {result}. "
-            f"{right}: {len(self.better):,} samples; {wrong}: {len(self.worse):,}."
+            f"{right}: {count_of(len(self.better), 'sample')}; {wrong}: {len(self.worse):,}."
         )
 
 

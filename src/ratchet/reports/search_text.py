@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from ratchet.counts import count_of
 from ratchet.reports.number_text import percent, setting, shown
 from ratchet.search.finalists import Finalist, winner
 from ratchet.search.optuna_view import pareto_front
@@ -109,7 +110,7 @@ def summary(study: Study) -> list[str]:
     first = (
         f"Study {study.name} {state if study.state == 'running' else f'has ended{end}'}. "
         f"{len(study.searched):,} of {study.search.trials:,} trials ({counts(study) or 'none yet'}), "
-        f"{epochs:,} epochs, {study.cpu_hours:.2f} CPU-hours."
+        f"{count_of(epochs, 'epoch')}, {study.cpu_hours:.2f} CPU-hours."
     )
     best = winner(study)
     lines = [first, score_sentence(study), regression_sentence(study, best) if best else "", before_sentence(study)]

@@ -4,7 +4,6 @@ They run between two events, in the first process of a training. They get no mod
 process is put back (`ratchet.training.process_state`), so the weights are those of a training without hooks.
 """
 
-import copy
 import inspect
 import time
 import traceback
@@ -192,7 +191,7 @@ class Hooks:
                 epoch=len(self.history) if epoch is None else epoch,
                 metrics=dict(metrics or {}),
                 best=self.has_best and event in ("epoch", "checkpoint"),
-                history=copy.deepcopy(self.history),
+                history=[dict(row) for row in self.history],
             )
             if message := hook.call(record, weights):
                 yield step, message

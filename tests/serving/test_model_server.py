@@ -1012,11 +1012,11 @@ def test_shadow_answers_go_to_the_log_only(serve: Callable[..., Served], registr
     assert set(logged()["model"]) == {shadow}
     answers = np.array(logged()["prediction"].to_list(), np.float32)
     np.testing.assert_allclose(answers, expected(served, shadow, ROWS[name][:4]), atol=1e-5)
-    assert f"{shadow}/1 beside {name}/1  1 requests, 4 rows" in served.project.good("ratchet", "shadow")
+    assert f"{shadow}/1 beside {name}/1  1 request, 4 rows" in served.project.good("ratchet", "shadow")
     if name == "table":
         output = served.project.good("ratchet", "shadow", "--by", "class")
-        assert "class=first  1 requests, 2 rows" in output
-        assert "class=(not in the training rows)  1 requests, 1 rows" in output
+        assert "class=first  1 request, 2 rows" in output
+        assert "class=(not in the training rows)  1 request, 1 row" in output
     assert f"the answer {alone['id']} of {name} version 1 to 4 rows" in served.project.good(
         "ratchet", "trace", alone["id"]
     )
@@ -1130,7 +1130,7 @@ def test_failing_shadow_is_counted_and_compared(serve: Callable[..., Served], re
 
     until(lambda: failed() == 2.0)
     assert "failing@champion failed: white" in served.get("/v1/models")[1]["models"][0]["shadow_problem"]
-    wanted = "failing/1 beside image/1  1 requests, 4 rows, 2 failed, agreement"
+    wanted = "failing/1 beside image/1  1 request, 4 rows, 2 failed, agreement"
     until(lambda: wanted in served.project.good("ratchet", "shadow"))
 
 

@@ -4,6 +4,7 @@ A temporary project trains the built-in digits in a pseudo-terminal, starts the 
 Prefect's worker. Then a headless browser visits the pages.
 """
 
+import base64
 import contextlib
 import fcntl
 import io
@@ -34,6 +35,8 @@ from browser import Browser, chromium  # noqa: E402
 from ports import reserved_port  # noqa: E402
 from waiting import until  # noqa: E402
 
+from ratchet.data.sources.digits import Digits  # noqa: E402
+
 COLUMNS = 100
 SHOWN_FOLDER = "/home/you/models/digits"  # as long as /tmp/tmpXXXXXXXX/digits, so that lines break as they do there
 # Lines with what differs from machine to machine and from run to run; they are left out, with their continuations.
@@ -42,6 +45,16 @@ RATES_AND_TIMES = re.compile(r"\s+([\d,.]+/s\b|\d+:\d\d:\d\d).*")  # at the end 
 SEQUENCES = re.compile(r"\x1b\[\?\d+[hl]")  # hide and show the cursor
 FONTS = re.compile(r"@font-face \{\{.*?\}\}\s*", re.DOTALL)  # of another host
 READY = "while (!(() => {%s})()) await new Promise(done => setTimeout(done, 100));"
+
+UPLOAD = """
+const bytes = Uint8Array.from(atob("%s"), letter => letter.charCodeAt(0));
+const list = new DataTransfer();
+list.items.add(new File([bytes], "four.png", { type: "image/png" }));
+const chooser = document.getElementById("file");
+chooser.files = list.files;
+chooser.dispatchEvent(new Event("change"));
+document.getElementById("predict").click();
+"""
 
 
 # --- The terminal -----------------------------------------------------------------------------------------------------
@@ -156,25 +169,31 @@ def shoot(browser: Browser, name: str, url: str, size: tuple[int, int], ready: s
     browser.resize(*size, scale=1.5)
     browser.open(url)
     browser.run(READY % ready)
-    browser.run(prepare + "document.documentElement.style.overflow = 'hidden';")
-    browser.run("await new Promise(done => setTimeout(done, 1500))")  # fonts, and the end of movements
+    browser.run(prepare)
+    browser.run("await new Promise(done => setTimeout(done, 5000))")  # fonts, and the end of movements
+    browser.run("document.documentElement.style.overflow = 'hidden'; scrollTo(0, 0);")
     image = Image.open(io.BytesIO(browser.image())).convert("RGB")
     image.quantize(128, dither=Image.Dither.NONE).save(IMAGES / f"{name}.png", optimize=True)
     print(f"{name}.png: {(IMAGES / f'{name}.png').stat().st_size / 1024:.0f} KiB", flush=True)
+
+
+def digit() -> str:
+    """Return one of the digits as PNG in base 64."""
+    content = io.BytesIO()
+    Digits().read("00004")[0].save(content, "png")
+    return base64.b64encode(content.getvalue()).decode()
 
 
 def shoot_servers(browser: Browser, project: Project, run: str) -> None:
     """Visit the pages of MLflow, Prefect and the model server."""
     shown = "return document.body.innerText.includes('%s')"
     runs = "#/experiments/1/runs?workflowType=machine_learning&viewStateShareKey=gate"
-    close = (
-        'for (const each of document.querySelectorAll(\'[aria-label="Close"], [aria-label="close"]\')) each.click();'
-    )
-    shoot(browser, "mlflow", f"{project.address('mlflow')}/{runs}", (1400, 520), shown % "matching runs", close)
+    close = "for (const each of document.querySelectorAll('[aria-label=\"Close\" i]')) each.click();"
+    shoot(browser, "mlflow", f"{project.address('mlflow')}/{runs}", (1800, 560), shown % "matching runs", close)
     shoot(browser, "prefect", f"{project.address('prefect')}/runs/flow-run/{run}", (1200, 570), shown % "Artifacts")
-    answered = "document.getElementById('sample').click();" + READY % "return document.querySelector('.ids')"
+    answered = UPLOAD % digit() + READY % "return document.querySelector('.ids')"
     form = "return document.getElementById('sample')?.offsetParent"
-    shoot(browser, "server", project.address("serving"), (1100, 620), form, answered)
+    shoot(browser, "server", project.address("serving"), (1100, 860), form, answered)
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from ratchet.evaluation.problems import read_metrics
 from ratchet.settings import example_files
 from ratchet.training import open_split
 
-__all__ = ["measure"]
+__all__ = ["measure", "prepared_project"]
 
 _STEPS = {"adult": 1_500, "bike": 1_500, "days": 1_500, "fashion": 150}
 _TABLES: Mapping[str, tuple[str, Mapping[str, object]]] = {
@@ -47,7 +47,7 @@ def _measured(name: str, rounds: int, steps: int) -> list[Row]:
     shares, sizes, rows = list[Row](), list[float](), list[Row]()
     for seed in range(rounds):
         with scratch() as folder:
-            project = _project(name, folder, {"seed": seed, "training.max_steps": steps})
+            project = prepared_project(name, folder, {"seed": seed, "training.max_steps": steps})
             if project is None:
                 return [Row(f"coverage: {name}", "no such file in RATCHET_DATASETS", "not measured")]
             for stage in ("train", "evaluate"):
@@ -74,7 +74,7 @@ def _coverage(name: str, seed: int, metrics: Metrics) -> Row:
     return Row(f"coverage of 90 % intervals or sets: {name}", condition, figure, *claim)
 
 
-def _project(name: str, folder: Path, changes: Mapping[str, object]) -> Project | None:
+def prepared_project(name: str, folder: Path, changes: Mapping[str, object]) -> Project | None:
     """Return a project in `folder` with the ingested set, or None if its file is absent."""
     if name in _TABLES:
         table, differs = _TABLES[name]

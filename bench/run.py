@@ -24,6 +24,7 @@ from bench import (
     latency,
     manifest,
     memory,
+    novelty,
     precision,
     processes,
     recipe,
@@ -44,7 +45,7 @@ from bench.report import Row, end_in_order, machine, options, show
 _NAMES = (
     "throughput", "checkpoints", "memory", "first_step", "first_model", "flow", "precision", "ingest", "manifest",
     "processes", "recipe", "coverage", "gate_errors", "latency", "tokens", "texts", "tables", "tabular", "table_steps",
-    "serving", "serving_overload", "serving_processes", "search", "wrong_labels", "drift", "intervals",
+    "serving", "serving_overload", "serving_processes", "search", "wrong_labels", "drift", "intervals", "novelty",
 )  # fmt: skip
 
 
@@ -102,6 +103,8 @@ def _measure(name: str, arguments: argparse.Namespace) -> list[Row]:
             return latency.measure(100, load=4, quick=quick)
         case "intervals":
             return intervals.measure(min(rounds, 3), quick=quick)
+        case "novelty":
+            return novelty.measure(1, quick=quick)
         case "tables":
             return tables.measure(min(rounds, 3), quick=quick)
         case "texts":

@@ -165,12 +165,14 @@ class ModelVersion:
         column: str | None = None,
         interval: float | None = None,
         abstain: float | None = None,
+        novelty: bool = False,
     ) -> "polars.DataFrame":
         """Score files, as `ratchet predict` does: images, tables, texts, folders of them, or patterns such as *.jpg.
 
         `column` is the one with the texts of a text model, `interval` the level of prediction intervals or sets, such
-        as 0.9. With `abstain`, an error rate such as 0.02, unsure rows have no class. A row without an answer has the
-        reason in `refused`; a file that cannot be read is named by a warning.
+        as 0.9. With `abstain`, an error rate such as 0.02, unsure rows have no class; with `novelty`, each row has how
+        unusual it is. A row without an answer has the reason in `refused`; a file that cannot be read is named by a
+        warning.
 
         Raises:
             RatchetError: no row could be read, or there is no such file.
@@ -183,6 +185,7 @@ class ModelVersion:
             options += ["--column", column] if column else []
             options += ["--interval", str(interval)] if interval is not None else []
             options += ["--abstain", str(abstain)] if abstain is not None else []
+            options += ["--novelty"] if novelty else []
             try:
                 run_command(self.workspace, "predict", *options, "--", *_files(paths))
             except CommandEnded as error:

@@ -251,6 +251,7 @@ def predict(
     column: Annotated[str | None, typer.Option(metavar="NAME", help="Column with the texts of a text model.")] = None,
     interval: IntervalLevel = None,
     abstain: ErrorRate = None,
+    novelty: Annotated[bool, typer.Option("--novelty", help="Add how unusual each row is: 0 to 1.")] = False,
 ) -> None:
     """Score files by a registered model. The column `refused` says why a row has no answer.
 
@@ -263,7 +264,7 @@ def predict(
     exit_on_sigterm()
     inputs, written = absolute(paths, base=Path.cwd()), out.resolve() if out else None
     folder = absolute([output], base=Path.cwd())[0] if output else ""
-    request = Request(inputs, folder, model, column, shard_rows, again, interval, abstain)
+    request = Request(inputs, folder, model, column, shard_rows, again, interval, abstain, novelty)
     with project_folder() as workspace:
         from commands.predict import predict as score_files
         from commands.predict import predict_shards

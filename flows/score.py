@@ -36,6 +36,7 @@ def score_flow(
     again: bool = False,
     interval: Annotated[float, Field(ge=0, lt=1)] = 0,
     abstain: Annotated[float, Field(ge=0, lt=1)] = 0,
+    novelty: bool = False,
 ) -> "State[Scored]":
     """Score files by a registered version, into a folder of shards. A retry continues at the first unfinished shard.
 
@@ -48,6 +49,7 @@ def score_flow(
         again: Delete the answers of an earlier run in this folder first.
         interval: Level of prediction intervals or sets of classes, such as 0.9. 0: without them.
         abstain: Error rate among the answered rows, such as 0.02; unsure rows have no class. 0: all are answered.
+        novelty: Add how unusual each row is, from 0 to 1.
     """
     log_errors_without_traceback()
     try:
@@ -56,7 +58,7 @@ def score_flow(
             params = settings.load(workspace.params)
             paths = absolute([inputs] if isinstance(inputs, str) else inputs, base=workspace.root)
             (folder,) = absolute([output], base=workspace.root)
-            options = (shard_rows or None, again, interval or None, abstain or None)
+            options = (shard_rows or None, again, interval or None, abstain or None, novelty)
             request = Request(paths, folder, model or None, column or None, *options)
             state: State[Any] = score_task(whole(params), workspace, request, return_state=True)
             scored: Scored = state.result()

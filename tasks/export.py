@@ -134,8 +134,8 @@ class _Variants:
         columns = slice_columns(packed, evaluation)
         measured = measure(variant, program, self._samples("test"), predictions, columns, evaluation)
         if len(targets := np.asarray(open_split(packed, "validation", self.input_spec).targets)):
-            samples, confidence = self._samples("validation"), evaluation.confidence
-            stored = calibrations(variant, samples, targets, predictions.target, confidence=confidence)
+            samples, test = self._samples("validation"), (self._samples("test"), len(predictions.ids))
+            stored = calibrations(variant, samples, targets, predictions.target, test, evaluation.confidence)
             for file, calibration in stored.items():
                 files.write_json(folder / file, to_plain(calibration))
         return measured

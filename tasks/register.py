@@ -316,10 +316,14 @@ def _open_run(promotions: "Promotions", key: str, weights: str) -> "Run":
 
 def _stored_beside(workspace: Workspace, spec: "ModelSpec") -> dict[str, object]:
     """Return what is stored with the model: the bins of its test rows, and the calibration of what it may add."""
+    from ratchet.evaluation.coverage import served
+    from ratchet.evaluation.predictions import read_predictions
     from ratchet.evaluation.problems import read_metrics
     from ratchet.monitoring.reference import reference_of_test_rows
     from ratchet.monitoring.sketch import REFERENCE
     from ratchet.problems.abstention import ABSTENTION
+    from ratchet.problems.named_answers import named_answers
+    from ratchet.problems.novelty import NOVELTY, Novelty
     from ratchet.problems.regions import CALIBRATION
 
     reference = reference_of_test_rows(workspace.packed, workspace.reports / "predictions.parquet", spec)
@@ -327,6 +331,9 @@ def _stored_beside(workspace: Workspace, spec: "ModelSpec") -> dict[str, object]
     coverage, abstention = metrics.coverage, metrics.abstention
     beside: dict[str, object] = {REFERENCE: reference, CALIBRATION: coverage and coverage.calibration}
     beside[ABSTENTION] = abstention and abstention.thresholds
+    if named_answers(spec.target).has_confidence:
+        test = read_predictions(workspace.reports / "predictions.parquet")
+        beside[NOVELTY] = Novelty.of(served(test.target, test.outputs))
     return {name: value for name, value in beside.items() if value is not None}
 
 

@@ -59,6 +59,7 @@ class Request:
         shard_rows: rows of each file of answers; None: as the job began, else `SHARD_ROWS`.
         interval: level of prediction intervals or sets, such as 0.9; None: without them.
         abstain: error rate among the answered rows, such as 0.02; None: every row is answered.
+        novelty: add how unusual each row is.
     """
 
     inputs: tuple[str, ...]
@@ -69,6 +70,7 @@ class Request:
     again: bool = False
     interval: float | None = None
     abstain: float | None = None
+    novelty: bool = False
 
 
 def score(
@@ -253,7 +255,8 @@ def options_of(loaded: LoadedVersion, request: Request) -> AnswerOptions:
         DataError: an option is not allowed, or the version cannot answer it.
     """
     try:
-        return loaded.additions.read({"interval": request.interval, "abstain": request.abstain}, "--")
+        given = {"interval": request.interval, "abstain": request.abstain, "novelty": request.novelty or None}
+        return loaded.additions.read(given, "--")
     except InputError as error:
         raise DataError(str(error)) from None
 

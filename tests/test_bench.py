@@ -26,7 +26,7 @@ def test_every_measurement_can_be_asked_for() -> None:
         [sys.executable, "-m", "bench.run", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
     named = {path.stem for path in (ROOT / "bench").glob("*.py") if "def measure(" in path.read_text()}
-    assert len(named) == 26
+    assert len(named) == 27
     claims = {path.stem for path in (ROOT / "bench").glob("*.py") if "Row(" in path.read_text()}
     assert claims - named == {"run"}
     assert all(name in output for name in named)

@@ -25,6 +25,7 @@ from ratchet.exports.variants import FULL, Measured, Times, Variant
 from ratchet.kinds import image_spec
 from ratchet.kinds.protocol import InputError
 from ratchet.problems.abstention import ABSTENTION
+from ratchet.problems.novelty import NOVELTY, Novelty
 from ratchet.problems.regions import CALIBRATION, Calibration, ClassSets
 from ratchet.serving.versions.loaded import Identity, LoadedVersion
 from ratchet.settings.model import EvaluationSettings, ExportSettings
@@ -132,15 +133,19 @@ def loaded(folder: Path, variant: str) -> LoadedVersion:
 
 
 def test_each_variant_has_the_calibrations_of_its_own_answers(exported: Path, predictions: Predictions) -> None:
+    def samples(rows: np.ndarray) -> tuple[np.ndarray]:
+        return (PIXELS[rows],)
+
     targets = np.arange(ROWS) % SPEC.target.outputs
     stored = [
-        calibrations(program(exported, name), lambda rows: (PIXELS[rows],), targets, SPEC.target, confidence=0.95)
+        calibrations(program(exported, name), samples, targets, SPEC.target, (samples, ROWS), 0.95)
         for name in (FULL, "int8-static")
     ]
     for each, name in zip(stored, (FULL, "int8-static"), strict=True):
         answers = program(exported, name).predict((PIXELS,))
         assert each[CALIBRATION] == Calibration.of(ClassSets.scores(answers, targets))
         assert each[ABSTENTION] == abstention_of(SPEC.target, answers, targets, 0.95)
+        assert each[NOVELTY] == Novelty.of(answers)
     assert stored[0][CALIBRATION] != stored[1][CALIBRATION]
 
 

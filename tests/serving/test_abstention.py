@@ -16,6 +16,7 @@ from ratchet.errors import RegistryError
 from ratchet.kinds import Column, ModelSpec, TableInput
 from ratchet.problems import Classes, Labels, Numbers, Target
 from ratchet.problems.abstention import ABSTENTION, Abstention
+from ratchet.problems.novelty import NOVELTY, Novelty
 from ratchet.serving.app import ModelServer
 from ratchet.serving.batch.row_reader import Batch
 from ratchet.serving.canary import Canary
@@ -141,6 +142,45 @@ def test_openapi_has_abstention(animals: LoadedVersion) -> None:
     assert schemas["Request"]["properties"]["options"]["properties"]["abstain"]["minimum"] == 0.0312345
     assert schemas["Prediction"]["properties"]["class"]["enum"] == [*ANIMALS.names, None]
     assert "abstained" in schemas["Predictions"]["properties"]
+
+
+def test_novelty_is_the_share_of_rows_that_are_less_unusual(tmp_path: Path, animals: LoadedVersion) -> None:
+    plain = version(tmp_path, ANIMALS)
+    wanted = {"input": ROWS, "options": {"novelty": True}}
+    status, refused = ask(plain, "/v1/predict", wanted)
+    assert status == 400
+    assert refused["error"].startswith("options.novelty: model version 1 was registered without novelty scores.")
+    files.write_json(tmp_path / NOVELTY, to_plain(Novelty.of(plain.predict(plain.kind.decode(ROWS[:1], INPUT)))))
+    names = "/v1/predict", "/invocations", "/v2/models/model/infer"
+    numeric = {"dataframe_records": ROWS, "params": {"novelty": True}}
+    tensors = {"inputs": [AGES], "parameters": {"novelty": True, "interval": None}}
+    loaded = LoadedVersion(Identity("model", "1", "run", None), tmp_path)
+    own, mlflow, v2 = (
+        ask(loaded, path, content)[1] for path, content in zip(names, (wanted, numeric, tensors), strict=True)
+    )
+    assert own["novelty"] is True
+    shares = [row["novelty"] for row in own["predictions"]]
+    assert set(shares) <= {0.0, 1.0}
+    assert mlflow["novelty"] == v2["outputs"][1]["data"] == shares
+    batch = Batch(["rows.csv"] * 4, [1, 2, 3, 4], pl.DataFrame({"age": ["5", "20", "41", "60"]}), [""] * 4)
+    assert score(loaded, batch, AnswerOptions(novelty=True))["novelty"].to_list() == shares
+    assert ask(loaded, "/v1/predict", {"input": ROWS, "options": {"novelty": 1}})[0] == 400
+    assert "novelty" not in ask(loaded, "/v1/predict", {"input": ROWS, "options": {"novelty": False}})[1]
+
+
+def test_flat_answers_are_unusual_beside_sure_ones() -> None:
+    random = np.random.default_rng(0)
+    logits = random.normal(size=(5000, 10)) + 6.0 * np.eye(10)[random.integers(0, 10, 5000)]
+    sure, flat = (np.exp(each) / np.exp(each).sum(axis=1, keepdims=True) for each in (logits, logits / 5))
+    novelty = Novelty.of(sure[:2500].astype(np.float32))
+    assert (novelty.rows, len(novelty.quantiles)) == (2500, 1000)
+    usual = novelty.shares(sure[2500:].astype(np.float32))
+    assert np.quantile(usual, [0.1, 0.5, 0.9]) == pytest.approx([0.1, 0.5, 0.9], abs=0.03)
+    assert novelty.shares(flat.astype(np.float32)).mean() > 0.95
+    certain = np.tile(np.array([[1.0, 0.0]], np.float32), (3, 1))
+    assert Novelty.of(certain).shares(certain).tolist() == [0.0] * 3
+    assert Novelty.of(certain).shares(np.array([[np.nan, np.nan], [0.5, 0.5]], np.float32)).tolist() == [1.0, 1.0]
+    assert Novelty.of(np.empty((0, 2), np.float32)).shares(certain).tolist() == [0.0] * 3
 
 
 def test_thresholds_of_another_format_are_named(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from ratchet.exports.variants import Measured, SlicePart, Times
 from ratchet.problems import Target
 from ratchet.problems.abstention import ABSTENTION
 from ratchet.problems.named_answers import named_answers
+from ratchet.problems.novelty import NOVELTY, Novelty
 from ratchet.problems.regions import CALIBRATION, REGIONS, Calibration
 from ratchet.settings.model import EvaluationSettings, ExportSettings
 
@@ -50,7 +51,7 @@ def measure(
     """
     variant, full = (replace(program, threads=1) for program in (variant, full))
     rows, target = len(predictions.ids), predictions.target
-    computed = np.concatenate([variant.predict(samples(part)) for part in batches(np.arange(rows))])
+    computed = _answers(variant, samples, rows)
     ours, theirs = replace(predictions, outputs=target.outputs_of(computed)).checked(), predictions.checked()
     batch = samples(np.arange(min(rows, BATCH)))
     times, full_times = _times(variant, full, batch)
@@ -73,7 +74,12 @@ def measure(
 
 
 def calibrations(
-    variant: Program, samples: Samples, targets: NDArray[Any], target: Target, *, confidence: float
+    variant: Program,
+    samples: Samples,
+    targets: NDArray[Any],
+    target: Target,
+    test: tuple[Samples, int],
+    confidence: float,
 ) -> dict[str, object]:
     """Return the calibrations of what a served variant may add to its predictions, by the names of their files.
 
@@ -82,15 +88,22 @@ def calibrations(
         samples: returns the arrays of some validation samples.
         targets: of all validation samples, at least one.
         target: of the model.
+        test: the same of test samples, and their number.
         confidence: of the bounds of abstention.
     """
-    predictions = np.concatenate([variant.predict(samples(part)) for part in batches(np.arange(len(targets)))])
+    predictions = _answers(variant, samples, len(targets))
     stored = dict[str, object]()
     if regions := REGIONS.get(target.problem):
         stored[CALIBRATION] = Calibration.of(regions.scores(predictions, targets))
     if named_answers(target).has_confidence:
         stored[ABSTENTION] = abstention_of(target, predictions, targets, confidence)
+        stored[NOVELTY] = Novelty.of(_answers(variant, *test))
     return stored
+
+
+def _answers(program: Program, samples: Samples, rows: int) -> NDArray[np.float32]:
+    """Return the predictions of all samples, (rows, outputs)."""
+    return np.concatenate([program.predict(samples(part)) for part in batches(np.arange(rows))])
 
 
 def _times(variant: Program, full: Program, batch: Arrays) -> tuple[Times, Times]:

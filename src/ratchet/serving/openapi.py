@@ -72,7 +72,7 @@ def _schemas(loaded: LoadedVersion) -> Schema:
     intervals = {"intervals": _list(object_schema(fields))} if fields else {}
     intervals |= {name: _list(schema) for name, schema in flags.items()}
     answers = named.schema["properties"] | fields | flags
-    if flags:
+    if "abstained" in flags:
         answers["class"] = {"enum": [*answers["class"]["enum"], None]}
     return {
         "Input": kind.schema(spec.input),
@@ -112,18 +112,21 @@ def _interval(loaded: LoadedVersion) -> Schema:
 
 def _additions(loaded: LoadedVersion) -> Schema:
     """Return the options of what the version can add to its predictions."""
-    abstention = loaded.additions.abstention
-    if abstention is None or not _flags(loaded):
-        return _interval(loaded)
-    about = "error rate among the answered rows; unsure rows have no class"
-    bounds = {"minimum": abstention.lowest, "exclusiveMaximum": 1}
-    return _interval(loaded) | {"abstain": {"type": "number", **bounds, "description": about}}
+    abstention, flags, options = loaded.additions.abstention, _flags(loaded), dict(_interval(loaded))
+    if abstention is not None and "abstained" in flags:
+        about = "error rate among the answered rows; unsure rows have no class"
+        bounds = {"minimum": abstention.lowest, "exclusiveMaximum": 1}
+        options["abstain"] = {"type": "number", **bounds, "description": about}
+    return options | ({"novelty": {"type": "boolean"}} if "novelty" in flags else {})
 
 
 def _flags(loaded: LoadedVersion) -> Schema:
-    """Return the schemas of the fields of abstention; empty: the version has no thresholds."""
+    """Return the schemas of the fields of abstention and novelty that the version has."""
     abstention = loaded.additions.abstention
-    return {"abstained": {"type": "boolean"}} if abstention is not None and abstention.lowest < 1 else {}
+    abstains = {"abstained": {"type": "boolean"}} if abstention is not None and abstention.lowest < 1 else {}
+    about = "share of test samples that are less unusual"
+    novelty = {"type": "number", "minimum": 0, "maximum": 1, "description": about}
+    return abstains | ({"novelty": novelty} if loaded.additions.novelty else {})
 
 
 def _fields(loaded: LoadedVersion) -> Schema:

@@ -52,7 +52,7 @@ class Job:
         inputs: digest of the listing: path, size and time of change or ETag.
         threads: as serving.threads.
         programs: their versions.
-        interval, abstain: as `AnswerOptions`.
+        interval, abstain, novelty: as `AnswerOptions`.
     """
 
     __pydantic_config__ = STRICT
@@ -70,6 +70,7 @@ class Job:
     programs: dict[str, str]
     interval: int | None = None
     abstain: float | None = None
+    novelty: bool | None = None
 
     @classmethod
     def of(
@@ -109,7 +110,7 @@ class Job:
     @property
     def options(self) -> AnswerOptions:
         """Additions to the predictions."""
-        return AnswerOptions(self.interval, self.abstain)
+        return AnswerOptions(self.interval, self.abstain, self.novelty)
 
     @property
     def digest(self) -> str:

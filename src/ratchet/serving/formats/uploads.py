@@ -49,11 +49,13 @@ def read_upload(body: bytes, headers: Mapping[str, str], loaded: LoadedVersion) 
         elif name == "top_k":
             options["top_k"] = _whole_number(value)
         elif name in AnswerOptions._fields:
-            options[name] = _number(value)
+            options[name] = {b"true": True, b"false": False}.get(value, _number(value))
         elif name == "model":
             content["model"] = value.decode(errors="replace")
         else:
-            raise InputError(f"{name[:100]}: unknown field; allowed: abstain, file, files, interval, model, top_k")
+            raise InputError(
+                f"{name[:100]}: unknown field; allowed: abstain, file, files, interval, model, novelty, top_k"
+            )
     if not files:
         raise InputError("file: is missing. Fix: send one part with this name for each image")
     return content

@@ -21,6 +21,7 @@ from ratchet.exports.variants import choose
 from ratchet.kinds import Input, ModelSpec
 from ratchet.kinds.registry import kind_of
 from ratchet.problems.abstention import ABSTENTION
+from ratchet.problems.novelty import NOVELTY
 from ratchet.problems.regions import CALIBRATION
 from ratchet.project_files import FOLDER
 from ratchet.registry.models import ModelRegistry
@@ -120,7 +121,7 @@ def _copy_model(folder: Path, program: Path, to: Path) -> None:
     """Copy the description, the calibrations, and one program with its example rows."""
     to.mkdir()
     shutil.copy(folder / "model.json", to / "model.json")
-    calibrations = (program / name for name in (CALIBRATION, ABSTENTION))
+    calibrations = (program / name for name in (CALIBRATION, ABSTENTION, NOVELTY))
     for path in (*calibrations, program / PROGRAM_ABOUT, program / EXAMPLES, *program.glob(f"{PROGRAM}*")):
         if path.exists():
             shutil.copy(path, to / path.name)

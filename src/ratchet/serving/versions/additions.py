@@ -1,4 +1,4 @@
-"""Additions to the predictions of one version, for which a client may ask: intervals or sets, and abstention."""
+"""Additions to the predictions of one version that a client may ask for: regions, abstention, and novelty."""
 
 import math
 from collections.abc import Mapping
@@ -13,6 +13,7 @@ from ratchet.kinds.protocol import InputError
 from ratchet.problems import Target
 from ratchet.problems.abstention import ABSTENTION, Abstention
 from ratchet.problems.named_answers import named_answers
+from ratchet.problems.novelty import NOVELTY, Novelty
 from ratchet.problems.regions import CALIBRATION, LEVELS, REGIONS, Calibration, Regions
 from ratchet.typed_json import parse
 
@@ -36,10 +37,12 @@ class AnswerOptions(NamedTuple):
     Attributes:
         interval: level of prediction intervals or sets in per cent; None: without them.
         abstain: error rate among the answered rows; None: every row is answered.
+        novelty: True: the share of test rows that are less unusual; None: without it.
     """
 
     interval: int | None = None
     abstain: float | None = None
+    novelty: bool | None = None
 
     @property
     def given(self) -> dict[str, Any]:
@@ -62,6 +65,7 @@ class VersionAdditions:
     Attributes:
         calibration: of its intervals or sets; None: the version has none.
         abstention: thresholds; None: the version has none.
+        novelty: scores of test rows; None: the version has none.
     """
 
     def __init__(self, called: str, target: Target, folder: Path) -> None:
@@ -73,6 +77,7 @@ class VersionAdditions:
         self._called, self._target = called, target
         self.calibration = _read(Calibration, folder / CALIBRATION)
         self.abstention = _read(Abstention, folder / ABSTENTION)
+        self.novelty = _read(Novelty, folder / NOVELTY)
 
     def read(self, given: Mapping[str, Any], prefix: str) -> AnswerOptions:
         """Return the options among those that a client gives; `prefix` precedes their names in messages.
@@ -81,10 +86,11 @@ class VersionAdditions:
             InputError: naming the field: the value is not allowed.
             NotCalibrated: the version cannot answer it.
         """
-        interval, abstain = (given.get(name) for name in AnswerOptions._fields)
+        interval, abstain, novelty = (given.get(name) for name in AnswerOptions._fields)
         return AnswerOptions(
             None if interval is None else self._percent(interval, f"{prefix}interval"),
             None if abstain is None else self._rate(abstain, f"{prefix}abstain"),
+            None if novelty is None else self._wanted(novelty, f"{prefix}novelty"),
         )
 
     def has(self, options: AnswerOptions) -> bool:
@@ -103,11 +109,13 @@ class VersionAdditions:
         return REGIONS[self._target.problem](self._target, self.calibration.at(options.interval))
 
     def flags(self, options: AnswerOptions, predictions: Predictions) -> dict[str, NDArray[Any]]:
-        """Return what options ask for besides regions, as arrays of n rows by name: abstained, bool."""
-        if options.abstain is None:
-            return {}
-        assert self.abstention, "`read` checks it"
-        return {"abstained": self.abstention.abstains(predictions, options.abstain)}
+        """Return what options ask for besides regions, as arrays of n rows: abstained, bool, and novelty, float32."""
+        flags = dict[str, NDArray[Any]]()
+        if options.abstain is not None and self.abstention:
+            flags["abstained"] = self.abstention.abstains(predictions, options.abstain)
+        if options.novelty and self.novelty:
+            flags["novelty"] = self.novelty.shares(predictions)
+        return flags
 
     def tensors(self, options: AnswerOptions, predictions: Predictions) -> dict[str, NDArray[Any]]:
         """Return all that options ask for as arrays of n rows, by name."""
@@ -157,6 +165,13 @@ class VersionAdditions:
                 f"{_fix('higher rate')}"
             )
         return float(rate)
+
+    def _wanted(self, novelty: Any, field: str) -> bool | None:
+        if not named_answers(self._target).has_confidence:
+            raise self._other_problem(field, "one of several classes")
+        if not isinstance(novelty, bool):
+            raise InputError(f"{field}: found {novelty!r}; allowed: true, false")
+        return (self._stored(self.novelty, field, "novelty scores") and novelty) or None
 
     def _stored(self, value: T | None, field: str, noun: str) -> T:
         if value is None:

@@ -57,7 +57,9 @@ def _options(
 
 @app.command("weights", rich_help_panel=Panel.TRAINING)
 def weights_(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A classifier of torchvision: resnet18, for example.")],
+    model: Annotated[
+        str, typer.Argument(metavar="NAME", help="A classifier of torchvision, or an address: resnet18, hf://ORG/NAME.")
+    ],
     source: Annotated[
         str,
         typer.Option("--from", metavar="URL", help="Mirror: a file, or a folder/ with it.", show_default="torchvision"),
@@ -66,7 +68,7 @@ def weights_(
         str, typer.Option(metavar="HEX", help="Expected SHA-256.", show_default="as the file's name says")
     ] = "",
 ) -> None:
-    """Put pretrained weights into data/pretrained: from the caches of torch and timm, or fetched and checked."""
+    """Put pretrained weights into data/pretrained: from the caches of torch and the hub, or fetched and checked."""
     exit_on_sigterm()
     with project_folder() as workspace, interruptible("nothing was kept"):
         from commands.weight_files import get

@@ -21,6 +21,7 @@ from ratchet.registry.models import ModelRegistry
 from ratchet.registry.parents import place_parent
 from ratchet.registry.provenance_record import PACKED, PROVENANCE_TAG, RECORD_TAG, Provenance
 from ratchet.registry.versions import Version
+from ratchet.weights_sources import keep
 from ratchet.workspace import ROOT_VARIABLE, SAFE_PATH, Workspace
 from tasks.code import other_ratchet
 from tasks.dvc_store import DvcStore, hash_of
@@ -172,9 +173,13 @@ class Rebuild:
             )
         if any(split["own"] for split in manifest["splits"].values()):  # training reads the samples
             self._fetch_source(self._setting("data", "path"), store)
-        for part, section in (("pretrained", "model"), ("teacher", "training")):
-            if (name := self._setting(section, part)) != "none":
-                self._fetch_pretrained(name, part, store)
+        source, named = self.recipe.record.pretrained, self._setting("model", "pretrained")
+        if named != "none":
+            self._fetch_pretrained(source.file if source else named, "pretrained", store)
+        if source:
+            keep(self.workspace.pretrained, named, source)
+        if (teacher := self._setting("training", "teacher")) != "none":
+            self._fetch_pretrained(teacher, "teacher", store)
         for path in (self.recipe.model / "code").rglob("*"):  # files of the user's own model that git ignores
             place = self.workspace.root / path.relative_to(self.recipe.model / "code")
             if path.is_file() and not place.exists():
@@ -224,8 +229,12 @@ class Rebuild:
         if not _is(place, expected):
             raise DataError(
                 f"{self.recipe.name}: its {part}, data/pretrained/{name}, is gone: neither the project nor DVC has it "
-                f"with SHA-256 {expected}"
+                f"with SHA-256 {expected}{self._weights_fix(part)}"
             )
+
+    def _weights_fix(self, part: str) -> str:
+        source = self.recipe.record.pretrained
+        return f". Fix: `ratchet weights {source.address}`" if source and part == "pretrained" else ""
 
 
 def _copy(source: Path, place: Path) -> None:

@@ -16,6 +16,7 @@ from ratchet.problems import Target
 from ratchet.registry.parents import continued_model
 from ratchet.registry.provenance_record import ContinuedCode
 from ratchet.settings.model import Params, TrainingSettings, neutral
+from ratchet.weights_sources import file_of, find
 from ratchet.workspace import Workspace
 from tasks.code import choice, own_code
 
@@ -89,7 +90,9 @@ class TrainingJob:
             for transform in Augmentation(plan).own:  # a fault in it is found before the training,
                 transform.check(spec.image.shape)
         training.own_loss(plan, spec)  # and one in this
-        pretrained = training.find_pretrained(workspace.pretrained, params.model.pretrained)
+        pretrained = training.find_pretrained(
+            workspace.pretrained, file_of(workspace.pretrained, params.model.pretrained)
+        )
         teacher = training.find_teacher(workspace.pretrained, params.training.teacher)
         variant: Variant = _VARIANTS.get(params.model.name, "network") if spec.factory == "none" else "network"
         if plan.prune_channels:
@@ -191,5 +194,7 @@ def _spec(params: Params, workspace: Workspace, manifest: Manifest, packed: Path
     )
     if stored := continued_model(workspace, params):
         input_spec = kind_named(kind).continued(input_spec, ModelSpec.from_json(stored["spec"]).input)
+    if source := find(workspace.pretrained, model.pretrained):
+        input_spec = kind_named(kind).scaled_as(input_spec, source.mean, source.std)
     target = training.model_target(input_spec, manifest.target)
     return ModelSpec(name, input_spec, target, factory=model.factory, code=code, root=root)

@@ -85,7 +85,7 @@ class CardWriter:
             data=_data(manifest, workspace, record),
             rows={name: split.rows for name, split in manifest.splits.items()},
             quarantined=dict(manifest.quarantined_by_rule),
-            model=_model(params, workspace),
+            model=_model(params, workspace, record),
             settings=settings.changed(params, _SHOWN_SETTINGS),
             cost=total_cost(self.journal),
             checksums=checksums,
@@ -116,15 +116,17 @@ def _data(manifest: Manifest, workspace: Workspace, record: "Provenance") -> dic
     }
 
 
-def _model(params: Params, workspace: Workspace) -> dict[str, Any]:
+def _model(params: Params, workspace: Workspace, record: "Provenance") -> dict[str, Any]:
     from ratchet.training import load_model
 
     model, _ = load_model(workspace.model)
+    name, source = params.model.pretrained, record.pretrained
     trained, measured = TrainedModel.load(workspace), files.read_json(workspace.reports / "metrics.json")
     return {
         "model": trained.name,
         "parameters": _numbers(model),
-        "initial weights": "random weights" if params.model.pretrained == "none" else params.model.pretrained,
+        "initial weights": source.description if source else name if name != "none" else "random weights",
+        **({"normalization": source.normalization} if source else {}),
         "trained for": count_of(trained.steps, "step"),
         "best epoch": trained.best_epoch,
         trained.best_metric: trained.best_value,

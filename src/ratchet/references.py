@@ -30,6 +30,8 @@ from ratchet.registry.versions import REFERENCE
 from ratchet.settings import model_names, source_names
 from ratchet.settings.file import usual_code
 from ratchet.settings.model import DataSettings, Params, ServingSettings, TrackingSettings
+from ratchet.terminal_lines import echo
+from ratchet.weights_sources import address_fault, is_address
 from ratchet.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -47,11 +49,18 @@ _UNSEEN_NAMES = re.compile(r"import \*|__getattr__|globals\(|setattr\(|exec\(") 
 def require_references(params: Params, workspace: Workspace) -> None:
     """Check at the start of a run that everything exists which its settings name, but the data: ingest is first.
 
+    Weights of an address are fetched if they are not in data/pretrained.
+
     Raises:
         SettingsError: something does not; one line for each setting.
+        TrainingError: the weights of an address cannot be fetched.
         TrackingRefused: the experiment is deleted on a tracking server.
     """
     _refuse(_broken_after_ingest(params, workspace))
+    if is_address(params.model.pretrained):
+        from ratchet.weights import provide
+
+        provide(workspace, params.model.pretrained, echo)
     if params.tracking.uri.startswith(_SQLITE):
         return
     from ratchet.registry.mlflow_store import check_experiment
@@ -190,6 +199,9 @@ def _missing_weights(params: Params, workspace: Workspace) -> Iterator[str]:
     folder, name, teacher = workspace.pretrained, params.model.pretrained, params.training.teacher
     if (stored := continued_model(workspace, params)) is not None:
         yield from (f"model.pretrained: {name} {fault}" for fault in _continuation_faults(params, stored))
+    elif is_address(name):
+        if fault := address_fault(name):
+            yield fault
     elif name != "none" and not (folder / name).is_file():
         files = sorted(path.name for path in folder.glob("*") if path.suffix in _WEIGHTS)
         model = params.model.name
@@ -198,6 +210,7 @@ def _missing_weights(params: Params, workspace: Workspace) -> Iterator[str]:
             fixes.append("`ratchet use photos-from-scratch` trains without weights")
         if REFERENCE.match(name):
             fixes.append(f"`ratchet train --from {name}` fetches a registered version")
+        fixes.append("name weights of Hugging Face's hub: hf://ORG/NAME")
         fixes.append("put a state dict there (.safetensors, .pt or .pth), or name an existing file")
         yield (
             f"model.pretrained: there is no file {name} in {folder}. Existing: {', '.join(files) or 'none'}. Fix: "

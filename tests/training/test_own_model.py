@@ -289,12 +289,16 @@ def test_a_head_for_other_classes_is_not_loaded(lab, tmp_path) -> None:
         assert expected in report.summary
 
 
-def test_a_file_of_which_nothing_fits_is_refused(lab, tmp_path) -> None:
+def test_a_file_of_another_network_is_refused(lab, tmp_path) -> None:
     path = write({"encoder.weight": torch.zeros(3)}, tmp_path / "other.safetensors")
-    with pytest.raises(
-        TrainingError, match=r"no tensor of .*other\.safetensors fits.*encoder\.weight.*stem\.0\.weight"
-    ):
+    with pytest.raises(TrainingError, match=r"0 of the network's \d+ tensors fit.*stem\.0\.weight.*encoder\.weight"):
         load_pretrained(build(lab.make_spec("resnet")), path)
+    model = build(lab.make_spec("resnet"))
+    fresh = {name: tensor.clone() for name, tensor in model.network.state_dict().items()}
+    wider = {name: torch.cat([tensor, tensor]) for name, tensor in fresh.items() if tensor.dim()}
+    with pytest.raises(TrainingError, match=r"Only the head is expected to differ.*the same network in another size"):
+        load_pretrained(model, write(wider, tmp_path / "wider.safetensors"))
+    lab.assert_same(model.network.state_dict(), fresh)
 
 
 class Trap:

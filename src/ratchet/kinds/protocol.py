@@ -292,6 +292,10 @@ class Kind(Generic[S]):
             )
         return spec
 
+    def scaled_as(self, spec: S, mean: tuple[float, ...], std: tuple[float, ...]) -> S:
+        """Return a model's input that is normalized as that of pretrained weights, if this kind can."""
+        return spec
+
     def model_target(self, spec: S, target: "Target") -> "Target":
         """Return a model's target for that of a packed set."""
         return target

@@ -102,6 +102,7 @@ def _run(run: ArchivedRun) -> tuple[str, ...]:
         f"Prefect flow run {flow}" if flow else "no Prefect flow run: started by `dvc repro` or as a single stage",
         f"commit {commit}{patched}" if commit else "no commit: made outside git",
         f"settings {record.settings}, seed {record.seed}{_chosen(record)}",
+        *([f"initial weights {record.pretrained.description}"] if record.pretrained else []),
         f"weights SHA-256 {weights}" if weights else "no weights yet: the training is not over",
         f"provenance {record.id}",
     )

@@ -4,6 +4,7 @@ import importlib.metadata
 import platform
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ratchet.registry.provenance_record import ContinuedCode, Hardware, Provenan
 from ratchet.settings.model import Params
 from ratchet.settings.search_space import winner_of
 from ratchet.typed_json import parse, to_plain
+from ratchet.weights_sources import find
 from ratchet.workspace import Workspace
 
 __all__ = ["PACKAGES", "begin_record", "finish_record", "installed_packages", "new_record", "read_record_file"]
@@ -33,6 +35,7 @@ PACKAGES = (
     "pandera",
     "polars",
 )
+_EXTRAS = ("timm",)  # where it is installed
 _STAGES = ("ingest", "train", "evaluate")  # whose outputs a record names; register runs after it is complete
 
 
@@ -74,6 +77,7 @@ def new_record(
         prefect_flow_run=flow_run,
         search=winner_of(params),
         parent=parent_of(workspace, params),
+        pretrained=find(workspace.pretrained, params.model.pretrained),
     ).with_id()
 
 
@@ -140,7 +144,8 @@ def read_record_file(path: Path) -> Provenance:
 
 def installed_packages() -> dict[str, str]:
     """Return package -> version of the packages that a record names."""
-    return {name: importlib.metadata.version(name) for name in PACKAGES}
+    extras = [name for name in _EXTRAS if find_spec(name)]
+    return {name: importlib.metadata.version(name) for name in (*PACKAGES, *extras)}
 
 
 def _changes(workspace: Workspace, params: Params) -> UncommittedChanges:

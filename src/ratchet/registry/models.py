@@ -296,7 +296,11 @@ def _generation_params() -> "ParamSchema":
 
 def _requirements(spec: "ModelSpec") -> list[str]:
     """Return the model's packages. MLflow's own detection imports everything and takes eighteen seconds."""
-    vision = ["torchvision"] if _uses_torchvision(spec) else []
+    from ratchet.training.models.vision import TIMM
+
+    uses_timm = spec.factory == "none" and spec.name.startswith(TIMM)
+    vision = ["torchvision"] if uses_timm or _uses_torchvision(spec) else []
+    vision = ["timm", *vision] if uses_timm else vision
     packages = ["mlflow", "numpy", *kind_of(spec.input).packages, "safetensors", "torch", *vision]
     return [f"{name}=={importlib.metadata.version(name)}" for name in packages]
 

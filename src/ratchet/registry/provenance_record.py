@@ -11,6 +11,7 @@ from ratchet import files
 from ratchet.errors import RegistryError
 from ratchet.registry.mlflow_store import run_file
 from ratchet.typed_json import STRICT, parse, to_plain
+from ratchet.weights_sources import WeightsSource
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -105,6 +106,7 @@ class Provenance:
     code_changes: tuple[ContinuedCode, ...] = ()  # since the training began
     search: str | None = None  # study and trial that chose its settings, as STUDY/NUMBER
     parent: str | None = None  # the registered version whose weights it began with, as models:/NAME/VERSION
+    pretrained: WeightsSource | None = None  # source of the initial weights, if it is known
 
     def with_id(self) -> "Provenance":
         """Return the record with the id that its other fields give."""

@@ -166,8 +166,8 @@ class ModelSettings(Section):
 
     name: Text = setting(
         "auto",
-        "images: convnet, resnet, fastnet or a torchvision.models name; tables: tabm, mlp; texts: bag, transformer; "
-        "tokens: decoder; all: baseline, blend; auto: the first",
+        "images: convnet, resnet, fastnet, a torchvision.models name or timm/NAME; tables: tabm, mlp; texts: bag, "
+        "transformer; tokens: decoder; all: baseline, blend; auto: the first",
     )
     tokenizer: Literal["auto", "hashed", "words", "characters", "bytes"] = setting(
         "auto", "texts: hashed or words; tokens: characters, bytes or words; auto: by the model"
@@ -179,7 +179,8 @@ class ModelSettings(Section):
         "file or folder with your own code for model, loss, augmentation and metrics, tracked by DVC",
     )
     pretrained: Text = setting(
-        "none", "file of initial weights or NAME/VERSION of a registered model, in data/pretrained, or none"
+        "none",
+        "initial weights: FILE or NAME/VERSION in data/pretrained, hf://ORG/NAME, torchvision://MODEL, or none",
     )
 
     @property

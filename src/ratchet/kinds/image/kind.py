@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -173,6 +174,14 @@ class Images(Kind[ImageInput]):
         from ratchet.training.batches import ImageSplit
 
         return ImageSplit.open(packed, name, manifest)
+
+    def scaled_as(self, spec: ImageInput, mean: tuple[float, ...], std: tuple[float, ...]) -> ImageInput:
+        """Return the input with mean and std of pretrained weights, of pixels 0..1. Grey images get their averages."""
+        if spec.dtype != "uint8" or not mean or (len(mean) != spec.channels and 1 not in (len(mean), spec.channels)):
+            return spec
+        if len(mean) != spec.channels:
+            mean, std = ((fmean(values),) * spec.channels for values in (mean, std))
+        return replace(spec, mean=tuple(255 * value for value in mean), std=tuple(255 * value for value in std))
 
     def network_arguments(self, spec: ImageInput, target: "Target") -> dict[str, Any]:
         """Return the arguments; `classes` is the number of outputs, also for other problems."""

@@ -30,7 +30,7 @@ from ratchet.training.models.pretrained import LoadReport, find_pretrained, load
 from ratchet.training.models.resnet import ResidualNet
 from ratchet.training.models.tabular import TableMLP, TabM
 from ratchet.training.models.text import Bag, Transformer
-from ratchet.training.models.vision import torchvision_model, torchvision_names
+from ratchet.training.models.vision import TIMM, timm_model, torchvision_model, torchvision_names
 
 __all__ = [
     "ImageModel",
@@ -95,12 +95,13 @@ def require(name: str, *, kind: str = "image", factory: str = "none", code: str 
     if name in own:
         return
     others = torchvision_names() if kind_named(kind).has_torchvision else []
-    if name in others:
+    if name in others or (others and name.startswith(TIMM)):
         return
     near = difflib.get_close_matches(name, [*own, *others], n=3, cutoff=0.4)
+    more = ", every classifier of torchvision.models, and timm/NAME" if others else ""
     raise TrainingError(
-        f"model.name: no model for the data's kind, {kind}, is called {name!r}. Allowed: auto, {', '.join(own)}"
-        f"{' and every classifier of torchvision.models' if others else ''}. Nearest: {', '.join(near or own)}"
+        f"model.name: no model for the data's kind, {kind}, is called {name!r}. Allowed: auto, {', '.join(own)}{more}. "
+        f"Nearest: {', '.join(near or own)}"
     )
 
 
@@ -148,6 +149,8 @@ def _network(spec: ModelSpec) -> nn.Module:
     if (network := own.get(spec.name) or blended(spec.name, own)) is not None:
         return network(**arguments)
     require(spec.name, kind=spec.input.kind)
+    if spec.name.startswith(TIMM):
+        return timm_model(spec.name.removeprefix(TIMM), **arguments)
     return torchvision_model(spec.name, classes=spec.target.outputs, channels=spec.image.channels)
 
 

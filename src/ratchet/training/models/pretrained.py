@@ -30,17 +30,30 @@ class LoadReport:
 
     @property
     def summary(self) -> str:
-        wanted = sum(map(len, (self.fitting, self.missing, self.misshaped, self.replaced)))
-        lines = [f"pretrained weights of {self.file}: {len(self.fitting)} of the network's {wanted} tensors loaded"]
-        if self.misshaped:
-            lines.append(f"of another shape, initial weights kept: {_listed(self.misshaped)}")
-        if self.replaced:
-            lines.append(f"of other classes, initial weights kept: {_listed(self.replaced)}")
-        if self.missing:
-            lines.append(f"missing in the file, initial weights kept: {_listed(self.missing)}")
-        if self.unexpected:
-            lines.append(f"unexpected in the file, ignored: {_listed(self.unexpected)}")
-        return "; ".join(lines)
+        differences = {
+            "of another shape, initial weights kept": self.misshaped,
+            "of other classes, initial weights kept": self.replaced,
+            "missing in the file, initial weights kept": self.missing,
+            "unexpected in the file, ignored": self.unexpected,
+        }
+        start = f"pretrained weights of {self.file}: {len(self.fitting)} of the network's {self._wanted} tensors loaded"
+        return "; ".join([start, *(f"{text}: {_listed(names)}" for text, names in differences.items() if names)])
+
+    @property
+    def refusal(self) -> str:
+        """Say how many tensors fit, which do not, and what the likely cause is."""
+        is_wide = len(self.misshaped) > len(self.missing)
+        cause = "the same network in another size" if is_wide else "another network, whose tensors have other names"
+        return (
+            f"{len(self.fitting)} of the network's {self._wanted} tensors fit. Of another shape: "
+            f"{_listed(self.misshaped)}. Missing in the file: {_listed(self.missing)}. Unexpected in it: "
+            f"{_listed(self.unexpected)}. Only the head is expected to differ, so the file is likely of {cause}. Fix: "
+            "set model.name to the network of the file, name weights of this model, or set model.pretrained to none"
+        )
+
+    @property
+    def _wanted(self) -> int:
+        return sum(map(len, (self.fitting, self.missing, self.misshaped, self.replaced)))
 
 
 def find_pretrained(folder: Path, name: str) -> Path | None:
@@ -75,7 +88,7 @@ def load_pretrained(model: Model, path: Path, *, but: Collection[str] = ()) -> L
         but: names in the model whose initial weights stay.
 
     Raises:
-        TrainingError: it cannot be read, or none of its tensors fits.
+        TrainingError: it cannot be read, or it fits neither half of the network nor half of it fits the network.
     """
     offered, wanted = _read(path), model.network.state_dict()
     theirs, ours = _best_prefixes(offered, wanted)
@@ -85,17 +98,9 @@ def load_pretrained(model: Model, path: Path, *, but: Collection[str] = ()) -> L
     replaced = [name for name in matched if f"network.{name}" in but]
     shaped = [name for name in matched if wanted[name].shape == within[name.removeprefix(ours)].shape]
     fitting = [name for name in shaped if name not in replaced]
-    if not fitting:
-        raise TrainingError(
-            f"model.pretrained: no tensor of {path} fits the model: the file has {_listed(tuple(offered))}, the model "
-            f"{_listed(tuple(wanted))}. Fix: use a file of this model, or set model.pretrained to none"
-        )
-    with torch.no_grad():
-        for name in fitting:
-            wanted[name].copy_(within[name.removeprefix(ours)])
     # Old files lack these counters. Only a momentum of None, which is not used here, would read them.
     missing = [name for name in names if name not in matched and not name.endswith(".num_batches_tracked")]
-    return LoadReport(
+    report = LoadReport(
         file="/".join(path.parts[-3:-1]) if path.name == "model.safetensors" else path.name,
         fitting=tuple(fitting),
         missing=tuple(name.removeprefix(ours) for name in missing),
@@ -103,6 +108,12 @@ def load_pretrained(model: Model, path: Path, *, but: Collection[str] = ()) -> L
         unexpected=tuple(theirs + name for name in within if ours + name not in wanted),
         replaced=tuple(replaced),
     )
+    if not fitting or 2 * len([*fitting, *replaced]) < min(len(offered), len(wanted)):
+        raise TrainingError(f"model.pretrained: {path} does not fit the model: {report.refusal}")
+    with torch.no_grad():
+        for name in fitting:
+            wanted[name].copy_(within[name.removeprefix(ours)])
+    return report
 
 
 def _weight_files(folder: Path) -> Iterator[Path]:
@@ -141,11 +152,8 @@ def _best_prefixes(offered: Mapping[str, torch.Tensor], wanted: Mapping[str, tor
             for name, tensor in offered.items()
             if name.startswith(theirs) and ours + name.removeprefix(theirs) in wanted
         ]
-        return (
-            sum(offered_shape == wanted_shape for offered_shape, wanted_shape in pairs),
-            len(pairs),
-            -len(theirs) - len(ours),
-        )
+        equal = sum(offered_shape == wanted_shape for offered_shape, wanted_shape in pairs)
+        return equal, len(pairs) if equal else 0, -len(theirs) - len(ours)
 
     pairs = ((theirs, ours) for theirs in _prefixes(offered) for ours in _prefixes(wanted))
     return max(pairs, key=lambda pair: matches(*pair))

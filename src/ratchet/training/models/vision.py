@@ -1,13 +1,17 @@
-"""Any torchvision classifier, by name. torchvision is imported only when needed, because that takes seconds."""
+"""Classifiers of torchvision and timm, by name. They are imported only when needed, because that takes seconds."""
 
+import difflib
 import inspect
+from typing import Any
 
 import torch
 from torch import nn
 
 from ratchet.errors import TrainingError
 
-__all__ = ["torchvision_model", "torchvision_names"]
+__all__ = ["TIMM", "timm_model", "torchvision_model", "torchvision_names"]
+
+TIMM = "timm/"
 
 
 def torchvision_names() -> list[str]:
@@ -36,6 +40,28 @@ def torchvision_model(name: str, *, classes: int, channels: int) -> nn.Module:
     ):
         options |= {"aux_logits": False, "init_weights": True}  # with auxiliary heads they return tuples
     network: nn.Module = models.get_model(name, **options)
+    return network if channels == 3 else nn.Sequential(_GreyToColour(), network)
+
+
+def timm_model(name: str, *, classes: int, channels: int, height: int, width: int) -> nn.Module:
+    """Build timm's model `name`, without "timm/", with random weights, for `classes` classes and images of a size.
+
+    Raises:
+        TrainingError: timm is not installed, or has no such model.
+    """
+    try:
+        import timm
+    except ImportError as error:
+        raise TrainingError(
+            f"model.name: {TIMM}{name} needs timm, which does not import here ({error}). Fix: `pip install "
+            "ratchet[timm]`"
+        ) from error
+    if not timm.is_model(name):
+        near = ", ".join(f"{TIMM}{each}" for each in difflib.get_close_matches(name, timm.list_models()))
+        raise TrainingError(f"model.name: timm has no model {TIMM}{name}. Nearest: {near or 'none'}")
+    is_fixed = getattr(timm.get_pretrained_cfg(name), "fixed_input_size", False)
+    size: dict[str, Any] = {"img_size": (height, width)} if is_fixed else {}
+    network: nn.Module = timm.create_model(name, num_classes=classes, **size)
     return network if channels == 3 else nn.Sequential(_GreyToColour(), network)
 
 

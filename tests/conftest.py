@@ -374,6 +374,7 @@ def new_postgres(host: str = "127.0.0.1", inside: tuple[str, ...] = ()) -> Itera
 ADOPTED = (
     "_TORCHINDUCTOR_",
     "CUBLAS_",
+    "TRITON_",
     "GIT_PYTHON_REFRESH",
     "KINETO_",
     "KMP_",

@@ -231,11 +231,15 @@ def test_a_compiled_training_resumes_exactly(lab) -> None:
 @pytest.mark.parametrize("parts", [{"accumulation": 4}, {"pieces": 4, "reduction": "fast"}])
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
 def test_micro_batches_of_replayed_graphs_add_up(lab, mode: str, parts: dict[str, object]) -> None:
-    """CUDA graphs give each backward pass the same memory for its gradients. Eager steps learn the same."""
-    plan = lab.plan(epochs=2, deterministic=False, **parts)
+    """CUDA graphs give each backward pass the same memory for its gradients. Eager steps learn the same.
+
+    Compiled dropout draws other random numbers, so the net has none.
+    """
+    lab.spec = lab.make_spec("linear64")
+    plan = lab.plan(epochs=2, deterministic=False, device="cuda", **parts)
     eager, replayed = lab.run(plan, name="eager"), lab.run(replace(plan, compile=mode), name="replayed")
     for name, weights in eager.weights.items():
-        torch.testing.assert_close(replayed.weights[name], weights, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(replayed.weights[name], weights, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.system

@@ -28,7 +28,7 @@ class SearchSettings(Section):
         "log and when",
     )
     study: Annotated[str, Field(pattern=r"^\w[\w.-]{0,63}$")] = setting(
-        "auto", "name of the study; auto: the name of the registered model"
+        "auto", "name of the study, of letters, digits, _, . and -; auto: the name of the registered model"
     )
     objective: Literal["auto"] | Objective | Annotated[tuple[Objective, ...], Field(strict=False, min_length=1)] = (
         setting(

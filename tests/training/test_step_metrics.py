@@ -52,6 +52,16 @@ def test_a_fetch_of_many_steps_takes_few_operations() -> None:
     assert operations.count("stack", "cat", "div") < 10
 
 
+def test_steps_before_one_that_is_not_finite_are_reported() -> None:
+    """A GPU fetches many steps at once."""
+    buffer, points = MetricBuffer(make_plan(), torch.device("cpu")), []
+    for step, loss in enumerate((1.0, 2.0, torch.inf, torch.nan), 1):
+        buffer.add(metrics(step, torch.tensor(loss), is_logged=True), samples=4)
+    with pytest.raises(NotFinite, match="the loss is inf at step 3"):
+        points.extend(buffer.fetch(EpochSums(), epoch=1, attempt=0))
+    assert [(each.step, each.values["step/loss"]) for each in points] == [(1, 0.25), (2, 0.5)]
+
+
 def test_a_step_that_is_not_finite_is_in_no_sum() -> None:
     buffer, sums = MetricBuffer(make_plan(), torch.device("cpu")), EpochSums()
     buffer.add(metrics(1, torch.ones(())), samples=4)

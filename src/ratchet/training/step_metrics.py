@@ -83,15 +83,21 @@ class MetricBuffer:
         """Fetch all metrics from the device at once, add them to the sums of the epoch and yield those to log.
 
         Raises:
-            NotFinite: a loss is not finite, or a gradient norm is not and no loss scaling explains it.
+            NotFinite: a loss is not finite, or a gradient norm is not and no loss scaling explains it. The steps
+                before it are yielded first, and are in no sum.
         """
         if not self._steps:
             return
         steps, self._steps = self._steps, []
         fetched = _means(steps), _numbers([step.norm for step in steps])
-        for step, loss, norm in zip(steps, *fetched, strict=True):
+        for place, (step, loss, norm) in enumerate(zip(steps, *fetched, strict=True)):
             metrics = {"loss": loss} if step.is_scaled else {"loss": loss, "gradient norm": norm}
-            require_finite(metrics, step=step.step, epoch=epoch, rate=step.rate)
+            try:
+                require_finite(metrics, step=step.step, epoch=epoch, rate=step.rate)
+            except NotFinite:
+                self._steps = steps[:place]
+                yield from self.fetch(EpochSums(), epoch=epoch, attempt=attempt)
+                raise
         totals, right = _numbers([step.loss for step in steps]), _numbers([step.correct for step in steps])
         for total, correct, norm in zip(totals, right, fetched[1], strict=True):
             sums.add(loss=total, correct=int(correct), norm=norm)

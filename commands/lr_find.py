@@ -25,7 +25,7 @@ def find_rate(workspace: Workspace, *, steps: int, lowest: float, highest: float
     Raises:
         SettingsError: the rates are not in order.
     """
-    if lowest >= highest:
+    if not lowest < highest:  # or one is no number
         raise SettingsError(f"--from: found {lowest:g}. Allowed: below --to, which is {highest:g}. Fix: change one")
     with (
         workspace.hold("ratchet lr-find") as restored,
@@ -55,7 +55,8 @@ def sentences(result: RateRange, highest: float) -> list[str]:
     end = f" ({result.end})" if result.end else ""
     lines = [f"{len(result.rates)} of {result.steps} steps{end}"]
     if not result.falls:
-        return [*lines, "no suggestion: the loss did not fall. Fix: a larger --to, more --steps, or look at the data"]
+        rate = "a smaller --from" if result.end else "a larger --to"
+        return [*lines, f"no suggestion: the loss did not fall. Fix: {rate}, more --steps, or look at the data"]
     lines.append(f"steepest descent at rate {result.steepest:.2g}")
     if result.still_falls:
         suggestion = result.steepest

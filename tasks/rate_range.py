@@ -109,6 +109,8 @@ def rate_range(
             if result.add(event.values["step/learning_rate"], event.values["step/loss"]):
                 result.end = "the loss diverged"
                 break
+            if event.step == steps:
+                break  # before the validation at the end of an epoch
     except NotFinite as error:
         result.end = str(error).partition(". Fix:")[0]
     finally:

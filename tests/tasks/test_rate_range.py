@@ -8,8 +8,10 @@ import pytest
 
 from commands.lr_find import curve_lines, sentences
 from ratchet import settings
+from ratchet.data.manifest import Manifest
 from ratchet.errors import TrainingError
 from ratchet.settings.model import DataSettings, ModelSettings, Params, TrainingSettings
+from ratchet.training import loop
 from ratchet.workspace import Workspace
 from tasks.ingest import ingest
 from tasks.rate_range import RateRange, rate_range
@@ -48,11 +50,19 @@ def test_suggestions_of_a_known_curve() -> None:
     assert value == pytest.approx(result.tenth, rel=0.05)
 
 
-@pytest.mark.parametrize("losses", [np.full(200, 2.3), np.linspace(2.3, 9.0, 200), np.full(200, 0.0)])
-def test_a_loss_that_does_not_fall_gives_no_suggestion(losses: np.ndarray) -> None:
+@pytest.mark.parametrize(
+    ("losses", "fix"),
+    [
+        (np.full(200, 2.3), "a larger --to"),
+        (np.linspace(2.3, 9.0, 200), "a larger --to"),
+        (np.full(200, 0.0), "a larger --to"),
+        (np.logspace(0.3, 3, 200), "a smaller --from"),  # the first rate is too large
+    ],
+)
+def test_a_loss_that_does_not_fall_gives_no_suggestion(losses: np.ndarray, fix: str) -> None:
     result = range_of(losses)
     assert not result.falls
-    assert any("no suggestion: the loss did not fall. Fix: a larger --to" in line for line in sentences(result, 10.0))
+    assert any(f"no suggestion: the loss did not fall. Fix: {fix}" in line for line in sentences(result, 10.0))
 
 
 def test_a_loss_that_still_falls_suggests_the_steepest_rate() -> None:
@@ -118,6 +128,16 @@ def test_an_infinite_loss_ends_the_test(workspace: Workspace, monkeypatch: pytes
     result = rate_range(chosen, workspace, steps=60, lowest=1e-3, highest=1e30, progress=Notes())
     assert result.end
     assert len(result.rates) < 60
+
+
+def test_an_epoch_of_steps_needs_no_validation(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last step ends the test."""
+    monkeypatch.chdir(workspace.root)
+    monkeypatch.delattr(loop, "validate")
+    steps = Manifest.read(workspace.packed).splits["train"].rows // 4
+    chosen = params(batch_size=4)
+    result = rate_range(chosen, workspace, steps=steps, lowest=1e-9, highest=1e-8, progress=Notes())
+    assert len(result.rates) == steps
 
 
 def test_a_baseline_has_no_learning_rate(workspace: Workspace) -> None:

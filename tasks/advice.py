@@ -59,11 +59,13 @@ def _fit(params: Params, history: Epochs) -> list[Step]:
     if len(history) < 2 or len(values) < len(losses):
         return []
     best, last = values.index(min(values)) + 1, history[-1]
-    trained, held_out = (last.get(f"{split}/accuracy") for split in ("train", "validation"))
+    held_out_name = "balanced_accuracy" if params.training.sampling == "balanced" else "accuracy"
+    trained, held_out = last.get("train/accuracy"), last.get(f"validation/{held_out_name}")
     gap = 0.0 if trained is None or held_out is None else trained - held_out
     if gap > params.training.overfit_gap:
         decay = 2 * params.training.weight_decay or 0.01
-        purpose = f"over-fitting: training accuracy {trained:.3f}, validation accuracy {held_out:.3f}; or add data"
+        against = f"validation {held_out_name.replace('_', ' ')} {held_out:.3f}"
+        purpose = f"over-fitting: training accuracy {trained:.3f}, {against}; or add data"
         return [(f"ratchet train --set training.weight_decay={decay:g}", purpose)]
     if best < len(history) * 2 / 3 and values[-1] > 1.1 * min(values):
         return [

@@ -31,13 +31,13 @@ def _sheet(job: "TrainingJob", train: "training.Split") -> str:
     import torch
 
     from ratchet.reports.augmentation_sheet import sheet
-    from ratchet.training.augment import epoch_order
+    from ratchet.training.augment import epoch_rows
 
     plan, spec, augmentations = job.plan, job.spec, entries(job.plan)
     is_drawn = spec.image.dtype == "uint8" and spec.image.channels in (1, 3)
     if not augmentations or not is_drawn or job.variant == "baseline" or not len(train):
         return ""
-    rows = epoch_order(len(train), seed=plan.seed, epoch=0)[:_IMAGES]
+    rows = epoch_rows(plan, len(train), train.targets, epoch=0)[:_IMAGES]
     (before, *_), _ = train.batch(rows, torch.device("cpu"))
     (after, *_), _ = train.batch(rows, torch.device("cpu"), plan=plan, epoch=0)
     pixels = [each.permute(0, 2, 3, 1).round().clamp(0, 255).to(torch.uint8).numpy() for each in (before, after)]

@@ -30,7 +30,7 @@ LIMITS = {
     "tasks": 7_055,
     "tokens": 400,
     "traffic": 1_338,
-    "training": 11_305,
+    "training": 11_312,
 }
 
 

@@ -11,7 +11,7 @@ from ratchet.evaluation.metrics import BaselineResult, Metrics
 from ratchet.evaluation.predictions import Predictions
 from ratchet.gate.verdict import Verdict
 from ratchet.problems import Classes
-from ratchet.settings.model import EvaluationSettings, Params
+from ratchet.settings.model import EvaluationSettings, Params, TrainingSettings
 from tasks.advice import next_steps
 
 LEVEL = [{"validation/loss": 0.5, "train/accuracy": 0.9, "validation/accuracy": 0.9}] * 6
@@ -56,6 +56,16 @@ def test_advice_names_over_fitting_and_under_fitting(
     text = advised(metrics(skill=1.0), history)
     assert expected in text
     assert other not in text
+
+
+def test_balanced_samples_are_compared_with_the_balanced_accuracy() -> None:
+    params = Params(training=TrainingSettings(sampling="balanced"))
+    verdict, measured = Verdict(True, ()), metrics(skill=1.0)
+    for accuracy, balanced, overfits in ((0.97, 0.6, True), (0.8, 0.95, False)):
+        last = {"train/accuracy": 0.99, "validation/accuracy": accuracy, "validation/balanced_accuracy": balanced}
+        steps = next_steps(params, verdict, measured, [*LEVEL, {**LEVEL[0], **last}])
+        assert any("validation balanced accuracy 0.600" in purpose for _, purpose in steps) == overfits
+        assert any("over-fitting" in purpose for _, purpose in steps) == overfits
 
 
 @pytest.mark.parametrize("last", [0.4995, 0.492])

@@ -1,5 +1,7 @@
 """Whole trainings: when they stop, what they keep and report. Metrics come from real runs or are set by the test."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch
 from ratchet.errors import NotFinite, TrainingError
 from ratchet.training import Checkpointed, Epoch, Finished, Notice, Points, Started
 from ratchet.training.loop import _Training
+from ratchet.training.validation import overfitting_notice
 
 
 @pytest.fixture
@@ -135,6 +138,15 @@ def test_over_fitting_is_reported_once(lab, monkeypatch: pytest.MonkeyPatch) -> 
     assert "over-fitting at epoch 1" in notices[0].text
     lab.stop_at(6, plan, name="resumed")  # and not again by the one who continues
     assert not lab.every(lab.events(plan, name="resumed"), Notice)
+
+
+def test_over_fitting_of_balanced_samples_is_seen_in_balanced_accuracy(lab) -> None:
+    """A rare class that is known by heart hardly changes the accuracy."""
+    measured = {"train/accuracy": 0.99, "validation/accuracy": 0.97, "validation/balanced_accuracy": 0.6}
+    expected = "training accuracy 0.990, validation balanced accuracy 0.600"
+    for sampling, is_seen in (("balanced", True), ("as-is", False)):
+        state, plan = SimpleNamespace(overfit_noticed=False, epoch=0), lab.plan(sampling=sampling, overfit_gap=0.1)
+        assert (expected in (overfitting_notice(state, plan, measured) or "")) == is_seen
 
 
 def test_a_small_gap_is_not_called_over_fitting(lab) -> None:

@@ -57,6 +57,8 @@ def _balanced(labels: NDArray[np.int64], *, seed: int, epoch: int, ignored: int)
     random = _generator(seed, epoch)
     sorted_rows = np.argsort(labels, kind="stable")
     sorted_rows = sorted_rows[labels[sorted_rows] != ignored]
+    if not sorted_rows.size:  # training refuses them
+        return random.permutation(len(labels))
     starts = np.unique(labels[sorted_rows], return_index=True)[1]
     classes = np.split(sorted_rows, starts[1:])
     counts = np.full(len(classes), len(labels) // len(classes))
@@ -64,7 +66,7 @@ def _balanced(labels: NDArray[np.int64], *, seed: int, epoch: int, ignored: int)
     drawn = []
     for rows, count in zip(classes, counts, strict=True):
         passes = -(-int(count) // len(rows))
-        drawn.append(np.concatenate([rows[:0], *(random.permutation(rows) for _ in range(passes))])[:count])
+        drawn.append(np.concatenate([random.permutation(rows) for _ in range(passes)])[:count])
     return random.permutation(np.concatenate(drawn))
 
 

@@ -121,15 +121,20 @@ def update_best(state: TrainingState, plan: Plan, metrics: dict[str, float]) -> 
 
 
 def overfitting_notice(state: TrainingState, plan: Plan, metrics: dict[str, float]) -> str | None:
-    """Return a message, once in a run, when training accuracy is `overfit_gap` above validation accuracy."""
-    if "train/accuracy" not in metrics or "validation/accuracy" not in metrics:
+    """Return a message, once in a run, when training accuracy is `overfit_gap` above validation accuracy.
+
+    The accuracy on samples that are drawn equally often from all classes is compared with the balanced accuracy.
+    """
+    held_out_name = "validation/balanced_accuracy" if plan.sampling == "balanced" else "validation/accuracy"
+    if "train/accuracy" not in metrics or held_out_name not in metrics:
         return None
-    trained, held_out = metrics["train/accuracy"], metrics["validation/accuracy"]
+    trained, held_out = metrics["train/accuracy"], metrics[held_out_name]
     if state.overfit_noticed or trained - held_out <= plan.overfit_gap:
         return None
     state.overfit_noticed = True
     return (
-        f"over-fitting at epoch {state.epoch + 1}: training accuracy {trained:.3f}, validation accuracy "
-        f"{held_out:.3f}, a gap above training.overfit_gap {plan.overfit_gap}. Fix: more data, fewer "
-        "training.epochs, more training.weight_decay; of images, augmentation (training.augment)"
+        f"over-fitting at epoch {state.epoch + 1}: training accuracy {trained:.3f}, "
+        f"{held_out_name.replace('/', ' ').replace('_', ' ')} {held_out:.3f}, a gap above training.overfit_gap "
+        f"{plan.overfit_gap}. Fix: more data, fewer training.epochs, more training.weight_decay; of images, "
+        "augmentation (training.augment)"
     )

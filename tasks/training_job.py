@@ -192,9 +192,13 @@ def _spec(params: Params, workspace: Workspace, manifest: Manifest, packed: Path
     input_spec = training.model_input(
         packed, manifest.input, model=name, tokenizer=model.tokenizer, context=model.context, root=root
     )
-    if stored := continued_model(workspace, params):
-        input_spec = kind_named(kind).continued(input_spec, ModelSpec.from_json(stored["spec"]).input)
+    stored = continued_model(workspace, params)
+    parent = ModelSpec.from_json(stored["spec"]) if stored else None
+    if parent:
+        input_spec = kind_named(kind).continued(input_spec, parent.input)
     if source := find(workspace.pretrained, model.pretrained):
         input_spec = kind_named(kind).scaled_as(input_spec, source.mean, source.std)
     target = training.model_target(input_spec, manifest.target)
+    if parent:
+        target = target.continued(parent.target)
     return ModelSpec(name, input_spec, target, factory=model.factory, code=code, root=root)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -80,6 +81,25 @@ def test_a_continued_table_keeps_the_scaling_of_its_weights(workspace: Workspace
     torch.testing.assert_close(*outputs)
     assert (second.identity["pretrained"], first.identity["pretrained"]) != ("none", "none")
     assert first.key != second.key
+
+
+def test_continued_numbers_keep_the_scaling_of_the_head(workspace: Workspace) -> None:
+    """Other rows have another mean, and the first answers are those of the parent."""
+    size = {**TABLE, "data.problem": "regression"}
+    lines = ["size,label", *(f"{row % 97},{row / 7}" for row in range(200))]
+    parent = store(workspace, first := job(workspace, lines, **size))
+    lines += [f"{row % 97},{row / 7 + 500}" for row in range(200, 400)]
+    own = job(workspace, lines, **size)
+    second = job(workspace, lines, **size, **{"model.pretrained": "pets/3"})
+    assert own.spec.target != first.spec.target
+    with torch.random.fork_rng():
+        model, _ = training.initial_model(second.inputs(workspace.packed))
+    answers = []
+    for each, spec in ((parent, first.spec), (model.eval(), second.spec)):
+        kind = kind_of(spec.input)
+        outputs = each(*kind.to_tensors(kind.packed(kind.decode({"size": [3, 50]}, spec.input), spec.input)))
+        answers.append(spec.target.predictions(outputs.detach().numpy()))
+    np.testing.assert_allclose(*answers, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """One or several numbers."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -28,7 +28,7 @@ class Numbers(Target):
     """
 
     names: tuple[str, ...]
-    mean: tuple[float, ...]  # of the training targets
+    mean: tuple[float, ...]  # of the training targets, or of those of a model that is continued
     std: tuple[float, ...]  # never 0
     low: tuple[float, ...] = ()  # smallest number to learn from, if training targets are far from the others
     high: tuple[float, ...] = ()  # largest one
@@ -44,6 +44,12 @@ class Numbers(Target):
     @property
     def description(self) -> str:
         return f"{'number' if len(self.names) == 1 else 'numbers'} {', '.join(self.names)}"
+
+    def continued(self, parent: Target) -> "Numbers":
+        """Return the target with the parent's scaling, if it has the same numbers; else the head is new."""
+        if isinstance(parent, Numbers) and self.predicts_equal(parent):
+            return replace(self, mean=parent.mean, std=parent.std)
+        return self
 
     def predictions(self, outputs: Floats) -> NDArray[np.float64]:
         """Return the predicted numbers in their own units, (n, numbers)."""

@@ -68,6 +68,10 @@ class Target(ABC):
         first, second = ((each.problem, each.outputs, each.names) for each in (self, other))
         return first == second
 
+    def continued(self, parent: "Target") -> "Target":
+        """Return the target of a model that continues one with the target `parent`: its outputs mean the same."""
+        return self
+
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes; other problems have none."""

@@ -18,6 +18,7 @@ from ratchet.data.manifest import Manifest
 from ratchet.errors import DataError
 from ratchet.kinds import ModelSpec
 from ratchet.kinds.registry import kind_of
+from ratchet.registry.parents import parent_of
 from ratchet.settings.model import Params, TrainingSettings
 from ratchet.terminal_lines import echo
 from ratchet.workspace import Workspace
@@ -151,17 +152,18 @@ class _Recipe:
 def _recipes(params: Params, workspace: Workspace, manifest: Manifest, *, rows: int, epochs: int) -> list[_Recipe]:
     """Return the recipes for images to choose from; `rows` is the number of samples that a model is trained on.
 
-    A project with pretrained weights or its own model uses that model and its settings. Otherwise the model is a small
-    network with its own recipe, which learns more from few samples than a long training does; whether mirrored images
-    help is tried on the first fold. Probabilities are averaged over the second half of the epochs (Laine and Aila
-    2017).
+    A project with pretrained weights of other data or its own model uses that model and its settings. Otherwise the
+    model is a small network with its own recipe, which learns more from few samples than a long training does; whether
+    mirrored images help is tried on the first fold. Probabilities are averaged over the second half of the epochs
+    (Laine and Aila 2017).
     """
     from tasks.training_job import TrainingJob, make_plan
 
     job = TrainingJob.of(params, workspace, manifest)
-    if job.spec.factory != "none" or job.pretrained is not None:
+    pretrained = None if parent_of(workspace, params) else job.pretrained  # a parent has learned the labels
+    if job.spec.factory != "none" or pretrained is not None:
         plan = replace(job.plan, epochs=epochs or params.training.epochs, max_steps=0, **_QUICK)
-        return [_Recipe(job.spec, plan, job.pretrained)]
+        return [_Recipe(job.spec, plan, pretrained)]
     side = min(_MAX_SIDE, job.spec.image.height)
     batch = min(500, max(32, rows // 8))
     epochs = epochs or max(6, min(14, round(14 * (10_000 / rows) ** 0.5)))

@@ -19,6 +19,7 @@ from ratchet import files
 from ratchet.data.manifest import Manifest
 from ratchet.errors import DataError, SettingsError, TrackingRefused, TrackingUnavailable
 from ratchet.evaluation.cross_validation import CrossValidation, Fold
+from ratchet.registry.parents import parent_of
 from ratchet.registry.runs import NAME, Run
 from ratchet.settings.model import Params
 from ratchet.typed_json import parse, to_plain
@@ -210,7 +211,7 @@ def cross_validate(
         report: called with each fold that is finished, also with those of an earlier attempt.
 
     Raises:
-        SettingsError: a training needs other machines, which have no data of a fold.
+        SettingsError: a training needs other machines, which have no data of a fold; or it continues a version.
         TrainingStopped: SIGTERM or Ctrl-C came; the same call continues.
         DataError: a fold lacks samples, or the folds do not differ.
         TrainingError: a training cannot continue.
@@ -220,6 +221,12 @@ def cross_validate(
         raise SettingsError(
             f"params.yaml: training.nodes: found {nodes}, and --folds trains on this machine alone. Allowed: 1, or "
             "1:MAX. Fix: `ratchet set training.nodes=1`"
+        )
+    if parent_of(workspace, params):
+        raise SettingsError(
+            f"params.yaml: model.pretrained: found {params.model.pretrained}, a version that can have learned from the "
+            "samples of any fold, so that all metrics would be too good. Allowed with --folds: weights of other data, "
+            "or none. Fix: `ratchet set model.pretrained=none`"
         )
     work = _CrossValidating(_with_data(params, folds=0, fold=0), workspace, folds, progress, report)
     result = work.run()

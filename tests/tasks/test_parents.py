@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from commands.labels import _recipes
 from ratchet import settings, training
 from ratchet.data.ingest import IngestTask, ingest
 from ratchet.data.manifest import Manifest
@@ -16,6 +17,7 @@ from ratchet.kinds.registry import kind_of
 from ratchet.references import broken_references, require_references
 from ratchet.registry.parents import parent_of
 from ratchet.workspace import Workspace
+from tasks.folds import cross_validate
 from tasks.training_job import TrainingJob
 
 TABLE = {"data.kind": "table", "data.path": "rows.csv", "data.problem": "classification"}
@@ -178,6 +180,18 @@ def test_a_damaged_description_of_a_parent_is_named(workspace: Workspace, conten
     changed = settings.plan(workspace.params, {"model.pretrained": "pets/3"}).params
     with pytest.raises(TrainingError, match=r"^model\.pretrained: .*model\.json is not the description of a model"):
         require_references(changed, workspace)
+
+
+def test_folds_and_label_checks_do_not_begin_with_a_parent(workspace: Workspace) -> None:
+    """It can have learned from the samples that a fold holds out, and their labels."""
+    store(workspace, job(workspace))
+    (workspace.pretrained / "pets" / "3" / "checksums.json").touch()
+    job(workspace, **{"model.pretrained": "pets/3"})
+    params = settings.load(workspace.params)
+    with pytest.raises(SettingsError, match=r"model\.pretrained: found pets/3, .*`ratchet set model\.pretrained=none`"):
+        cross_validate(params, workspace, 2, progress=lambda fold: pytest.fail(f"began {fold}"), report=print)
+    recipes = _recipes(params, workspace, Manifest.read(workspace.packed), rows=900, epochs=1)
+    assert {(recipe.spec.name, recipe.pretrained) for recipe in recipes} == {("fastnet", None)}
 
 
 def test_only_files_of_a_registered_version_have_a_parent(workspace: Workspace) -> None:

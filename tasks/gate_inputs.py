@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratchet import files
+from ratchet.counts import count_of
 from ratchet.data.manifest import Manifest, split_ids
 from ratchet.data.split import SPLITS
-from ratchet.errors import ChampionMoved, DataError
+from ratchet.errors import ChampionMoved, DataError, RegistryError
 from ratchet.kinds import Input
 from ratchet.kinds.registry import kind_of
 from ratchet.settings.model import Params
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from ratchet.training import Model, Split
     from tasks.champion_input import InputAdapter
 
-__all__ = ["judge_model", "samples_seen"]
+__all__ = ["judge_model", "parent_warning", "samples_seen"]
 
 _RELOADED_SAMPLES = 256  # that the stored model and its ONNX program answer
 _PROMPTS, _GENERATED = 4, 32  # of a language model: prompts, and tokens of each answer
@@ -85,23 +86,52 @@ def judge_model(
 
 
 def samples_seen(workspace: Workspace, params: Params) -> "Samples":
-    """Return the samples that a model was trained and selected on; with those of its parent, if it has one.
+    """Return the samples that a model was trained and selected on; with those of its parent, if they are known.
 
     Raises:
-        RegistryError: the parent is gone, or the record of its samples is not the one that was registered.
+        RegistryError: the record of the parent's samples is not the one that was registered.
     """
-    from ratchet.registry.alias_sync import AliasSync
+    from ratchet.registry.sample_digests import split_samples
+
+    own, others = split_samples(workspace.packed, "train", "validation"), _samples_of_parent(workspace, params)
+    return own if others is None else own.joined(others)
+
+
+def parent_warning(workspace: Workspace, params: Params) -> str | None:
+    """Return a warning if the parent learned from test samples, or may have; None: it did not, or there is none."""
     from ratchet.registry.parents import parent_of
     from ratchet.registry.sample_digests import split_samples
+
+    if (parent := parent_of(workspace, params)) is None:
+        return None
+    if (others := _samples_of_parent(workspace, params)) is None:
+        return (
+            f"the samples that {parent} learned from are not recorded. If test samples are among them, the metrics are "
+            "too good"
+        )
+    test = split_samples(workspace.packed, "test")
+    if not (seen := np.count_nonzero(test.are_in(others))):
+        return None
+    return (
+        f"{parent} learned from {seen:,} of {count_of(len(test), 'test sample')}, so the metrics are "
+        "too good. The comparison with the champion leaves these out. Fix: use the splits of that version"
+    )
+
+
+def _samples_of_parent(workspace: Workspace, params: Params) -> "Samples | None":
+    """Return the samples that the parent was trained and selected on; None: no parent, or MLflow has no record."""
+    from ratchet.registry.alias_sync import AliasSync
+    from ratchet.registry.parents import parent_of
     from ratchet.registry.versions import Versions
 
-    own = split_samples(workspace.packed, "train", "validation")
     if (parent := parent_of(workspace, params)) is None:
-        return own
-    version = Versions(workspace, params).find(parent)
+        return None
+    try:
+        version = Versions(workspace, params).find(parent)
+    except RegistryError:  # it was deleted; the training that continued it is complete
+        return None
     with tempfile.TemporaryDirectory() as folder:
-        others = AliasSync(workspace, params, version.name).training_samples(version, Path(folder))
-    return own if others is None else own.joined(others)
+        return AliasSync(workspace, params, version.name).training_samples(version, Path(folder))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ratchet.settings.model import Params
 from ratchet.typed_json import from_plain, parse, to_plain
 from ratchet.workspace import Workspace
 from tasks.calibrated_model import calibrated
-from tasks.gate_inputs import judge_model, samples_seen
+from tasks.gate_inputs import judge_model, parent_warning, samples_seen
 from tasks.progress import StageProgress
 from tasks.report import write_report
 from tasks.trained_model import TrainedModel, record_training, run_name
@@ -184,6 +184,8 @@ class _Candidate:
         if verdict is None:
             verdict = judge_model(promotions, self.run_id, self.model_uri, self.params, self.workspace, over=over)
         self.progress.update(3, _STEPS, "judged")
+        if warning := parent_warning(self.workspace, self.params):
+            self.progress.say(f"warning: {warning}")
         write_report(verdict, self.record, self.params, self.workspace)
         if not self.run.is_closed:
             self._record_outcome(verdict)

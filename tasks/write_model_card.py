@@ -12,6 +12,7 @@ from ratchet.data.manifest import Manifest
 from ratchet.evaluation.problems import read_metrics
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
+from tasks.gate_inputs import parent_warning
 from tasks.trained_model import TrainedModel
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class CardWriter:
             cost=total_cost(self.journal),
             checksums=checksums,
             address=urls.redacted(params.tracking.uri),
-            lineage=_lineage(record),
+            lineage=_lineage(record, parent_warning(workspace, params)),
             variants=_variants(checksums, workspace),
         )
 
@@ -142,8 +143,8 @@ def _numbers(model: "Model") -> int:
     return trained or fitted
 
 
-def _lineage(record: "Provenance") -> dict[str, Any]:
-    """Return the provenance record without the versions of packages, which are in the SBOM."""
+def _lineage(record: "Provenance", warning: str | None) -> dict[str, Any]:
+    """Return the provenance record without the versions of packages, which are in the SBOM; a warning of the parent."""
     facts = {
         "provenance": record.id,
         "commit": record.git_commit,
@@ -159,4 +160,5 @@ def _lineage(record: "Provenance") -> dict[str, Any]:
         "processor": record.hardware.processor,
         "GPUs": ", ".join(record.hardware.gpus) or None,
     }
+    facts |= {"samples of that version": warning} if warning else {}
     return facts | {f"DVC {path}": record.dvc[path] for path in _OUTPUTS if path in record.dvc}

@@ -125,8 +125,8 @@ class Rebuild:
                 f"{recipe.name}: its ratchet.lock {other}. Fix: install that Ratchet, or use --anyway; the weights may "
                 "then differ"
             )
-        if parent := recipe.record.parent:  # settings that name it are refused where it is not
-            place_parent(ModelRegistry(project, settings.load(project.params)), parent, rebuild.workspace)
+        if recipe.record.parent:  # settings that name it are refused where it is not
+            rebuild._fetch_parent(recipe.record.parent)
         rebuild._write_settings()
         rebuild._fetch_data(store)
         return rebuild
@@ -210,6 +210,16 @@ class Rebuild:
                 f"{self.recipe.name}: its source data {path} is gone: DVC does not have {value}, and the folder "
                 "now has other data"
             )
+
+    def _fetch_parent(self, parent: str) -> None:
+        """Fetch the files of the parent: the project's if they are the recorded ones, else the registry's."""
+        folder = parent.removeprefix("models:/")
+        source = self.project.pretrained / folder
+        if _is(source / "model.safetensors", (self.recipe.record.inputs or {}).get("pretrained")):
+            _copy(source, self.workspace.pretrained / folder)
+        else:
+            registry = ModelRegistry(self.project, settings.load(self.project.params))
+            place_parent(registry, parent, self.workspace)
 
     def _fetch_pretrained(self, name: str, part: str, store: DvcStore) -> None:
         """Fetch a file or folder of data/pretrained: the project's if it is the recorded one, else from DVC.

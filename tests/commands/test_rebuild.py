@@ -29,6 +29,17 @@ def test_a_source_file_or_folder_is_copied(tmp_path: Path) -> None:
         assert (again / file).read_text() == file
 
 
+def test_a_parent_without_its_registry_is_copied(tmp_path: Path) -> None:
+    """The project still has the files that the training began with; the version was deleted."""
+    project, again = Workspace(tmp_path / "project"), Workspace(tmp_path / "again")
+    weights = project.pretrained / "pets" / "3" / "model.safetensors"
+    files.write_text(weights, "weights")
+    record = replace(RECORD, parent="models:/pets/3", inputs={"pretrained": files.digest_file(weights)})
+    recipe = Recipe("m/1", record, tmp_path, tmp_path / "params.yaml", None, "")
+    Rebuild(recipe, project, again)._fetch_parent("models:/pets/3")
+    assert (again.pretrained / "pets" / "3" / "model.safetensors").read_text() == "weights"
+
+
 @pytest.mark.parametrize("is_shallow", [False, True])
 def test_another_ratchet_is_refused_by_name(tmp_path: Path, is_shallow: bool) -> None:
     """Also of a commit that only a ref of a shallow clone has, because it was amended."""

@@ -76,6 +76,15 @@ def test_a_repository_inside_the_project_is_used(project: Path, tmp_path: Path) 
     assert (checkout / "own" / "code.py").exists()
 
 
+def test_a_submodule_with_spaces_is_checked_out(project: Path, tmp_path: Path) -> None:
+    repository(project / "my nets")
+    git.run(project, *OPTIONS, "submodule", "--quiet", "add", "./my nets", "my nets")
+    commit(project)
+    checkout = clone(project, tmp_path / "checkout")
+    update_submodules(checkout, project)
+    assert (checkout / "my nets" / "code.py").exists()
+
+
 def test_a_submodule_that_cannot_be_fetched_is_named(project: Path, tmp_path: Path) -> None:
     shutil.rmtree(project / ".git" / "modules")
     shutil.rmtree(project / "library")

@@ -7,7 +7,7 @@ from ratchet import git
 
 __all__ = ["update_submodules"]
 
-_PATHS = ("config", "--file", ".gitmodules", "--get-regexp", r"^submodule\..*\.path$")
+_PATHS = ("config", "--file", ".gitmodules", "--null", "--get-regexp", r"^submodule\..*\.path$")
 
 
 def update_submodules(checkout: Path, project: Path) -> None:
@@ -40,8 +40,8 @@ def update_submodules(checkout: Path, project: Path) -> None:
 def _submodules(checkout: Path) -> Iterator[tuple[str, str, str]]:
     """Yield the name, path and commit of each submodule."""
     listed = (git.line(checkout, *_PATHS) or "") if (checkout / ".gitmodules").is_file() else ""
-    for entry in listed.splitlines():
-        key, path = entry.split(" ", 1)
+    for entry in filter(None, listed.split("\0")):
+        key, path = entry.split("\n", 1)  # both may have spaces
         staged = git.line(checkout, "ls-files", "--stage", "--", path) or ""
         if staged.startswith("160000 "):  # the mode of a submodule
             yield key.removeprefix("submodule.").removesuffix(".path"), path, staged.split()[1]

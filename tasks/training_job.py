@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ratchet import files
 from ratchet.augmentations import own_classes
+from ratchet.checksums import verify
 from ratchet.code.closure import closure
 from ratchet.combinations import blend_fault, pruning_fault
 from ratchet.data.manifest import Manifest
@@ -195,6 +196,7 @@ def _spec(params: Params, workspace: Workspace, manifest: Manifest, packed: Path
     stored = continued_model(workspace, params)
     parent = ModelSpec.from_json(stored["spec"]) if stored else None
     if parent:
+        verify(workspace.pretrained / model.pretrained)
         input_spec = kind_named(kind).continued(input_spec, parent.input)
     if source := find(workspace.pretrained, model.pretrained):
         input_spec = kind_named(kind).scaled_as(input_spec, source.mean, source.std)

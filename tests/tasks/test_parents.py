@@ -10,6 +10,7 @@ import torch
 
 from commands.labels import _recipes
 from ratchet import settings, training
+from ratchet.checksums import seal
 from ratchet.data.ingest import IngestTask, ingest
 from ratchet.data.manifest import Manifest
 from ratchet.errors import SettingsError, TrainingError
@@ -182,10 +183,20 @@ def test_a_damaged_description_of_a_parent_is_named(workspace: Workspace, conten
         require_references(changed, workspace)
 
 
+def test_changed_weights_of_a_parent_are_refused(workspace: Workspace) -> None:
+    """They are not those of the version that the provenance record names."""
+    store(workspace, job(workspace))
+    seal(folder := workspace.pretrained / "pets" / "3")
+    job(workspace, **{"model.pretrained": "pets/3"})
+    (folder / "model.safetensors").write_bytes(b"changed")
+    with pytest.raises(TrainingError, match=r"pets/3: differs from the stored model \(changed: model\.safetensors\)"):
+        job(workspace)
+
+
 def test_folds_and_label_checks_do_not_begin_with_a_parent(workspace: Workspace) -> None:
     """It can have learned from the samples that a fold holds out, and their labels."""
     store(workspace, job(workspace))
-    (workspace.pretrained / "pets" / "3" / "checksums.json").touch()
+    seal(workspace.pretrained / "pets" / "3")
     job(workspace, **{"model.pretrained": "pets/3"})
     params = settings.load(workspace.params)
     with pytest.raises(SettingsError, match=r"model\.pretrained: found pets/3, .*`ratchet set model\.pretrained=none`"):

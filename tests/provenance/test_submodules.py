@@ -85,6 +85,21 @@ def test_a_submodule_with_spaces_is_checked_out(project: Path, tmp_path: Path) -
     assert (checkout / "my nets" / "code.py").exists()
 
 
+def test_submodules_of_a_git_worktree_are_found(project: Path, tmp_path: Path) -> None:
+    """It has repositories of its own for them. Those of the first checkout are gone."""
+    worktree = tmp_path / "worktree"
+    git.run(project, "worktree", "add", "--quiet", str(worktree))
+    parts = {"source-library": "library", "source-inner": "library/inner"}
+    sources = [clone(project / place, tmp_path / source) for source, place in parts.items()]
+    git.run(worktree, *OPTIONS, "submodule", "--quiet", "update", "--init", "--recursive")
+    for source in sources:
+        shutil.rmtree(source)
+    shutil.rmtree(project / ".git" / "modules")
+    checkout = clone(project, tmp_path / "checkout")
+    update_submodules(checkout, worktree)
+    assert (checkout / "library" / "code.py").exists()
+
+
 def test_a_submodule_that_cannot_be_fetched_is_named(project: Path, tmp_path: Path) -> None:
     shutil.rmtree(project / ".git" / "modules")
     shutil.rmtree(project / "library")

@@ -23,7 +23,8 @@ def update_submodules(checkout: Path, project: Path) -> None:
         GitError: naming a submodule whose commit cannot be fetched.
     """
     for name, path, commit in _submodules(checkout):
-        copies = (_modules(project) / name, project / path / ".git")
+        modules = _git_folder(project, "--git-common-dir") / "modules"
+        copies = (modules / name, _git_folder(project / path, "--git-dir"))  # a worktree of git has its own
         copy = next((each for each in copies if each.is_dir() and _has(each, commit)), None)
         local = ("-c", "protocol.file.allow=always", "-c", f"submodule.{name}.url={copy}") if copy else ()
         try:
@@ -47,10 +48,10 @@ def _submodules(checkout: Path) -> Iterator[tuple[str, str, str]]:
             yield key.removeprefix("submodule.").removesuffix(".path"), path, staged.split()[1]
 
 
-def _modules(project: Path) -> Path:
-    """Return the folder of git in which a project, which can be a submodule, has the repositories of its submodules."""
-    folder = git.line(project, "rev-parse", "--path-format=absolute", "--git-common-dir") if project.is_dir() else None
-    return Path(folder or project, "modules")
+def _git_folder(checkout: Path, option: str) -> Path:
+    """Return the folder of git of a checkout, which can be a submodule or missing."""
+    folder = git.line(checkout, "rev-parse", "--path-format=absolute", option) if checkout.is_dir() else None
+    return Path(folder or checkout)
 
 
 def _has(repository: Path, commit: str) -> bool:

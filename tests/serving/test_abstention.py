@@ -183,6 +183,17 @@ def test_flat_answers_are_unusual_beside_sure_ones() -> None:
     assert Novelty.of(np.empty((0, 2), np.float32)).shares(certain).tolist() == [0.0] * 3
 
 
+@pytest.mark.parametrize("classes", [2, 7, 10, 100])
+def test_novelty_of_a_row_is_equal_in_any_batch(classes: int) -> None:
+    shares = np.random.default_rng(0).dirichlet(np.full(classes, 0.2), 500).astype(np.float32)
+    novelty = Novelty.of(shares)
+    together = novelty.shares(shares)
+    for size in (1, 2, 3, 32):
+        apart = [novelty.shares(shares[start : start + size]) for start in range(0, len(shares), size)]
+        assert np.array_equal(np.concatenate(apart), together)
+    assert np.array_equal(novelty.shares(np.asfortranarray(shares)), together)
+
+
 def test_thresholds_of_another_format_are_named(tmp_path: Path) -> None:
     version(tmp_path, ANIMALS, 0.5)
     files.write_json(tmp_path / ABSTENTION, files.read_json(tmp_path / ABSTENTION) | {"format": 2})

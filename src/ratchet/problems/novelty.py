@@ -47,8 +47,9 @@ class Novelty:
 
 def _scores(predictions: NDArray[np.floating[Any]]) -> Floats:
     """Return GEN of each row: the sum of p^0.1 (1 - p)^0.1. 1 - p is the sum of the others: near 1, p is rounded."""
-    ordered = np.sort(predictions.astype(np.float64), axis=1)
+    ordered = np.sort(predictions.astype(np.float64, order="C"), axis=1)
     rest = 1.0 - ordered
     rest[:, -1] = ordered[:, :-1].sum(axis=1)
-    scores: Floats = (np.maximum(ordered, _LEAST) * np.maximum(rest, _LEAST)) ** _POWER @ np.ones(ordered.shape[1])
+    # A product with a matrix would round a row by how many there are
+    scores: Floats = ((np.maximum(ordered, _LEAST) * np.maximum(rest, _LEAST)) ** _POWER).sum(axis=1)
     return np.where(np.isfinite(scores), scores, np.inf)

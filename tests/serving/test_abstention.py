@@ -207,18 +207,40 @@ def test_saturated_confidence_is_answered() -> None:
     assert not thresholds.abstains(certain, 0.02).any()
 
 
-def test_the_served_version_answers_what_the_canary_cannot(tmp_path: Path, animals: LoadedVersion) -> None:
-    older = version(tmp_path / "older", ANIMALS)
+def without_thresholds(folder: Path) -> Canary:
+    """Return a canary that answers all requests but those that ask for an error rate."""
+    older = version(folder, ANIMALS)
     older.identity = Identity("model", "2", "other run", None)
     watcher: Any = PinnedVersion(older)
     watcher.is_named = True
-    canary = Canary(watcher, ServingSettings(canary_share=1.0), tmp_path / "withdrawn.json")
+    return Canary(watcher, ServingSettings(canary_share=1.0), folder / "withdrawn.json")
+
+
+def test_the_served_version_answers_what_the_canary_cannot(tmp_path: Path, animals: LoadedVersion) -> None:
+    canary = without_thresholds(tmp_path / "older")
     server = ModelServer(PinnedVersion(animals), ServingSettings(), canary=canary)
     answers, state = [], random.getstate()
-    for options in ({}, {"abstain": 0.05}, {"abstain": 0.001}):
-        status, _, text = exchange(server, "/v1/predict", json.dumps({"input": ROWS, "options": options}).encode())
+    for path, rate in (("predict", None), ("predict", 0.05), ("explain", 0.05), ("predict", 0.001)):
+        content = {"input": ROWS[:1], "options": {} if rate is None else {"abstain": rate}}
+        status, _, text = exchange(server, f"/v1/{path}", json.dumps(content).encode())
         answers.append((status, json.loads(text).get("version"), json.loads(text).get("error", "")[:30]))
     canary.close()
     random.setstate(state)
-    assert answers == [(200, "2", ""), (200, "1", ""), (400, None, "options.abstain: found 0.001; ")]
+    assert answers == [(200, "2", ""), (200, "1", ""), (200, "1", ""), (400, None, "options.abstain: found 0.001; ")]
     assert canary.withdrawn == ""
+
+
+def test_a_fault_of_the_served_version_is_not_the_canarys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(arrays: Any) -> Any:
+        raise RuntimeError("no memory")
+
+    served, failed = version(tmp_path / "served", ANIMALS, 0.5), list[str]()
+    monkeypatch.setattr(served, "predict", fail)
+    canary, state = without_thresholds(tmp_path / "older"), random.getstate()
+    monkeypatch.setattr(canary, "failed", lambda loaded, client: failed.append(loaded.identity.version))
+    server = ModelServer(PinnedVersion(served), ServingSettings(), canary=canary)
+    content = {"input": ROWS, "options": {"abstain": 0.05}}
+    status, _, _ = exchange(server, "/v1/predict", json.dumps(content).encode())
+    canary.close()
+    random.setstate(state)
+    assert (status, failed) == (500, ["1"])

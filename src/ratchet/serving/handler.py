@@ -241,12 +241,12 @@ class Endpoint(ABC):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        loaded, is_fault, canary = None, False, self.handler.canary
+        is_fault, canary = False, self.handler.canary
         call = Call.of(self.name, scope, receive)
         try:
-            loaded = scope["ratchet.loaded"] = self.version(call)
+            scope["ratchet.loaded"] = self.version(call)
             self.handler.bodies.check(call.headers)
-            response = await self._within_deadline(loaded, call)
+            response = await self._within_deadline(scope, call)
         except TooLarge as error:
             await answer_first(error_response(error), scope, receive, send, seconds=self.handler.settings.deadline)
             return
@@ -258,18 +258,18 @@ class Endpoint(ABC):
         except Exception:  # of a library or of a user's code
             _LOG.exception("%s failed", scope["path"])
             response, is_fault = error_response(Refused(500, "the model server failed; its log has the cause")), True
-        if self.judges_canary and canary and loaded and is_fault:
-            canary.failed(loaded, call.client)
+        if self.judges_canary and canary and is_fault and "ratchet.loaded" in scope:
+            canary.failed(scope["ratchet.loaded"], call.client)
         await response(scope, receive, send)
 
-    async def _within_deadline(self, loaded: LoadedVersion, call: Call) -> Response:
-        """Read the body and return the response.
+    async def _within_deadline(self, scope: Scope, call: Call) -> Response:
+        """Read the body and return the response; that of the served version, if the canary lacks a calibration.
 
         Raises:
             ClientDisconnect: the client has gone.
             Refused: the request is wrong, or is not answered within its deadline.
         """
-        handler, arrived = self.handler, math.inf
+        handler, arrived, loaded = self.handler, math.inf, scope["ratchet.loaded"]
         longest = handler.settings.deadline
         lifetime = call.lifetime(handler.settings)
         try:
@@ -281,7 +281,13 @@ class Endpoint(ABC):
                     arrived = time.monotonic()
                     if lifetime.deadline < call.began + longest:
                         _shorten(limit, lifetime)
-                    return await self.answer(loaded, body, call, lifetime, limit)
+                    try:
+                        return await self.answer(loaded, body, call, lifetime, limit)
+                    except NotCalibrated:
+                        if (served := handler.version_for(call.path)) is loaded:
+                            raise
+                        scope["ratchet.loaded"] = served
+                        return await self.answer(served, body, call, lifetime, limit)
         except TimeoutError:
             if arrived == math.inf:
                 raise Refused(408, f"the body did not arrive within {longest:g} s") from None
@@ -309,14 +315,9 @@ class PredictEndpoint(Endpoint):
     async def answer(
         self, loaded: LoadedVersion, body: bytes, call: Call, lifetime: Lifetime, limit: asyncio.Timeout
     ) -> Response:
-        """Return the response of a version to a request; of the served one, if the canary lacks a calibration."""
+        """Return the response of a version to a request."""
         read = partial(self._read, loaded, body, call, lifetime, limit, asyncio.get_running_loop())
-        try:
-            request, answer, seconds = await self._predicted(loaded, body, call, lifetime, read)
-        except NotCalibrated:
-            if (served := self.handler.version_for(call.path)) is loaded:
-                raise
-            return await self.answer(served, body, call, lifetime, limit)
+        request, answer, seconds = await self._predicted(loaded, body, call, lifetime, read)
         if request.options.get("stream"):
             return await self._streamed(request, loaded, call, lifetime)
         if answer is None:

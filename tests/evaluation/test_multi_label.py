@@ -116,6 +116,19 @@ def test_intervals_of_few_positives_cover_the_true_f1() -> None:
     assert inside / sets > 0.92
 
 
+def test_intervals_of_perfect_labels_count_the_pairs_not_the_rows() -> None:
+    """Of 300 rows about 24 have the label. Where none is wrong, Wilson's bounds of all rows cover .47 of the sets."""
+    perfect = measured(rare_labels(24, rows=300))
+    low = 2 * sharing(24, 24)[0] / (1 + sharing(24, 24)[0])
+    (label, _), whole = perfect.per_label, perfect.micro_f1
+    assert label.f1_interval is not None
+    assert (label.f1_interval.low, label.f1_interval.high, whole.low) == pytest.approx((low, 1.0, low))
+    assert perfect.macro_f1 == perfect.micro_f1
+    wrong = measured(rare_labels(0, extra=10, missed=20, rows=300))
+    assert wrong.per_label[0].f1_interval is not None
+    assert wrong.per_label[0].f1_interval.high == wrong.micro_f1.high > 0.1
+
+
 def test_pages_say_why_there_is_no_interval() -> None:
     pages = pages_of(measured(rare_labels(4, extra=1, missed=1)))
     assert pages.undefined == {"macro F1": pytest.approx(0.8)}

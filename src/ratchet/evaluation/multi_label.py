@@ -155,14 +155,15 @@ class LabelAnswers(Answers):
         support, (hits, either, _) = truth.sum(axis=0), terms.sum(axis=(0, 1))
         micro = rows.interval(lambda means: _f1(means[..., 0::3].sum(-1), means[..., 1::3].sum(-1)), "share")
         macro = rows.interval(lambda means: _mean(_f1(means[..., 0::3], means[..., 1::3])), "share")
-        if (few := support.sum() < FEW_ROWS) and micro:
+        few, is_edge = support.sum() < FEW_ROWS, hits in (0, either - hits)
+        if micro and (few or is_edge):
             micro = _few_f1(int(hits), int(either), settings.confidence)
         exact = int((truth == predicted).all(axis=1).sum())
         return MultiLabelMetrics(
             rows=self.rows,
             confidence=settings.confidence,
             micro_f1=_defined(micro),
-            macro_f1=None if few or rare_class(support) is not None else macro,
+            macro_f1=None if few or rare_class(support) is not None else micro if is_edge else macro,
             right_labels=_defined(rows.interval(lambda means: means[..., 2::3].mean(-1), "share")),
             exact_match=share_interval(exact, self.rows, confidence=settings.confidence),
             roc_auc=float(np.mean(areas)) if areas else None,
@@ -178,6 +179,8 @@ class LabelAnswers(Answers):
         f1: RowMetric = lambda means: _f1(means[..., 3 * number], means[..., 3 * number + 1])  # noqa: E731  # has a type
         both = 0 < support < self.rows
         interval = rows.interval(f1, "share")
+        if interval and hits in (0, support + count - hits):
+            interval = _few_f1(hits, support + count, rows.confidence)
         return LabelMetrics(
             name=name,
             threshold=self.thresholds[number] if self.thresholds else 0.5,
@@ -252,9 +255,10 @@ def _f1(hits: Floats, either: Floats) -> Floats:
 
 
 def _few_f1(hits: int, either: int, confidence: float) -> Interval:
-    """Return F1 with an interval that covers for a few labels, where the jackknife's is often too narrow.
+    """Return F1 with an interval that covers for a few labels, and for all or no hits, where the jackknife's does not.
 
-    F1 is 2 s / (1 + s) for the share s of hits among all pairs that are labelled or predicted, which has Wilson's.
+    F1 is 2 s / (1 + s) for the share s of hits among all pairs that are labelled or predicted, which has Wilson's. Rows
+    without the label say nothing about it.
     """
     share = share_interval(hits, either - hits, confidence=confidence)
     return Interval(*(2 * bound / (1 + bound) for bound in (share.low, share.value, share.high)))

@@ -153,8 +153,14 @@ def test_a_variant_without_calibration_does_not_use_that_of_fp32(stored: Path) -
     files.write_json(stored / CALIBRATION, to_plain(Calibration.of(np.zeros((ROWS, 1)))))
     seal(stored)
     assert loaded(stored, "fp32").additions.read({"interval": 0.9}, "").interval == 90
-    with pytest.raises(InputError, match=r"^interval: insects version 3 \(int8-static\) was registered without"):
+    message = (
+        r"^interval: insects version 3 \(int8-static\) was registered without .* Fix: serve the fp32 program, "
+        "`ratchet set serving.variant=fp32`, train a new version, "
+    )
+    with pytest.raises(InputError, match=message):
         loaded(stored, "auto").additions.read({"interval": 0.9}, "")
+    with pytest.raises(InputError, match=r"without thresholds for abstention\. Fix: train a new version, "):
+        loaded(stored, "auto").additions.read({"abstain": 0.1}, "")
 
 
 def test_auto_serves_the_fastest_that_passed(stored: Path) -> None:

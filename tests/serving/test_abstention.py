@@ -150,6 +150,7 @@ def test_novelty_is_the_share_of_rows_that_are_less_unusual(tmp_path: Path, anim
     status, refused = ask(plain, "/v1/predict", wanted)
     assert status == 400
     assert refused["error"].startswith("options.novelty: model version 1 was registered without novelty scores.")
+    assert ask(plain, "/v1/predict", {"input": ROWS, "options": {"novelty": False}})[0] == 200
     files.write_json(tmp_path / NOVELTY, to_plain(Novelty.of(plain.predict(plain.kind.decode(ROWS[:1], INPUT)))))
     names = "/v1/predict", "/invocations", "/v2/models/model/infer"
     numeric = {"dataframe_records": ROWS, "params": {"novelty": True}}

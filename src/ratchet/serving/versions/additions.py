@@ -68,13 +68,15 @@ class VersionAdditions:
         novelty: scores of test rows; None: the version has none.
     """
 
-    def __init__(self, called: str, target: Target, folder: Path) -> None:
-        """Read the calibrations from the folder of the version's verified files. `called` names it in messages.
+    def __init__(self, called: str, target: Target, folder: Path, *, full: Path) -> None:
+        """Read the calibrations from the folder of a variant's verified files; `full` is that of its fp32 program.
+
+        `called` names the version in messages.
 
         Raises:
             RegistryError: a newer ratchet wrote them.
         """
-        self._called, self._target = called, target
+        self._called, self._target, self._full = called, target, full
         self.calibration = _read(Calibration, folder / CALIBRATION)
         self.abstention = _read(Abstention, folder / ABSTENTION)
         self.novelty = _read(Novelty, folder / NOVELTY)
@@ -143,7 +145,7 @@ class VersionAdditions:
         percent = round(100 * level) if _is_share(level) else 0
         if percent not in LEVELS or abs(100 * level - percent) > _ROUNDING:
             raise InputError(f"{field}: found {level!r}; allowed: {_LEVELS}")
-        calibration = self._stored(self.calibration, field, "prediction intervals")
+        calibration = self._stored(self.calibration, field, "prediction intervals", CALIBRATION)
         if percent > calibration.highest:
             allowed = f"up to {calibration.highest / 100:g}" if calibration.highest in LEVELS else "none"
             reason = f"because {calibration.rows:,} validation samples calibrate {self._called}"
@@ -155,7 +157,7 @@ class VersionAdditions:
             raise self._other_problem(field, "one of several classes")
         if not _is_share(rate):
             raise InputError(f"{field}: found {rate!r}; allowed: an error rate above 0 and below 1, 0.02 for example")
-        thresholds = self._stored(self.abstention, field, "thresholds for abstention")
+        thresholds = self._stored(self.abstention, field, "thresholds for abstention", ABSTENTION)
         if rate < thresholds.lowest:
             lowest = math.ceil(thresholds.lowest * 10**_DIGITS) / 10**_DIGITS
             allowed = f"from {lowest:g}" if lowest < 1 else "none"
@@ -167,18 +169,20 @@ class VersionAdditions:
         return float(rate)
 
     def _wanted(self, novelty: Any, field: str) -> bool | None:
-        if not named_answers(self._target).has_confidence:
-            raise self._other_problem(field, "one of several classes")
         if not isinstance(novelty, bool):
             raise InputError(f"{field}: found {novelty!r}; allowed: true, false")
-        return (self._stored(self.novelty, field, "novelty scores") and novelty) or None
+        if not novelty:
+            return None
+        if not named_answers(self._target).has_confidence:
+            raise self._other_problem(field, "one of several classes")
+        return bool(self._stored(self.novelty, field, "novelty scores", NOVELTY))
 
-    def _stored(self, value: T | None, field: str, noun: str) -> T:
+    def _stored(self, value: T | None, field: str, noun: str, file: str) -> T:
         if value is None:
-            raise NotCalibrated(
-                f"{field}: {self._called} was registered without {noun}. Fix: train a new version, "
-                "`ratchet train --set seed=1` for example, or leave it out"
-            )
+            fix = "train a new version, `ratchet train --set seed=1` for example"
+            if (self._full / file).exists():  # registered before each variant had its own
+                fix = f"serve the fp32 program, `ratchet set serving.variant=fp32`, {fix}"
+            raise NotCalibrated(f"{field}: {self._called} was registered without {noun}. Fix: {fix}, or leave it out")
         return value
 
     def _other_problem(self, field: str, allowed: str) -> InputError:

@@ -95,7 +95,7 @@ class LoadedVersion:
             _ = self.spec.input.prepared
             own = program.path.parent if isinstance(program, Program) else folder  # each variant has its calibrations
             called = str(identity) if name == FULL else f"{identity} ({name})"
-            self.additions = VersionAdditions(called, self.spec.target, own)
+            self.additions = VersionAdditions(called, self.spec.target, own, full=folder)
             self._run: Callable[[Arrays], NDArray[np.float32]] = (
                 replace(program, threads=threads).predict
                 if isinstance(program, Program)

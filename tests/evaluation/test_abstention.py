@@ -107,5 +107,6 @@ def test_a_rate_that_does_not_hold_is_a_limit() -> None:
     assert abstention_limits(sorted_by_day)[0].startswith("The splits are in the order of day, ")
     (section,) = abstention_section(good)
     assert (section.title, len(section.tables[0].rows)) == ("Abstention", 2)
+    assert "If samples are independent, all rates hold with 95 % confidence" in section.note
     few = replace(whole, abstention=measured(0))
     assert "No rate can be asked for: 0 validation samples support none." in abstention_section(few)[0].sentences

@@ -22,8 +22,9 @@ def abstention_section(metrics: Metrics) -> list[ReportSection]:
     thresholds, table = metrics.abstention.thresholds, abstention_table(metrics)
     note = (
         "A request may ask for an error rate: rows whose confidence is below a threshold get no answer. The thresholds "
-        f"are chosen on {thresholds.rows:,} validation samples; with {100 * thresholds.confidence:g} % confidence all "
-        "rates hold (exact binomial bounds with Bonferroni's correction). The table has the test samples."
+        f"are chosen on {thresholds.rows:,} validation samples. If samples are independent, all rates hold with "
+        f"{100 * thresholds.confidence:g} % confidence (exact binomial bounds with Bonferroni's correction); those of "
+        "one group are not. The table has the test samples."
     )
     lowest = f"The lowest rate that can be asked for is {percent(thresholds.lowest, 2)}."
     none = f"No rate can be asked for: {thresholds.rows:,} validation samples support none."

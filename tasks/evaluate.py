@@ -163,17 +163,18 @@ class _Test:
         from ratchet.evaluation.coverage import served
         from ratchet.evaluation.selective import measure_abstention
         from ratchet.problems.named_answers import named_answers
+        from ratchet.registry.sample_digests import split_samples
 
         target = self.spec.target
         if not named_answers(target).has_confidence:
             return None
         outputs, targets = self._scaled_validation(temperature)
-        validation, test = (
-            (served(target, outputs), targets),
-            (served(target, predictions.outputs), predictions.targets),
-        )
-        confidence = self.settings.confidence
-        return measure_abstention(target, validation, test, confidence=confidence, ordered_by=ordered_by)
+        validation = served(target, outputs), targets
+        test = served(target, predictions.outputs), predictions.targets
+        confidence, units = self.settings.confidence, split_samples(self.workspace.packed, "validation").units
+        groups = sum(each.count for each in units if each.by == "groups")
+        metrics = measure_abstention(target, validation, test, confidence=confidence, ordered_by=ordered_by)
+        return replace(metrics, groups=groups)
 
     def _scaled_validation(self, temperature: float) -> "tuple[NDArray[np.float32], NDArray[Any]]":
         outputs, targets = self.validation

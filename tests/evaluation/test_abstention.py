@@ -105,6 +105,11 @@ def test_a_rate_that_does_not_hold_is_a_limit() -> None:
     assert abstention_limits(bad)[0].startswith("Where an error rate of 10.0 % is asked for, ")
     assert abstention_limits(bad)[0].endswith(" of the answers to test samples are wrong. That is significantly more.")
     assert abstention_limits(sorted_by_day)[0].startswith("The splits are in the order of day, ")
+    grouped = replace(whole, abstention=replace(measured(3000), groups=150))
+    assert abstention_limits(grouped) == [
+        "The 3,000 validation samples are of 150 groups, and the samples of a group err together, so error rates that "
+        "are asked for are not guaranteed."
+    ]
     (section,) = abstention_section(good)
     assert (section.title, len(section.tables[0].rows)) == ("Abstention", 2)
     assert "If samples are independent, all rates hold with 95 % confidence" in section.note

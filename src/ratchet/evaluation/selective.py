@@ -1,10 +1,12 @@
 """Selective prediction: the share of test rows that are answered at an error rate, and the errors among them."""
 
+import operator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from ratchet.evaluation.intervals import Interval, exact_share
 from ratchet.problems import Target
@@ -44,11 +46,13 @@ class AbstentionMetrics:
 
     Attributes:
         rates: those of a fixed list that the thresholds support, up to the first that answers every validation row.
+        groups: of validation rows, whose rows err together; 0: each row is alone.
     """
 
     thresholds: Abstention
     ordered_by: str  # data.order_by; "none": the splits are drawn
     rates: tuple[SelectiveError, ...]
+    groups: Annotated[int, Field(exclude_if=operator.not_)] = 0
 
 
 def abstention_of(target: Target, predictions: NDArray[Any], targets: NDArray[Any], confidence: float) -> Abstention:

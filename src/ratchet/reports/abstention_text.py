@@ -23,8 +23,8 @@ def abstention_section(metrics: Metrics) -> list[ReportSection]:
     note = (
         "A request may ask for an error rate: rows whose confidence is below a threshold get no answer. The thresholds "
         f"are chosen on {thresholds.rows:,} validation samples. If samples are independent, all rates hold with "
-        f"{100 * thresholds.confidence:g} % confidence (exact binomial bounds with Bonferroni's correction); those of "
-        "one group are not. The table has the test samples."
+        f"{100 * thresholds.confidence:g} % confidence (exact binomial bounds with Bonferroni's correction). The table "
+        "has the test samples."
     )
     lowest = f"The lowest rate that can be asked for is {percent(thresholds.lowest, 2)}."
     none = f"No rate can be asked for: {thresholds.rows:,} validation samples support none."
@@ -42,6 +42,11 @@ def abstention_limits(metrics: Metrics) -> list[str]:
         for each in metrics.abstention.rates
         if each.error and each.is_high
     ]
+    if (groups := metrics.abstention.groups) and metrics.abstention.rates:
+        sentences.append(
+            f"The {metrics.abstention.thresholds.rows:,} validation samples are of {groups:,} groups, and the samples "
+            "of a group err together, so error rates that are asked for are not guaranteed."
+        )
     if (column := metrics.abstention.ordered_by) != "none" and metrics.abstention.rates:
         sentences.append(
             f"The splits are in the order of {column}, so error rates that are asked for are not guaranteed. The "

@@ -268,14 +268,11 @@ def predict(
     folder = absolute([output], base=Path.cwd())[0] if output else ""
     request = Request(inputs, folder, model, column, shard_rows, again, interval, abstain, novelty)
     with project_folder() as workspace:
-        from commands.predict import predict as score_files
-        from commands.predict import predict_shards
+        from commands import predict as scoring
 
-        if not folder:
-            answered = score_files(workspace, request, out=written)
-        else:
-            with interruptible("the same command continues at the first unfinished shard"):
-                answered = predict_shards(workspace, request)
+        answered = (
+            scoring.predict_shards(workspace, request) if folder else scoring.predict(workspace, request, written)
+        )
     raise typer.Exit(int(not answered))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from commands.app import interruptible
 from ratchet import files, settings
 from ratchet.data.reading.input_files import InputFile
 from ratchet.data.reading.storage import is_url
@@ -25,7 +26,7 @@ from tasks.score import score as score_shards
 __all__ = ["predict", "predict_shards"]
 
 
-def predict(workspace: Workspace, request: Request, *, out: Path | None) -> bool:
+def predict(workspace: Workspace, request: Request, out: Path | None) -> bool:
     """Score the files of a request, and write the answers to `out`, or as CSV to the terminal.
 
     A file that cannot be read is named, and the others are scored. Return whether all were read and a row was answered.
@@ -47,8 +48,7 @@ def predict(workspace: Workspace, request: Request, *, out: Path | None) -> bool
         listing = list(_files(reader, request.inputs, note_fault))
         if not listing:
             return False  # every path is named above
-        if out is not None:
-            _require_no_input(out, request.inputs, reader, listing)
+        _require_no_input(out, request.inputs, reader, listing)
         with _answers(out, loaded.identity) as answers:
             for batch in reader.batches(list(map(RowRange, listing)), on_fault=note_fault):
                 frame = score(loaded, batch, options)
@@ -60,11 +60,11 @@ def predict(workspace: Workspace, request: Request, *, out: Path | None) -> bool
                 raise DataError(f"{', '.join(request.inputs)}: no row could be read")
         for note in reader.notes:
             echo(f"warning: {note}", err=True)
-        ends = [f"{unlike:,} unlike the training samples, see the column warnings"] if unlike else []
+        ends = [f"{rows - refused:,} of {rows:,} rows answered by {loaded.identity}"]
+        ends += [f"{unlike:,} unlike the training samples, see the column warnings"] if unlike else []
         ends += [f"{unsure:,} without a class, because the model is not sure (--abstain)"] if unsure else []
         ends += [f"{unread:,} of the files could not be read, see above"] if unread else []
-        ends += reader.left_out
-        echo("; ".join([f"{rows - refused:,} of {rows:,} rows answered by {loaded.identity}", *ends]), err=True)
+        echo("; ".join([*ends, *reader.left_out]), err=True)
     return refused < rows and not unread
 
 
@@ -77,11 +77,11 @@ def _files(reader: RowReader, paths: Sequence[str], note_fault: Callable[[DataEr
             note_fault(error)
 
 
-def _require_no_input(out: Path, paths: Sequence[str], reader: RowReader, listing: Sequence[InputFile]) -> None:
+def _require_no_input(out: Path | None, paths: Sequence[str], reader: RowReader, listing: Sequence[InputFile]) -> None:
     """Refuse a file for answers that is an input, or that the same command would read the next time."""
-    if out.suffix.lower() in reader.suffixes:
+    if out is not None and out.suffix.lower() in reader.suffixes:
         require_apart("--out", str(out), paths)
-    if not out.exists():
+    if out is None or not out.exists():
         return
     own = out.stat()
     for file in listing:
@@ -92,7 +92,8 @@ def _require_no_input(out: Path, paths: Sequence[str], reader: RowReader, listin
 def predict_shards(workspace: Workspace, request: Request) -> bool:
     """Score the files into a folder of shards. Return whether a row was answered."""
     params = settings.load(workspace.params)
-    with Terminal("predict", unit="rows") as progress:
+    continues = "the same command continues at the first unfinished shard"
+    with interruptible(continues), Terminal("predict", unit="rows") as progress:
         scored = score_shards(params, workspace, request, progress=progress)
     echo(scored.summary, err=True)
     return scored.refused < scored.rows

@@ -55,12 +55,11 @@ def score_flow(
     try:
         workspace = Workspace.find()
         with recording(workspace):
-            params = settings.load(workspace.params)
-            paths = absolute([inputs] if isinstance(inputs, str) else inputs, base=workspace.root)
-            (folder,) = absolute([output], base=workspace.root)
-            options = (shard_rows or None, again, interval or None, abstain or None, novelty)
-            request = Request(paths, folder, model or None, column or None, *options)
-            state: State[Any] = score_task(whole(params), workspace, request, return_state=True)
+            paths = absolute([*([inputs] if isinstance(inputs, str) else inputs), output], base=workspace.root)
+            options = model or None, column or None, shard_rows or None, again, interval or None, abstain or None
+            request = Request(paths[:-1], paths[-1], *options, novelty)
+            params = whole(settings.load(workspace.params))
+            state: State[Any] = score_task(params, workspace, request, return_state=True)
             scored: Scored = state.result()
             _publish(scored)
         if scored.refused == scored.rows:

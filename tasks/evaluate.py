@@ -88,12 +88,7 @@ def evaluate(params: Params, workspace: Workspace, *, progress: StageProgress) -
     predictions, temperature = test.predict()
     columns = slice_columns(workspace.packed, settings)
     metrics = predictions.checked().measure(settings, columns)
-    order = params.data.order_by
-    metrics = replace(
-        metrics,
-        coverage=test.coverage(predictions, temperature, columns, order),
-        abstention=test.abstention(predictions, temperature, order),
-    )
+    metrics = test.calibrated(metrics, predictions, temperature, columns, ordered_by=params.data.order_by)
     if isinstance(metrics, ClassificationMetrics):
         metrics = replace(metrics, robustness=test.robustness(predictions))
     metrics = test.against_baseline(test.against_constant(metrics, predictions), predictions)
@@ -145,6 +140,16 @@ class _Test:
         split, before = self.open("validation", self.spec.input), len(self.split)
         total = before + len(split)
         return answers(self.model, split, report=lambda done: self.progress.update(before + done, total, "validation"))
+
+    def calibrated(
+        self, metrics: "Metrics", predictions: "Predictions", temperature: float, columns: "Columns", *, ordered_by: str
+    ) -> "Metrics":
+        """Return the metrics with those of intervals, sets and thresholds that the validation samples calibrate."""
+        return replace(
+            metrics,
+            coverage=self.coverage(predictions, temperature, columns, ordered_by),
+            abstention=self.abstention(predictions, temperature, ordered_by),
+        )
 
     def coverage(
         self, predictions: "Predictions", temperature: float, columns: "Columns", ordered_by: str

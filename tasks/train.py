@@ -78,7 +78,6 @@ def train(
         budget = Budget(params.budget, None if run.is_closed else total_cost(run.journal), meter)
         recorder = _Recorder(params, workspace, progress, run, budget, hooks)
         recorder.begin(job, store, rows=len(inputs.train), flow_run=flow_run)
-        show_augmentation(workspace, job, inputs.train)
         finished, baseline = recorder.train(job, inputs, store, stop_requested)
     if run.away:
         progress.say(run.away)
@@ -157,6 +156,7 @@ class _Recorder:
         """Train the network and fit the baseline, or only fit the baseline where that is the model."""
         from ratchet import doctor, training
 
+        show_augmentation(self.workspace, job, inputs.train)
         if job.variant == "baseline":
             inputs.check()
             baseline = Baseline.fit(job, inputs.train)

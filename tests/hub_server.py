@@ -26,6 +26,7 @@ class Hub:
     repositories: dict[str, Repository] = field(default_factory=dict)
     damage: bool = False  # one byte of a large file is another
     sent: int | None = None  # bytes of a large file that are sent; None: all
+    unavailable: str = ""  # name of a file that cannot be read
     requests: list[str] = field(default_factory=list)  # paths, of the files behind redirects too
     tokens: list[tuple[str, str]] = field(default_factory=list)  # host name, and the header Authorization
     address: str = ""
@@ -49,7 +50,9 @@ class Hub:
         repository = self.repositories.get("/".join(owner_name))
         if repository is None:
             _send(handler, 401, b"", {"X-Error-Code": "RepoNotFound"})
-        elif repository.gated and handler.headers.get("Authorization") != "Bearer right":
+        elif path[-1] == self.unavailable:
+            _send(handler, 503, b"")
+        elif path[0] != "api" and repository.gated and handler.headers.get("Authorization") != "Bearer right":
             _send(handler, 401, b"", {"X-Error-Code": "GatedRepo"})
         elif path[0] == "api":
             self._send_list(handler, repository, "/".join(path[5:]))

@@ -5,6 +5,7 @@ import json
 import pickle
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import hub_server
@@ -15,7 +16,7 @@ from safetensors.torch import save
 from weights_project import Project
 
 from ratchet.errors import TrainingError
-from ratchet.weights_sources import WeightsSource, address_fault, file_of, find
+from ratchet.weights_sources import WeightsSource, address_fault, file_of, find, keep
 
 NAME = "hf://timm/tiny.a1_in1k"
 CONFIG = {
@@ -44,6 +45,19 @@ def added(hub: Hub, content: bytes = CONTENT) -> str:
 
 def file_name(content: bytes = CONTENT) -> str:
     return f"tiny.a1_in1k-{hashlib.sha256(content).hexdigest()[:8]}.safetensors"
+
+
+def cached(project: Project, commit: str) -> Path:
+    """Put the weights, and nothing else, into the cache as the hub's library does. Return the blob."""
+    folder = project.cache / "huggingface" / "hub" / "models--timm--tiny.a1_in1k"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text(commit)
+    (folder / "blobs").mkdir()
+    (folder / "snapshots" / commit).mkdir(parents=True)
+    blob = folder / "blobs" / hashlib.sha256(CONTENT).hexdigest()
+    blob.write_bytes(CONTENT)
+    (folder / "snapshots" / commit / "model.safetensors").symlink_to(blob)
+    return blob
 
 
 def source(project: Project, name: str = NAME) -> WeightsSource:
@@ -122,6 +136,43 @@ def test_damaged_or_short_content_is_not_kept(project: Project, hub: Hub) -> Non
     assert project.files == []
 
 
+def test_unavailable_configuration_keeps_nothing(project: Project, hub: Hub) -> None:
+    added(hub)
+    hub.unavailable = "config.json"
+    assert "cannot be read: 503 Service Unavailable. Nothing was kept. Fix:" in project.run("weights", NAME, code=1)
+    assert project.files == []
+
+
+@pytest.mark.parametrize("is_gone", [False, True], ids=["offline", "deleted repository"])
+def test_recorded_weights_of_a_partial_cache_keep_normalization(project: Project, hub: Hub, is_gone: bool) -> None:
+    commit = added(hub)
+    project.run("weights", NAME)
+    project.run("set", f"model.pretrained={NAME}")
+    before = source(project)
+    (project.workspace.pretrained / before.file).unlink()
+    blob = cached(project, commit)
+    if is_gone:
+        hub.repositories.clear()
+    else:
+        project.environment["HF_HUB_OFFLINE"] = "1"
+    project.run("preflight", code=1)  # there are no data
+    assert source(project) == before
+    assert (project.workspace.pretrained / before.file).read_bytes() == blob.read_bytes()
+
+
+def test_weights_under_a_name_of_the_cache_keep_it(project: Project, hub: Hub) -> None:
+    commit = added(hub)
+    exact, own = f"{NAME}@{commit}/model.safetensors", "tiny.a1_in1k.safetensors"
+    project.run("weights", exact)
+    folder = project.workspace.pretrained
+    (folder / file_name()).rename(folder / own)
+    keep(folder, exact, replace(source(project, exact), file=own))
+    (folder / own).unlink()
+    project.run("weights", exact)
+    assert file_of(folder, own) == own
+    assert source(project, own).mean == (0.5, 0.4, 0.3)
+
+
 def test_token_reaches_the_hub_and_no_other_host(project: Project, hub: Hub) -> None:
     hub.add("timm/tiny.a1_in1k", {"model.safetensors": CONTENT}, gated=True)
     message = project.run("weights", NAME, code=1)
@@ -171,14 +222,8 @@ def test_offline_run_takes_weights_of_the_cache(project: Project, hub: Hub) -> N
     message = project.run("weights", NAME, code=1)
     assert f"{NAME} is not on this machine, and HF_HUB_OFFLINE is set. Looked at: data/pretrained, " in message
     assert f"`ratchet weights {NAME}` in this project, and copy data/pretrained here" in message
-    folder = project.cache / "huggingface" / "hub" / "models--timm--tiny.a1_in1k"
-    (folder / "refs").mkdir(parents=True)
-    (folder / "refs" / "main").write_text(commit)
-    (folder / "blobs").mkdir()
-    (folder / "snapshots" / commit).mkdir(parents=True)
-    blob = folder / "blobs" / hashlib.sha256(CONTENT).hexdigest()
-    blob.write_bytes(CONTENT)
-    (folder / "snapshots" / commit / "model.safetensors").symlink_to(blob)
+    blob = cached(project, commit)
+    folder = blob.parents[1]
     (folder / "snapshots" / commit / "config.json").write_text(json.dumps(CONFIG))
     project.run("weights", NAME)
     assert (source(project).commit, source(project).image_size, hub.requests) == (commit, 160, [])
@@ -204,6 +249,9 @@ def test_changed_file_of_recorded_weights_is_refused(project: Project, hub: Hub)
         file_of(project.workspace.pretrained, NAME)
     project.run("weights", NAME)
     assert file_of(project.workspace.pretrained, file_name()) == file_name()
+    keep(project.workspace.pretrained, "x", replace(source(project), file="../x.safetensors"))
+    with pytest.raises(TrainingError, match=r"x\.safetensors is not the name of a file in this folder"):
+        find(project.workspace.pretrained, NAME)
     (project.workspace.pretrained / "sources.json").write_text('{"x": 1}')
     with pytest.raises(TrainingError, match=r"sources.json: is not a record of weights \(x"):
         find(project.workspace.pretrained, NAME)

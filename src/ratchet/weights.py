@@ -122,37 +122,47 @@ def _from_hub(
     address = HubAddress.of(name)
     before = find(workspace.pretrained, name)
     snapshot = weights_hub.find_snapshot(address, known.commit if known else None)
-    if before and not known and before.commit != snapshot.commit:
+    if before and before.commit != snapshot.commit:
         say(f"weights: {address.revision or 'main'} moved from {before.commit} to {snapshot.commit}")
-    return _place(workspace, snapshot, known.sha256 if known else "", say)
+        before = None
+    source = _place(workspace, snapshot, before.file if before else "", known.sha256 if known else "", say)
+    if before and before.sha256 == source.sha256 and not source.mean:  # of a cache without config.json
+        return before
+    return source
 
 
 def _place(
-    workspace: Workspace, snapshot: weights_hub.RepositoryFiles, sha256: str, say: Callable[[str], None]
+    workspace: Workspace, snapshot: weights_hub.RepositoryFiles, name: str, sha256: str, say: Callable[[str], None]
 ) -> WeightsSource:
-    """Copy or fetch the safetensors of a repository into data/pretrained, checked by size and digest."""
+    """Copy or fetch the safetensors of a repository into data/pretrained, checked by size and digest.
+
+    `name` and `sha256` are the recorded ones; empty: there are none.
+    """
     entry, repository = snapshot.entries[snapshot.file], snapshot.address.repository
     expected = sha256 or entry.sha256
     mark = expected or files.digest_json([snapshot.commit, snapshot.file])
-    name = f"{snapshot.address.name}-{mark[:8]}.safetensors"
+    name = name or f"{snapshot.address.name}-{mark[:8]}.safetensors"
     say(f"weights: {repository}/{snapshot.file} at {snapshot.commit}, {entry.size / 1e6:.1f} MB")
     target = workspace.pretrained / name
-    if not (expected and target.is_file() and files.digest_file(target) == expected):
-        fault = f"weights: {repository}/{snapshot.file} at {snapshot.commit}"
-        fix = f"delete {snapshot.folder}, then try again" if snapshot.folder else "try again"
+    fault = f"weights: {repository}/{snapshot.file} at {snapshot.commit}"
+    fix = f"delete {snapshot.folder}, then try again" if snapshot.folder else "try again"
+    try:
+        source = _of_snapshot(snapshot, name, expected)
+        if expected and target.is_file() and files.digest_file(target) == expected:
+            return source
         with _draft(workspace, name, entry.size) as draft:
-            try:
-                digest = _write(draft, snapshot.read(snapshot.file, entry.size))
-            except (DownloadError, OSError) as error:
-                raise TrainingError(f"{fault} cannot be read: {error}. Nothing was kept. Fix: {fix}") from None
+            digest = _write(draft, snapshot.read(snapshot.file, entry.size))
             if (size := draft.stat().st_size) != entry.size or not digest.startswith(expected):
                 raise TrainingError(
                     f"{fault} has {size:,} bytes and the SHA-256 {digest}; allowed: {entry.size:,} bytes"
                     f"{f' and {expected}' if expected else ''}. It was not kept. Fix: {fix}"
                 )
             _require_safetensors(draft, fault)
-        expected = digest
-    return _of_snapshot(snapshot, name, expected)
+    except (DownloadError, OSError) as error:
+        if isinstance(error, DownloadError) and error.status in (401, 403):  # the hub lists the files of a gated one
+            raise TrainingError(weights_hub.refusal(snapshot.address, snapshot.commit, error)) from None
+        raise TrainingError(f"{fault} cannot be read: {error}. Nothing was kept. Fix: {fix}") from None
+    return replace(source, sha256=digest)
 
 
 def _of_snapshot(snapshot: weights_hub.RepositoryFiles, name: str, sha256: str) -> WeightsSource:

@@ -18,7 +18,7 @@ from ratchet.downloads import DownloadError, stream
 from ratchet.errors import TrainingError
 from ratchet.weights_sources import HubAddress
 
-__all__ = ["Entry", "RepositoryFiles", "cache_folder", "cached_snapshot", "find_snapshot", "user_cache"]
+__all__ = ["Entry", "RepositoryFiles", "cache_folder", "cached_snapshot", "find_snapshot", "refusal", "user_cache"]
 
 _ENDPOINT = "https://huggingface.co"
 _MOST_TEXT = 32 << 20  # bytes of a list of files
@@ -110,8 +110,9 @@ def find_snapshot(address: HubAddress, commit: str | None = None) -> RepositoryF
             local = cached_snapshot(address, listed.commit)
             return replace(listed, folder=local.folder) if local else listed
         except DownloadError as error:
-            if error.status in (401, 403, 404):
-                raise TrainingError(_refusal(address, revision, error)) from None
+            has_copy = commit is not None and cached_snapshot(address, commit) is not None
+            if error.status in (401, 403, 404) and not has_copy:
+                raise TrainingError(refusal(address, revision, error)) from None
             problem = f"{urls.redacted(_endpoint())} cannot be read: {error}"
     if (snapshot := cached_snapshot(address, revision)) is not None:
         return snapshot
@@ -186,7 +187,7 @@ def _token() -> str:
     return os.environ.get("HF_TOKEN", "").strip()
 
 
-def _refusal(address: HubAddress, revision: str, error: DownloadError) -> str:
+def refusal(address: HubAddress, revision: str, error: DownloadError) -> str:
     """Return the message for an answer of the hub that there is nothing, or nothing for this user."""
     repository = address.repository
     if error.code == "GatedRepo" or error.status == 403:

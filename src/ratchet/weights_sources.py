@@ -151,9 +151,12 @@ def _read(folder: Path) -> dict[str, WeightsSource]:
     if not path.is_file():
         return {}
     try:
-        return parse(dict[str, WeightsSource], path.read_bytes())
+        sources = parse(dict[str, WeightsSource], path.read_bytes())
+        if outside := [source.file for source in sources.values() if Path(source.file).name != source.file]:
+            raise ValueError(f"{outside[0]} is not the name of a file in this folder")
     except ValueError as error:
         raise TrainingError(
             f"{path}: is not a record of weights ({error}). Fix: restore it from git, or delete it, then `ratchet "
             "weights NAME`"
         ) from error
+    return sources

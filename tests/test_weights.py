@@ -17,8 +17,10 @@ from weights_project import Project
 from ratchet import settings, weights
 from ratchet.kinds import ImageInput, ModelSpec
 from ratchet.problems import Classes
+from ratchet.settings.model_names import torchvision_classifiers
 from ratchet.training import build
 from ratchet.training.models.pretrained import find_pretrained, load_pretrained
+from ratchet.weights_sources import is_address
 from ratchet.workspace import Workspace
 
 
@@ -271,3 +273,16 @@ def test_without_a_network_other_weights_of_a_cache_are_taken(project: Project) 
     assert "cannot be fetched" in output
     assert "next: ratchet set model.name=resnet18 model.pretrained=resnet18.a1_in1k.safetensors" in output
     assert project.files == ["resnet18.a1_in1k.safetensors"]
+
+
+def test_source_of_every_file_of_torchvision_is_recognized() -> None:
+    from torchvision.models import get_model_weights
+
+    for model in torchvision_classifiers():
+        for version in get_model_weights(model):
+            source = weights.published(model, version.name).source
+            beginning = source.file.rpartition("-")[2].partition(".")[0]
+            recognized = weights.source_of(source.file, beginning.ljust(64, "0"))
+            assert (recognized.file, recognized.mean, recognized.std) == (source.file, source.mean, source.std)
+            assert is_address(recognized.source)
+            assert not is_address(weights.source_of(source.file, "z" * 64).source)

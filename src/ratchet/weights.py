@@ -18,7 +18,17 @@ from ratchet.settings import model_names
 from ratchet.weights_sources import HubAddress, WeightsSource, address_fault, find, is_address, keep
 from ratchet.workspace import Workspace
 
-__all__ = ["Published", "cached", "fetch", "fetch_address", "file_name", "place_cached", "provide", "published"]
+__all__ = [
+    "Published",
+    "cached",
+    "fetch",
+    "fetch_address",
+    "file_name",
+    "place_cached",
+    "provide",
+    "published",
+    "source_of",
+]
 
 _SUFFIXES = (".safetensors", ".pt", ".pth")
 _HASH_IN_NAME = re.compile(r"-([0-9a-f]{8,64})\.[a-z]+$")  # torch's convention: the beginning of the SHA-256
@@ -112,8 +122,10 @@ def _from_torchvision(
     model, _, version = name.partition("://")[2].partition("/")
     address, source = published(model, version or (known.source.rpartition("/")[2] if known else "DEFAULT"))
     if place := next((each for each in cached(model, source.file) if each.name == source.file), None):
-        return place_cached(workspace, place, say=say)
-    return fetch(workspace, address, sha256=known.sha256 if known else "", say=say)
+        placed = place_cached(workspace, place, say=say)
+    else:
+        placed = fetch(workspace, address, sha256=known.sha256 if known else "", say=say)
+    return replace(source, sha256=placed.sha256)
 
 
 def _from_hub(
@@ -228,7 +240,7 @@ def place_cached(workspace: Workspace, weights: Cached, *, say: Callable[[str], 
     say(f"weights: {weights.name} copied from {weights.path.parent} into {workspace.pretrained}")
     if weights.snapshot:
         return _of_snapshot(weights.snapshot, weights.name, digest)
-    return _known(weights.name, digest)
+    return source_of(weights.name, digest)
 
 
 def fetch(workspace: Workspace, address: str, *, sha256: str = "", say: Callable[[str], None]) -> WeightsSource:
@@ -250,7 +262,7 @@ def fetch(workspace: Workspace, address: str, *, sha256: str = "", say: Callable
     target = workspace.pretrained / name
     if target.is_file() and (digest := files.digest_file(target)).startswith(expected):
         say(f"weights: {target} is there, and its SHA-256 is right")
-        return _known(name, digest)
+        return source_of(name, digest)
     say(f"weights: fetching {shown}")
     with _draft(workspace, name) as draft:
         try:
@@ -268,7 +280,7 @@ def fetch(workspace: Workspace, address: str, *, sha256: str = "", say: Callable
             )
         size = draft.stat().st_size
     say(f"weights: {target}, {size / 1e6:.1f} MB, SHA-256 {digest}")
-    return _known(name, digest)
+    return source_of(name, digest)
 
 
 def file_name(address: str) -> str:
@@ -286,16 +298,15 @@ def file_name(address: str) -> str:
     return name
 
 
-def _known(name: str, sha256: str) -> WeightsSource:
+def source_of(name: str, sha256: str) -> WeightsSource:
     """Return the source of a file by its name: torchvision's, or an unknown one."""
-    model = next((each for each in model_names.torchvision_classifiers() if _is_of(each, name)), None)
-    if model and _HASH_IN_NAME.search(name):
+    names, match = model_names.torchvision_classifiers(), _HASH_IN_NAME.search(name)
+    if names and match and sha256.startswith(match[1]):
         from torchvision.models import get_model_weights
 
-        for version in get_model_weights(model).__members__:
-            source = published(model, version).source
-            if source.file == name:
-                return replace(source, sha256=sha256)
+        for model, version in ((each, version) for each in names for version in get_model_weights(each)):
+            if version.url.endswith(f"/{name}"):
+                return replace(published(model, version.name).source, sha256=sha256)
     return WeightsSource(name, sha256, name)
 
 

@@ -185,6 +185,14 @@ def test_token_reaches_the_hub_and_no_other_host(project: Project, hub: Hub) -> 
     assert "normalization by mean and std of the training data" in output
 
 
+def test_token_with_a_line_break_is_not_printed(project: Project, hub: Hub) -> None:
+    added(hub)
+    project.environment["HF_TOKEN"] = "secret\nrest"
+    message = project.run("weights", NAME, code=1)
+    assert "HF_TOKEN: has characters that no token has" in message
+    assert "secret" not in message
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

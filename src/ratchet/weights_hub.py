@@ -184,7 +184,10 @@ def _endpoint() -> str:
 
 
 def _token() -> str:
-    return os.environ.get("HF_TOKEN", "").strip()
+    token = os.environ.get("HF_TOKEN", "").strip()
+    if not (token.isascii() and token.isprintable()):  # http.client would print it
+        raise TrainingError("HF_TOKEN: has characters that no token has. Fix: export HF_TOKEN=TOKEN of your account")
+    return token
 
 
 def refusal(address: HubAddress, revision: str, error: DownloadError) -> str:

@@ -265,6 +265,16 @@ def test_changed_file_of_recorded_weights_is_refused(project: Project, hub: Hub)
         find(project.workspace.pretrained, NAME)
 
 
+def test_git_tracks_the_record_in_older_projects(project: Project, hub: Hub) -> None:
+    added(hub)
+    project.workspace.pretrained.mkdir(parents=True)
+    ignored = project.workspace.pretrained / ".gitignore"
+    ignored.write_text("*\n!*.dvc\n!.gitignore")
+    for _ in range(2):
+        project.run("weights", NAME)
+        assert ignored.read_text() == "*\n!*.dvc\n!.gitignore\n!sources.json\n"
+
+
 def test_addresses_without_a_fault_are_read() -> None:
     for name in (NAME, f"{NAME}@main", f"{NAME}@refs%2Fpr%2F1/a/b.safetensors", "torchvision://resnet18/DEFAULT"):
         assert address_fault(name) == ""

@@ -144,6 +144,9 @@ def keep(folder: Path, name: str, source: WeightsSource) -> None:
     """
     sources = _read(folder) | {name: source}
     files.write_json(folder / _RECORD, {key: to_plain(sources[key]) for key in sorted(sources)})
+    ignored = folder / ".gitignore"
+    if ignored.is_file() and f"!{_RECORD}" not in (lines := ignored.read_text(encoding="utf-8").splitlines()):
+        files.write_text(ignored, "\n".join([*lines, f"!{_RECORD}", ""]))  # of a project from before this record
 
 
 def _read(folder: Path) -> dict[str, WeightsSource]:

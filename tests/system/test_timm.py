@@ -11,6 +11,9 @@ import timm
 import torch
 from safetensors.torch import save
 
+from ratchet.errors import TrainingError
+from ratchet.training.models.vision import timm_model
+
 pytestmark = pytest.mark.slow
 
 ADDRESS = "hf://timm/test_resnet.r160_in1k"
@@ -33,6 +36,11 @@ try:
 except TrainingError as error:
     print(error)
 """
+
+
+def test_image_size_that_a_model_cannot_have_is_refused() -> None:
+    with pytest.raises(TrainingError, match=r"nest_tiny cannot be built for 50 x 50 pixels .*data.image_size=224`"):
+        timm_model("nest_tiny", classes=2, channels=3, height=50, width=50)
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,14 @@ def timm_model(name: str, *, classes: int, channels: int, height: int, width: in
         raise TrainingError(f"model.name: timm has no model {TIMM}{name}. Nearest: {near or 'none'}")
     is_fixed = getattr(timm.get_pretrained_cfg(name), "fixed_input_size", False)
     size: dict[str, Any] = {"img_size": (height, width)} if is_fixed else {}
-    network: nn.Module = timm.create_model(name, num_classes=classes, **size)
+    try:
+        network: nn.Module = timm.create_model(name, num_classes=classes, **size)
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        usual = timm.get_pretrained_cfg(name).input_size[-1]
+        raise TrainingError(
+            f"model.name: {TIMM}{name} cannot be built for {height} x {width} pixels ({error}). Fix: `ratchet set "
+            f"data.image_size={usual}`, its usual size, or another model"
+        ) from error
     return network if channels == 3 else nn.Sequential(_GreyToColour(), network)
 
 

@@ -1,6 +1,7 @@
 """The differences between two runs, without MLflow."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from ratchet.data.difference import difference
 from ratchet.evaluation.intervals import Interval, paired_difference
 from ratchet.evaluation.predictions import Predictions
 from ratchet.problems import Classes
-from ratchet.provenance import comparison
+from ratchet.provenance import comparison, record
 from ratchet.provenance.comparison import (
     Change,
     CodeChange,
@@ -115,14 +116,21 @@ def test_changes_have_dotted_keys() -> None:
 
 def test_the_environment_is_packages_python_lock_and_machine() -> None:
     hardware = Hardware("x86_64", "Linux", "processor", "AVX2", 1, None, None, (), None)
-    record = Provenance(
+    first = Provenance(
         id="a", git_commit=None, git_origin=None, git_uncommitted=None, git_left_out=(), dvc={}, dvc_inputs={},
         inputs=None, settings="s", lock="l", seed=0, python="3.11", packages={"torch": "2.0"}, hardware=hardware,
         prefect_flow_run=None,
     )  # fmt: skip
-    other = replace(record, id="b", seed=1, packages={"torch": "2.1"}, hardware=replace(hardware, threads=2))
-    assert environment_changes(record, record) == []
-    assert [change.name for change in environment_changes(record, other)] == ["packages.torch", "hardware.threads"]
+    other = replace(first, id="b", seed=1, packages={"torch": "2.1"}, hardware=replace(hardware, threads=2))
+    assert environment_changes(first, first) == []
+    assert [change.name for change in environment_changes(first, other)] == ["packages.torch", "hardware.threads"]
+
+
+def test_folder_with_the_name_of_an_extra_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "vendored_models").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(record, "_EXTRAS", ("vendored_models", "pytest"))
+    assert record.installed_packages().keys() == {*record.PACKAGES, "pytest"}
 
 
 @pytest.fixture

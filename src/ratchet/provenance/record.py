@@ -3,8 +3,8 @@
 import importlib.metadata
 import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -144,8 +144,11 @@ def read_record_file(path: Path) -> Provenance:
 
 def installed_packages() -> dict[str, str]:
     """Return package -> version of the packages that a record names."""
-    extras = [name for name in _EXTRAS if find_spec(name)]
-    return {name: importlib.metadata.version(name) for name in (*PACKAGES, *extras)}
+    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
+    for name in _EXTRAS:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 def _changes(workspace: Workspace, params: Params) -> UncommittedChanges:

@@ -229,10 +229,12 @@ class Rebuild:
         expected = (self.recipe.record.inputs or {}).get(part)
         if part == "pretrained" and self.recipe.record.parent:
             name = f"{name}/model.safetensors"
-        source, place = self.project.pretrained / name, self.workspace.pretrained / name
-        if _is(source, expected):
-            _copy(source, place)
-            return
+        place = self.workspace.pretrained / name
+        fetched = self.project.pretrained.glob("*.safetensors")  # `ratchet weights` may give another name than a cache
+        for source in (self.project.pretrained / name, *(fetched if expected else ())):
+            if _is(source, expected):
+                _copy(source, place)
+                return
         if (tracked := place.with_name(f"{place.name}.dvc")).exists():
             value = files.read_yaml(tracked)["outs"][0]["md5"]
             store.fetch(value, place)

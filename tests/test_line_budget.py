@@ -18,8 +18,8 @@ LIMITS = {
     "monitoring": 3_226,
     "problems": 1_386,
     "project_files": 30,
-    "provenance": 1_215,
-    "ratchet": 3_546,
+    "provenance": 1_218,
+    "ratchet": 3_577,
     "registry": 5_161,
     "reports": 2_401,
     "scale": 730,
@@ -30,7 +30,7 @@ LIMITS = {
     "tasks": 7_110,
     "tokens": 400,
     "traffic": 1_338,
-    "training": 11_312,
+    "training": 11_318,
 }
 
 

@@ -40,6 +40,17 @@ def test_a_parent_without_its_registry_is_copied(tmp_path: Path) -> None:
     assert (again.pretrained / "pets" / "3" / "model.safetensors").read_text() == "weights"
 
 
+def test_pretrained_weights_under_another_name_are_copied(tmp_path: Path) -> None:
+    """The recorded name is that of a cache, and the project fetched them by their address."""
+    project, again = Workspace(tmp_path / "project"), Workspace(tmp_path / "again")
+    files.write_text(project.pretrained / "tiny-other.safetensors", "other")
+    files.write_text(project.pretrained / "tiny-0123abcd.safetensors", "weights")
+    digest = files.digest_file(project.pretrained / "tiny-0123abcd.safetensors")
+    recipe = Recipe("m/1", replace(RECORD, inputs={"pretrained": digest}), tmp_path, tmp_path / "p", None, "")
+    Rebuild(recipe, project, again)._fetch_pretrained("tiny.safetensors", "pretrained", DvcStore({}, {}))
+    assert (again.pretrained / "tiny.safetensors").read_text() == "weights"
+
+
 @pytest.mark.parametrize("is_shallow", [False, True])
 def test_another_ratchet_is_refused_by_name(tmp_path: Path, is_shallow: bool) -> None:
     """Also of a commit that only a ref of a shallow clone has, because it was amended."""

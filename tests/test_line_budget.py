@@ -19,7 +19,7 @@ LIMITS = {
     "problems": 1_386,
     "project_files": 30,
     "provenance": 1_218,
-    "ratchet": 3_577,
+    "ratchet": 3_580,
     "registry": 5_161,
     "reports": 2_401,
     "scale": 730,

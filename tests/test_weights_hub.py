@@ -105,6 +105,7 @@ def test_revision_that_moved_is_named_and_fetched(project: Project, hub: Hub) ->
     moved = added(hub, new)
     assert f"main moved from {old} to {moved}" in project.run("weights", NAME)
     assert source(project).file == file_name(new)
+    assert (source(project, file_name()).commit, source(project, file_name()).mean) == (old, (0.5, 0.4, 0.3))
     project.run("weights", f"{NAME}@{old}")
     assert source(project, f"{NAME}@{old}").file == file_name()
 

@@ -142,7 +142,10 @@ def keep(folder: Path, name: str, source: WeightsSource) -> None:
     Raises:
         TrainingError: the record is damaged.
     """
-    sources = _read(folder) | {name: source}
+    sources = _read(folder)
+    if (before := sources.get(name)) and before.file != source.file:  # the settings may name this file, too
+        sources[before.address] = before
+    sources[name] = source
     files.write_json(folder / _RECORD, {key: to_plain(sources[key]) for key in sorted(sources)})
     ignored = folder / ".gitignore"
     if ignored.is_file() and f"!{_RECORD}" not in (lines := ignored.read_text(encoding="utf-8").splitlines()):

@@ -12,6 +12,9 @@ import torch
 from safetensors.torch import save
 
 from ratchet.errors import TrainingError
+from ratchet.kinds import ImageInput, ModelSpec
+from ratchet.problems import Classes
+from ratchet.training import build
 from ratchet.training.models.vision import timm_model
 
 pytestmark = pytest.mark.slow
@@ -39,8 +42,15 @@ except TrainingError as error:
 
 
 def test_image_size_that_a_model_cannot_have_is_refused() -> None:
-    with pytest.raises(TrainingError, match=r"nest_tiny cannot be built for 50 x 50 pixels .*data.image_size=224`"):
+    """The first is refused when it is built, the other fails with an IndexError in its forward pass."""
+    with (
+        torch.random.fork_rng(),
+        pytest.raises(TrainingError, match=r"nest_tiny cannot be built for 50 x 50 pixels .*data.image_size=224`"),
+    ):
         timm_model("nest_tiny", classes=2, channels=3, height=50, width=50)
+    image = ImageInput(50, 50, 3, (0.5,) * 3, (0.2,) * 3)
+    with torch.random.fork_rng(), pytest.raises(TrainingError, match="mvitv2_tiny cannot take 50 x 50 x 3 pixels"):
+        build(ModelSpec("timm/mvitv2_tiny", image, Classes(("a", "b"))))
 
 
 @pytest.fixture(scope="module")

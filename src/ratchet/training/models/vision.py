@@ -63,7 +63,7 @@ def timm_model(name: str, *, classes: int, channels: int, height: int, width: in
     size: dict[str, Any] = {"img_size": (height, width)} if is_fixed else {}
     try:
         network: nn.Module = timm.create_model(name, num_classes=classes, **size)
-    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+    except Exception as error:  # each model has its own way to refuse a size
         usual = timm.get_pretrained_cfg(name).input_size[-1]
         raise TrainingError(
             f"model.name: {TIMM}{name} cannot be built for {height} x {width} pixels ({error}). Fix: `ratchet set "

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -13,8 +14,10 @@ from ratchet.data.tables import encode as encoding
 from ratchet.kinds import Column, Input, TableInput, TextInput
 from ratchet.kinds.protocol import InputError
 from ratchet.kinds.registry import kind_of
+from ratchet.problems import Classes
 from ratchet.serving.formats.request_formats import MlflowFormat, ModelRequest, encode_together
 from ratchet.serving.lifetime import Lifetime
+from ratchet.serving.versions.additions import VersionAdditions
 from ratchet.serving.versions.batching import Batcher, Raw
 from ratchet.serving.versions.loaded import LoadedVersion
 
@@ -48,6 +51,7 @@ class Version:
     def __init__(self, described: Input) -> None:
         self.input, self.kind = described, kind_of(described)
         self.spec = cast(Any, self)
+        self.additions = VersionAdditions("named/1", Classes(("a", "b")), Path("none"), full=Path("none"))
 
     def given(self, values: Any, field: str, **_: Any) -> Any:
         return self.kind.read(values, self.input, field)

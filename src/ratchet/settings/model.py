@@ -118,7 +118,7 @@ class DataSettings(Section):
         "none", "column by which rows are sorted: train is the oldest, test the latest; or none"
     )
     gap: Amount | Annotated[str, Field(pattern=r"^\d+(\.\d+)?(s|min|h|d|w)$"), "a length of time"] = setting(
-        0.0, "least distance between splits by order_by: 30min, 12h, 7d, 2w, or a number; 0: none"
+        0.0, "least distance between splits by order_by: of dates 30min, 12h, 7d or 2w; of numbers a number; 0: none"
     )
     missing: Names = setting((), "texts that mean a missing value, beside empty, NA, NaN, null and ?")
 

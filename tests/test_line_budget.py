@@ -22,7 +22,7 @@ LIMITS = {
     "ratchet": 3_580,
     "registry": 5_161,
     "reports": 2_401,
-    "scale": 730,
+    "scale": 737,
     "search": 1_170,
     "servers": 1_500,
     "serving": 7_497,

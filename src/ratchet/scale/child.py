@@ -20,7 +20,7 @@ def main() -> None:
     """Answer calls until a line says null, or standard input ends, which the parent closes by its own end."""
     path, pipe = Path(sys.argv[1]), int(sys.argv[2])
     os.set_inheritable(pipe, False)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # temporary files are removed
+    signal.signal(signal.SIGTERM, _leave)
     Workspace(Path.cwd()).make_importable()
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read_lines, args=(lines,), name="calls", daemon=True).start()
@@ -30,6 +30,13 @@ def main() -> None:
     while (call := json.loads(lines.get())) is not None:
         files.write_json(path, answer(call))
         os.write(pipe, b"\n")
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _leave(number: int, _frame: object) -> None:
+    """Exit in order, so that temporary files are removed. A second signal would only leave a traceback in the log."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def _read_lines(lines: "queue.SimpleQueue[bytes]") -> None:

@@ -362,7 +362,8 @@ def test_a_hung_worker_does_not_hold_its_trial(twin, tmp_path, place: str) -> No
     assert_points_once(project)
     (second,) = deleted_runs(project)
     assert "Another worker" in second.data.tags["ratchet.replaced"]
-    assert "Traceback" not in "".join(log.read_text() for log in project.root.glob(".ratchet/search/digits/*"))
+    output = "".join(log.read_text() for log in project.root.glob(".ratchet/search/digits/*.log"))
+    assert "sending to MLflow failed" not in output  # a worker that is ended while it exits prints another traceback
 
 
 def assert_points_once(project) -> None:

@@ -49,7 +49,8 @@ function show(id, text) { $(id).textContent = text; $(id).hidden = !text; }
 
 function namesOf(prediction) {
   for (const [title, names] of [["Classes", prediction.class?.enum], ["Labels", prediction.probabilities?.properties],
-    ["Numbers", prediction.values?.properties]]) if (names) return [title, Array.isArray(names) ? names : Object.keys(names)];
+    ["Numbers", prediction.values?.properties]]) if (names)
+      return [title, Array.isArray(names) ? names.filter(name => name !== null) : Object.keys(names)];  // null: abstained
   return [];
 }
 

@@ -59,15 +59,16 @@ def timm_model(name: str, *, classes: int, channels: int, height: int, width: in
     if not timm.is_model(name):
         near = ", ".join(f"{TIMM}{each}" for each in difflib.get_close_matches(name, timm.list_models()))
         raise TrainingError(f"model.name: timm has no model {TIMM}{name}. Nearest: {near or 'none'}")
-    is_fixed = getattr(timm.get_pretrained_cfg(name), "fixed_input_size", False)
+    usual = timm.get_pretrained_cfg(name)
+    is_fixed = getattr(usual, "fixed_input_size", False)
     size: dict[str, Any] = {"img_size": (height, width)} if is_fixed else {}
     try:
         network: nn.Module = timm.create_model(name, num_classes=classes, **size)
     except Exception as error:  # each model has its own way to refuse a size
-        usual = timm.get_pretrained_cfg(name).input_size[-1]
+        side = usual.input_size[-1] if usual else 224
         raise TrainingError(
             f"model.name: {TIMM}{name} cannot be built for {height} x {width} pixels ({error}). Fix: `ratchet set "
-            f"data.image_size={usual}`, its usual size, or another model"
+            f"data.image_size={side}`, its usual size, or another model"
         ) from error
     return network if channels == 3 else nn.Sequential(_GreyToColour(), network)
 

@@ -72,9 +72,13 @@ class Recipe:
         return str(self.record.dvc[PACKED])
 
     def other_versions(self) -> list[Change]:
-        """Return Python and the libraries whose installed version differs from the recorded one."""
+        """Return Python and the recorded libraries whose installed version differs.
+
+        A record has no version of a library that was not installed, or that earlier releases did not record.
+        """
         now = {"Python": platform.python_version(), **installed_packages()}
-        return changes({"Python": self.record.python, **self.record.packages}, now)
+        before = {"Python": self.record.python, **self.record.packages}
+        return changes(before, {name: version for name, version in now.items() if name in before})
 
 
 def _require_commit(name: str, record: Provenance, root: Path) -> None:

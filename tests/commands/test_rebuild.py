@@ -1,5 +1,6 @@
-"""A rebuild's copy of the data that a user's own kind reads."""
+"""A rebuild: its libraries, and its copies of data, weights and code."""
 
+import platform
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,8 @@ import pytest
 from commands.rebuild import Rebuild, Recipe
 from ratchet import files, git
 from ratchet.errors import RegistryError
+from ratchet.provenance.comparison import Change
+from ratchet.provenance.record import installed_packages
 from ratchet.workspace import Workspace
 from tasks.dvc_store import DvcStore, hash_of
 from tests.registry.conftest import RECORD
@@ -27,6 +30,17 @@ def test_a_source_file_or_folder_is_copied(tmp_path: Path) -> None:
     for path, file in sources.items():
         Rebuild(recipe, Workspace(project), Workspace(again))._fetch_source(path, DvcStore({}, {}))
         assert (again / file).read_text() == file
+
+
+def test_a_library_that_the_record_lacks_is_no_difference(tmp_path: Path) -> None:
+    """Records of before lack libraries that are recorded now, where they are installed."""
+    packages = installed_packages()
+    del packages["polars"]
+    record = replace(RECORD, python=platform.python_version(), packages=packages)
+    recipe = Recipe("m/1", record, tmp_path, tmp_path / "params.yaml", None, "")
+    assert recipe.other_versions() == []
+    other = replace(recipe, record=replace(record, packages={**packages, "torch": "0.1"}))
+    assert other.other_versions() == [Change("torch", "0.1", packages["torch"])]
 
 
 def test_a_parent_without_its_registry_is_copied(tmp_path: Path) -> None:

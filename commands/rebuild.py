@@ -159,10 +159,12 @@ class Rebuild:
         return read_record_file(next((self.workspace.mlruns / "journal").glob("*/provenance.json")))
 
     def _write_settings(self) -> None:
-        """Write the recorded settings, but log to an MLflow store in the clone, without a budget."""
+        """Write the recorded settings, but log to an MLflow store in the clone, without a budget or hooks."""
         shutil.copyfile(self.recipe.params, self.workspace.params)
         unlimited = [f"budget.{name}=0" for name in self._read_settings().get("budget", ())]
-        own = ("tracking.uri=sqlite:///mlruns/mlflow.db", "tracking.tensorboard=false", *unlimited)
+        has_hooks = self._read_settings().get("training", {}).get("hooks")  # no input: git may not have their code
+        quiet = ["training.hooks=[]"] if has_hooks else []  # an earlier Ratchet has no such setting
+        own = ("tracking.uri=sqlite:///mlruns/mlflow.db", "tracking.tensorboard=false", *unlimited, *quiet)
         self.run("commands", "set", *own, stdout=subprocess.DEVNULL)
 
     def _fetch_data(self, store: DvcStore) -> None:

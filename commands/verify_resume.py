@@ -204,6 +204,7 @@ def _changed_settings(params: Params, steps: int) -> dict[str, object]:
         "training.checkpoint_steps": min(params.training.checkpoint_steps or interval, interval),
         "training.log_every": 1,
         "training.doctor": "never",
+        "training.hooks": [],
         "training.profile": 0,
         "tracking.tensorboard": False,
     }

@@ -46,6 +46,7 @@ _OPEN = {  # gate of a model whose answers are needed whatever the gate of a tri
 _SAME = {
     "gate.latency_factor": 0.0,
     "training.doctor": "never",
+    "training.hooks": [],
     "training.profile": 0,
     "registry.promotion": "automatic",
 }

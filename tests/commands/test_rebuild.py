@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from commands.rebuild import Rebuild, Recipe
-from ratchet import files, git
+from ratchet import files, git, settings
 from ratchet.errors import RegistryError
 from ratchet.provenance.comparison import Change
 from ratchet.provenance.record import installed_packages
@@ -41,6 +41,19 @@ def test_a_library_that_the_record_lacks_is_no_difference(tmp_path: Path) -> Non
     assert recipe.other_versions() == []
     other = replace(recipe, record=replace(record, packages={**packages, "torch": "0.1"}))
     assert other.other_versions() == [Change("torch", "0.1", packages["torch"])]
+
+
+def test_settings_of_a_rebuild_have_no_hooks(tmp_path: Path) -> None:
+    """They decide no weight, and git may not have their code."""
+    again = Workspace(tmp_path / "again")
+    again.root.mkdir()
+    params = tmp_path / "params.yaml"
+    params.write_text(settings.template())
+    settings.override(params, {"training.epochs": 3, "training.hooks": ["plots:write"]})
+    recipe = Recipe("m/1", RECORD, tmp_path, params, None, "")
+    Rebuild(recipe, Workspace(tmp_path), again)._write_settings()
+    assert settings.load(again.params).training.hooks == ()
+    assert settings.load(again.params).training.epochs == 3
 
 
 def test_a_parent_without_its_registry_is_copied(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ CHANGES = {
     "data.kind": "table", "data.path": "elec.csv", "data.label_column": "class", "data.drop": ["period", "note"],
     "model.name": "baseline", "gate.minimum_rows": 20, "gate.champion": "not-worse", "gate.tolerance": 0.2,
     "monitoring.window": 720, "monitoring.good_windows": 5,
+    "training.hooks": ["absent:hook"],  # a simulation calls none
 }  # fmt: skip
 
 

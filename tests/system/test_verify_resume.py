@@ -37,10 +37,11 @@ def certificate(project) -> dict:
 
 
 def test_exact_resume_is_certified_in_mlflow(trained) -> None:
-    """Whatever the budget is."""
+    """Whatever the budget is, and without hooks."""
     from mlflow import MlflowClient
 
-    settings.override(trained.workspace.params, {"budget.wall_hours": 0.000001})
+    changes = {"budget.wall_hours": 0.000001, "training.hooks": ["absent:hook"]}
+    settings.override(trained.workspace.params, changes)
     before = trained.digests("data"), sorted(trained.workspace.mlruns.glob("journal/*"))
     output = trained.good("ratchet", "verify-resume", "--steps=14", "--kills=2", "--processes=1,2")
     assert (trained.digests("data"), sorted(trained.workspace.mlruns.glob("journal/*"))) == before

@@ -16,11 +16,12 @@ import ratchet
 from ratchet import files, settings
 from ratchet.code.closure import closure
 from ratchet.data.manifest import Manifest
-from ratchet.errors import DataError, TrainingError
+from ratchet.errors import DataError, SettingsError, TrainingError
 from ratchet.monitoring.rule import DriftRule
 from ratchet.monitoring.sketch import Reference
 from ratchet.monitoring.triggers import CALENDAR, Answered, History, TriggerComparison, compare, triggers_of
 from ratchet.registry.models import ModelRegistry
+from ratchet.registry.parents import parent_of
 from ratchet.serving.versions.alias_watcher import load
 from ratchet.settings.model import Params
 from ratchet.typed_json import STRICT, parse, to_plain
@@ -202,7 +203,17 @@ def simulate(
         periods: after the first model.
         memory: latest periods whose rows train a model.
         price: of a training, as a share of the loss of a period.
+
+    Raises:
+        SettingsError: the trainings continue a registered version.
+        DataError: there is no such column of dates, or there are too few windows.
     """
+    if parent_of(workspace, params):
+        raise SettingsError(
+            f"params.yaml: model.pretrained: found {params.model.pretrained}, a version that can have learned from "
+            "rows of later periods, so that all answers would be too good. Allowed in a simulation: weights of other "
+            "data, or none. Fix: `ratchet set model.pretrained=none`"
+        )
     chosen = params.monitoring
     rule = DriftRule(chosen.window * 60, chosen.season, chosen.alpha, chosen.good_windows)
     timeline = Timeline.read(params.data, time, root=workspace.root, periods=periods, window=rule.window)

@@ -19,6 +19,7 @@ from ratchet.references import broken_references, require_references
 from ratchet.registry.parents import parent_of
 from ratchet.workspace import Workspace
 from tasks.folds import cross_validate
+from tasks.simulate import _Quiet, simulate
 from tasks.training_job import TrainingJob
 
 TABLE = {"data.kind": "table", "data.path": "rows.csv", "data.problem": "classification"}
@@ -203,6 +204,17 @@ def test_folds_and_label_checks_do_not_begin_with_a_parent(workspace: Workspace)
         cross_validate(params, workspace, 2, progress=lambda fold: pytest.fail(f"began {fold}"), report=print)
     recipes = _recipes(params, workspace, Manifest.read(workspace.packed), rows=900, epochs=1)
     assert {(recipe.spec.name, recipe.pretrained) for recipe in recipes} == {("fastnet", None)}
+
+
+def test_a_simulation_does_not_begin_with_a_parent(workspace: Workspace) -> None:
+    """It can have learned from the rows of all periods."""
+    store(workspace, job(workspace, table(200), **TABLE))
+    seal(workspace.pretrained / "pets" / "3")
+    job(workspace, table(200), **{"model.pretrained": "pets/3"})
+    params = settings.load(workspace.params)
+    with pytest.raises(SettingsError, match=r"found pets/3, .* later periods, .*`ratchet set model\.pretrained=none`"):
+        simulate(params, workspace, "size", periods=2, memory=2, price=0.1, progress=_Quiet())
+    assert not (workspace.state / "simulations").exists()
 
 
 def test_only_files_of_a_registered_version_have_a_parent(workspace: Workspace) -> None:

@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ratchet import settings
+from ratchet.checksums import verify
 from ratchet.counts import count_of
 from ratchet.data.manifest import Manifest
 from ratchet.data.reading.subset import PER_CLASS
-from ratchet.errors import DataError, RatchetError, RegistryError, SettingsError
+from ratchet.errors import DataError, RatchetError, RegistryError, SettingsError, TrainingError
 from ratchet.kinds.registry import kind_chosen
 from ratchet.references import canary_fault, packed_before, require_measurable, require_references
 from ratchet.registry.alias_sync import require_agreement
+from ratchet.registry.parents import continued_model
 from ratchet.registry.runs import SENDER
 from ratchet.settings.model import Params
 from ratchet.terminal_lines import echo
@@ -66,6 +68,7 @@ class _Preflight:
 
     workspace: Workspace
     findings: "list[Finding]" = field(default_factory=list)
+    has_misfit: bool = False  # the sample does not fit the weights of a stored model
     _messages: list[str] = field(default_factory=list)
 
     def run(self, params: Params, scratch: ScratchProject) -> bool:
@@ -75,11 +78,11 @@ class _Preflight:
         tiny = self._tiny(params, scratch)
         steps = {
             "ingest": lambda: self._ingest(params, tiny, scratch),
-            "doctor": lambda: self._examine(params, scratch),
-            "train": lambda: self._train(params, tiny, scratch),
+            "doctor": lambda: self._examine(self._fitting(params), scratch),
+            "train": lambda: self._train(params, self._fitting(tiny), scratch),
             "evaluate": lambda: self._evaluate(tiny, scratch),
             "export": lambda: export(tiny, scratch, progress=self).summary,
-            "register": lambda: self._register(tiny, scratch),
+            "register": lambda: self._register(self._fitting(tiny), scratch),
             "predict": lambda: self._predict(tiny, scratch),
         }
         return all(self._step(name, act) for name, act in steps.items())
@@ -139,7 +142,35 @@ class _Preflight:
                 ) from error
             raise
         require_measurable(params, scratch.packed)
+        self._compare_weights(params, scratch)
         return summary
+
+    def _compare_weights(self, params: Params, scratch: ScratchProject) -> None:
+        """Find out whether the sample fits the weights of a stored model. Few rows of a table can lack categories.
+
+        Raises:
+            TrainingError: all rows of the packed set do not fit them, either; or something else is wrong.
+        """
+        from tasks.training_job import TrainingJob
+
+        if continued_model(self.workspace, params) is None:
+            return
+        verify(self.workspace.pretrained / params.model.pretrained)
+        manifest, full = Manifest.read(scratch.packed), packed_before(params, self.workspace)
+        try:
+            TrainingJob.of(params, self.workspace, manifest, packed=scratch.packed)
+        except TrainingError:
+            if full is not None:
+                TrainingJob.of(params, self.workspace, full)
+            self.has_misfit = True
+            TrainingJob.of(self._fitting(params), self.workspace, manifest, packed=scratch.packed)  # other faults
+            name = params.model.pretrained
+            self.say(f"{name}: takes other columns or categories than the sample has, so its weights are left out here")
+
+    def _fitting(self, params: Params) -> Params:
+        """Return the settings, without weights that the sample does not fit."""
+        model = params.model.model_copy(update={"pretrained": "none"})
+        return params.model_copy(update={"model": model}) if self.has_misfit else params
 
     def _examine(self, params: Params, scratch: ScratchProject) -> str:
         """The doctor, on the sample, with the real settings. A baseline has no network that could be examined."""

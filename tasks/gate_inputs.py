@@ -21,6 +21,7 @@ from ratchet.kinds import Input
 from ratchet.kinds.registry import kind_of
 from ratchet.settings.model import Params
 from ratchet.workspace import Workspace
+from tasks.scratch_project import ScratchProject
 
 if TYPE_CHECKING:
     from ratchet.evaluation.latency import Costs
@@ -98,11 +99,14 @@ def samples_seen(workspace: Workspace, params: Params) -> "Samples":
 
 
 def parent_warning(workspace: Workspace, params: Params) -> str | None:
-    """Return a warning if the parent learned from test samples, or may have; None: it did not, or there is none."""
+    """Return a warning if the parent learned from test samples, or may have; None: it did not, or there is none.
+
+    Preflight measures nothing, and its MLflow does not have the parent.
+    """
     from ratchet.registry.parents import parent_of
     from ratchet.registry.sample_digests import split_samples
 
-    if (parent := parent_of(workspace, params)) is None:
+    if (parent := parent_of(workspace, params)) is None or isinstance(workspace, ScratchProject):
         return None
     if (others := _samples_of_parent(workspace, params)) is None:
         return (

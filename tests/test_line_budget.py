@@ -7,7 +7,7 @@ REPOSITORY = Path(__file__).parents[1]
 LIMITS = {
     "baselines": 650,
     "code": 450,
-    "commands": 5_427,
+    "commands": 5_458,
     "data": 12_101,
     "doctor": 1_301,
     "evaluation": 3_899,
@@ -27,7 +27,7 @@ LIMITS = {
     "servers": 1_500,
     "serving": 7_497,
     "settings": 2_626,
-    "tasks": 7_122,
+    "tasks": 7_126,
     "tokens": 400,
     "traffic": 1_338,
     "training": 11_319,

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from commands.labels import _recipes
+from commands.preflight import _Preflight
 from ratchet import settings, training
 from ratchet.checksums import seal
 from ratchet.data.ingest import IngestTask, ingest
@@ -19,6 +20,8 @@ from ratchet.references import broken_references, require_references
 from ratchet.registry.parents import parent_of
 from ratchet.workspace import Workspace
 from tasks.folds import cross_validate
+from tasks.gate_inputs import parent_warning
+from tasks.scratch_project import ScratchProject
 from tasks.simulate import _Quiet, simulate
 from tasks.training_job import TrainingJob
 
@@ -204,6 +207,29 @@ def test_folds_and_label_checks_do_not_begin_with_a_parent(workspace: Workspace)
         cross_validate(params, workspace, 2, progress=lambda fold: pytest.fail(f"began {fold}"), report=print)
     recipes = _recipes(params, workspace, Manifest.read(workspace.packed), rows=900, epochs=1)
     assert {(recipe.spec.name, recipe.pretrained) for recipe in recipes} == {("fastnet", None)}
+
+
+def test_preflight_leaves_out_weights_that_its_sample_does_not_fit(workspace: Workspace) -> None:
+    """A few rows of a table can lack categories. If all rows do not fit the weights, it says so."""
+    store(workspace, job(workspace, table(200), **TABLE))
+    seal(workspace.pretrained / "pets" / "3")
+    job(workspace, table(200), **{"model.pretrained": "pets/3"})
+    params = settings.load(workspace.params)
+    scratch = ScratchProject(workspace.root, workspace.root / "scratch")
+    scratch.folder.mkdir()
+    left_out = []
+    for colours in ("rg", "gr"):
+        (workspace.root / "rows.csv").write_text("\n".join(table(200, colours=colours)))
+        ingest(IngestTask(params.data, packed=scratch.packed, quarantine=scratch.quarantine, root=workspace.root))
+        flight = _Preflight(workspace)
+        flight._compare_weights(params, scratch)
+        left_out.append((flight._fitting(params).model.pretrained, len(flight._messages)))
+    assert left_out == [("pets/3", 0), ("none", 1)]
+    assert parent_warning(scratch, params) is None
+    with pytest.raises(TrainingError, match="in column colour the categories"):
+        job(workspace, table(200, colours="gr"))
+    with pytest.raises(TrainingError, match="in column colour the categories"):
+        _Preflight(workspace)._compare_weights(params, scratch)
 
 
 def test_a_simulation_does_not_begin_with_a_parent(workspace: Workspace) -> None:

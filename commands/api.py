@@ -97,7 +97,7 @@ class Project:
             SettingsError: a setting is not allowed.
             RatchetError: the run has failed. The message is that of the command.
         """
-        options = [*self._checked(changes), *(["--from", start] if start else [])]
+        options = [*self._checked(changes, start), *(["--from", start] if start else [])]
         if continue_with_changed_code:
             options.append("--continue-with-changed-code")
         run_command(self.workspace, "train", *options)
@@ -111,11 +111,12 @@ class Project:
         run_command(self.workspace, "train", "--folds", str(folds), *self._checked(changes))
         return ShownCrossValidation.read(self.workspace.reports / "folds.json")
 
-    def _checked(self, changes: Mapping[str, object]) -> list[str]:
-        """Return settings of a run as options of its command."""
+    def _checked(self, changes: Mapping[str, object], start: str = "") -> list[str]:
+        """Return settings of a run as options of its command; `start`: a version that the command fetches."""
         assignments = [f"{key}={_yaml(key, value)}" for key, value in _whole_names(changes).items()]
         if not self.workspace.overrides.exists():  # else params.yaml still has the settings of a killed run
-            planned = settings.plan(self.workspace.params, settings.parse_assignments(assignments))
+            replaced = {"model.pretrained": "none"} if start else {}  # it may name what is not here
+            planned = settings.plan(self.workspace.params, replaced | settings.parse_assignments(assignments))
             require_references(planned.params, self.workspace)
         return [option for assignment in assignments for option in ("--set", assignment)]
 

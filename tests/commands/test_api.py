@@ -114,6 +114,16 @@ def test_wrong_settings_name_what_is_allowed(pets, changes: dict[str, object], m
     assert not pets.workspace.state.joinpath("workspace.lock").exists(), "no command was started"
 
 
+def test_a_start_replaces_weights_that_a_clone_lacks(pets) -> None:
+    """git does not have the files of a version that the settings name."""
+    settings.override(pets.workspace.params, {"model.pretrained": "pets/3"})
+    with pytest.raises(SettingsError, match=r"there is no file pets/3 .*`ratchet train --from pets/3` fetches"):
+        pets._checked({"epochs": 2})
+    assert pets._checked({"epochs": 2}, "pets/3") == ["--set", "training.epochs=2"]
+    with pytest.raises(SettingsError, match="is called .resnet1."):
+        pets._checked({"model.name": "resnet1"}, "pets/3")
+
+
 def test_without_a_run_or_files_the_fix_is_named(pets) -> None:
     with pytest.raises(DataError, match=r"pets: has no finished run. Fix: `project.train\(\)`"):
         pets.run()

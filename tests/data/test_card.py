@@ -72,4 +72,4 @@ def test_class_imbalance_is_named_with_its_fix(two_classes) -> None:
     two_classes.ingest(min_per_class=1)
     page = page_of(two_classes)
     assert re.search(r"Class imbalance: (cat|dog) has \d+ training samples, emu has \d\.", page)
-    assert "Fix: set training.class_weights to balanced." in page
+    assert "Fix: set training.class_weights or training.sampling to balanced." in page

@@ -109,7 +109,7 @@ class TrainingJob:
             "pretrained": files.digest_file(pretrained) if pretrained else "none",
             "teacher": files.digest_tree(teacher) if teacher else "none",
         }
-        return cls(plan, spec, pretrained, teacher, variant, identity, _parts(params, plan, identity, code))
+        return cls(plan, spec, pretrained, teacher, variant, identity, _parts(params, plan, identity, code, workspace))
 
 
 def make_plan(settings: TrainingSettings, target: Target, *, seed: int, kind: str = "image") -> "training.Plan":
@@ -153,7 +153,7 @@ def _deciding(spec: "ModelSpec") -> dict[str, Any]:
 
 
 def _parts(
-    params: Params, plan: "training.Plan", identity: dict[str, str], code: dict[str, str]
+    params: Params, plan: "training.Plan", identity: dict[str, str], code: dict[str, str], workspace: Workspace
 ) -> dict[str, dict[str, Any]]:
     """Return everything that decides the result, by the names in params.yaml and in the project folder."""
     decides = _settings(plan)
@@ -163,10 +163,12 @@ def _parts(
     chosen = params.model.model_dump(mode="json", exclude=set(unused))
     model = {f"model.{name}": value for name, value in chosen.items()}
     data = {f"data.{name}": value for name, value in params.data.model_dump(mode="json").items()}
+    pretrained, source = identity["pretrained"], find(workspace.pretrained, params.model.pretrained)
+    normalization = {"the normalization of model.pretrained": source.normalization} if source and source.mean else {}
     return {
         "settings": {**settings, **model},
         "data": {**data, "data/packed": identity["data"]},
-        "pretrained": {"the file of model.pretrained": identity["pretrained"]},
+        "pretrained": {"the file of model.pretrained": pretrained, **normalization},
         "teacher": {"the folder of training.teacher": identity["teacher"]},
         "code": code,
     }

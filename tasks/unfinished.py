@@ -69,6 +69,8 @@ def _differences(recorded: dict[str, Any], parts: dict[str, dict[str, Any]]) -> 
         before = recorded[kind]
         if kind == "data" and before["data/packed"] == current["data/packed"]:
             continue  # other settings that give the same data
+        if kind == "pretrained":  # the normalization of the weights may be new
+            before = dict.fromkeys(current) | before
         for name, value in before.items():
             if value != current.get(name):
                 if kind not in ("settings", "data") or "/" in name:

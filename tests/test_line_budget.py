@@ -27,7 +27,7 @@ LIMITS = {
     "servers": 1_500,
     "serving": 7_497,
     "settings": 2_626,
-    "tasks": 7_126,
+    "tasks": 7_130,
     "tokens": 400,
     "traffic": 1_338,
     "training": 11_319,

@@ -1,5 +1,6 @@
 """Trainings that continue a stored model: its scaling and tokenizer stay, and what cannot fit is refused."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 from commands.labels import _recipes
 from commands.preflight import _Preflight
-from ratchet import settings, training
+from ratchet import files, settings, training
 from ratchet.checksums import seal
 from ratchet.data.ingest import IngestTask, ingest
 from ratchet.data.manifest import Manifest
@@ -18,7 +19,9 @@ from ratchet.errors import SettingsError, TrainingError
 from ratchet.kinds.registry import kind_of
 from ratchet.references import broken_references, require_references
 from ratchet.registry.parents import parent_of
+from ratchet.weights_sources import WeightsSource, keep
 from ratchet.workspace import Workspace
+from tasks import nodes, unfinished
 from tasks.folds import cross_validate
 from tasks.gate_inputs import parent_warning
 from tasks.scratch_project import ScratchProject
@@ -241,6 +244,23 @@ def test_a_simulation_does_not_begin_with_a_parent(workspace: Workspace) -> None
     with pytest.raises(SettingsError, match=r"found pets/3, .* later periods, .*`ratchet set model\.pretrained=none`"):
         simulate(params, workspace, "size", periods=2, memory=2, price=0.1, progress=_Quiet())
     assert not (workspace.state / "simulations").exists()
+
+
+def test_another_normalization_of_the_same_weights_is_named(workspace: Workspace) -> None:
+    """Two machines can have the same file, and only one the record of its source."""
+    store(workspace, job(workspace))
+    stored = workspace.pretrained / "pets" / "3" / "model.safetensors"
+    digest = files.digest_file(stored.rename(workspace.pretrained / "net.safetensors"))
+    without = job(workspace, **{"model.pretrained": "net.safetensors"})
+    source = WeightsSource("net.safetensors", digest, "hf://a/net/f", "0" * 40, (0.5,), (0.25,))
+    keep(workspace.pretrained, "hf://a/net", source)
+    recorded = job(workspace)
+    assert (recorded.spec.image.mean, recorded.key == without.key) == ((127.5,), False)
+    name = "the normalization of model.pretrained"
+    for first, second in ((without, recorded), (recorded, without)):
+        assert list(nodes._differences(nodes.facts(second), nodes.facts(first))) == [name]
+        recorded_parts = json.loads(json.dumps(first.parts))
+        assert list(unfinished._differences(recorded_parts, second.parts)) == [(f"{name} changed", "")]
 
 
 def test_only_files_of_a_registered_version_have_a_parent(workspace: Workspace) -> None:

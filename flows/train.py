@@ -20,6 +20,7 @@ from ratchet.monitoring.retraining import LabelledData, NotTrained, mark_trained
 from ratchet.references import require_references
 from ratchet.registry.access import require, user
 from ratchet.registry.alias_sync import require_agreement
+from ratchet.registry.parents import provide_parent
 from ratchet.settings.model import Overrides, Params
 from ratchet.settings.run_settings import overridden
 from ratchet.workspace import Workspace
@@ -88,6 +89,7 @@ def _collect(workspace: Workspace, changes: dict[str, Any], say: Callable[[str],
 
 def _load_data(params: Params, workspace: Workspace, say: Callable[[str], None]) -> Dataset:
     """Check what can be checked before the work, then ingest the data."""
+    provide_parent(workspace, params)
     require_references(params, workspace)
     require_agreement(workspace, params)
     require(params.access, "runners", user(), "run train-flow")

@@ -20,7 +20,7 @@ LIMITS = {
     "project_files": 30,
     "provenance": 1_218,
     "ratchet": 3_580,
-    "registry": 5_161,
+    "registry": 5_177,
     "reports": 2_401,
     "scale": 737,
     "search": 1_170,

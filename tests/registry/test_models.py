@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 import torch
 
+from ratchet import files
 from ratchet.checksums import seal, verify
 from ratchet.errors import RatchetError, RegistryError, TrackingUnavailable
 from ratchet.exports.program import Program
 from ratchet.kinds import ModelSpec, image_spec
 from ratchet.monitoring.specs import StoredSpecs
 from ratchet.registry.models import CHECKSUMS_TAG, ModelRegistry
+from ratchet.registry.parents import parent_of, provide_parent
 from ratchet.registry.runs import Run
-from ratchet.settings.model import Params, RegistrySettings, TrackingSettings
+from ratchet.settings.model import ModelSettings, Params, RegistrySettings, TrackingSettings
 from ratchet.training import load_model
 from ratchet.workspace import Workspace
 
@@ -121,6 +123,22 @@ def test_aliases_of_a_version_can_be_set(
     assert (champion.version.number, champion.version.run_id) == ("1", run_id)
     stored = place.client.get_model_version(name, "1")
     assert (stored.run_id, stored.description, stored.tags["ratchet.verdict"]) == (run_id, "good", '{"passed": true}')
+
+
+def test_a_run_of_a_revision_gets_the_version_it_continues(
+    registry: ModelRegistry, place: Any, run_id: str, untrained: Path, tmp_path: Path
+) -> None:
+    """git has only its name, and no command of the user works in that folder."""
+    name = f"parent-{place.params.tracking.experiment}"
+    version = add_version(registry, name, run_id, untrained)
+    params = registry.params.model_copy(update={"model": ModelSettings(pretrained=f"{name}/{version.number}")})
+    provide_parent(registry.workspace, params)
+    assert not (registry.workspace.pretrained / name).exists()
+    checkout = Workspace(tmp_path / "production")
+    files.write_text(checkout.state / "project", str(registry.workspace.root))
+    provide_parent(checkout, params)
+    assert parent_of(checkout, params) == version.uri
+    provide_parent(checkout, registry.params)  # which continue none
 
 
 def test_adding_a_version_twice_changes_nothing(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ratchet.registry.models import ModelRegistry
     from ratchet.registry.versions import Version
 
-__all__ = ["continued_model", "parent_of", "place_parent"]
+__all__ = ["continued_model", "parent_of", "place_parent", "provide_parent"]
 
 
 def place_parent(registry: "ModelRegistry", reference: str, workspace: Workspace) -> "Version":
@@ -38,6 +38,24 @@ def place_parent(registry: "ModelRegistry", reference: str, workspace: Workspace
         with files.draft_directory(folder) as draft:
             shutil.copytree(copy, draft, dirs_exist_ok=True)
     return version
+
+
+def provide_parent(workspace: Workspace, params: Params) -> None:
+    """Fetch the version that the settings of a checkout continue, if it is not there: git has only its name.
+
+    Elsewhere a user fetches it by `ratchet train --from`.
+
+    Raises:
+        RegistryError: there is no such version, or its files are not those that were stored.
+        TrackingUnavailable: MLflow does not answer.
+    """
+    from ratchet.registry.models import ModelRegistry
+
+    name = params.model.pretrained
+    match = REFERENCE.match(name)
+    is_folder = match is not None and name == f"{match['name']}/{match['number']}"
+    if workspace.is_checkout and is_folder and not (workspace.pretrained / name).exists():
+        place_parent(ModelRegistry(workspace, params), name, workspace)
 
 
 def continued_model(workspace: Workspace, params: Params) -> dict[str, Any] | None:

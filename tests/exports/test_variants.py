@@ -25,6 +25,7 @@ from ratchet.exports.variants import FULL, Measured, Times, Variant
 from ratchet.kinds import image_spec
 from ratchet.kinds.protocol import InputError
 from ratchet.problems.abstention import ABSTENTION
+from ratchet.problems.labels import Labels
 from ratchet.problems.novelty import NOVELTY, Novelty
 from ratchet.problems.regions import CALIBRATION, Calibration, ClassSets
 from ratchet.serving.versions.loaded import Identity, LoadedVersion
@@ -147,6 +148,16 @@ def test_each_variant_has_the_calibrations_of_its_own_answers(exported: Path, pr
         assert each[ABSTENTION] == abstention_of(SPEC.target, answers, targets, 0.95)
         assert each[NOVELTY] == Novelty.of(answers)
     assert stored[0][CALIBRATION] != stored[1][CALIBRATION]
+
+
+def test_a_variant_of_labels_computes_no_calibration(exported: Path) -> None:
+    """Its answers have neither intervals nor thresholds."""
+    rows = list[np.ndarray]()
+    samples: Any = rows.append
+    targets = np.zeros((ROWS, 2), np.float32)
+    variant = program(exported, "int8-static")
+    assert calibrations(variant, samples, targets, Labels(("red", "round")), (samples, ROWS), 0.95) == {}
+    assert rows == []
 
 
 def test_a_variant_without_calibration_does_not_use_that_of_fp32(stored: Path) -> None:

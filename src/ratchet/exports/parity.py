@@ -91,11 +91,14 @@ def calibrations(
         test: the same of test samples, and their number.
         confidence: of the bounds of abstention.
     """
-    predictions = _answers(variant, samples, len(targets))
+    regions, has_confidence = REGIONS.get(target.problem), named_answers(target).has_confidence
     stored = dict[str, object]()
-    if regions := REGIONS.get(target.problem):
+    if not regions and not has_confidence:
+        return stored
+    predictions = _answers(variant, samples, len(targets))
+    if regions:
         stored[CALIBRATION] = Calibration.of(regions.scores(predictions, targets))
-    if named_answers(target).has_confidence:
+    if has_confidence:
         stored[ABSTENTION] = abstention_of(target, predictions, targets, confidence)
         stored[NOVELTY] = Novelty.of(_answers(variant, *test))
     return stored

@@ -120,7 +120,7 @@ def test_a_start_replaces_weights_that_a_clone_lacks(pets) -> None:
     with pytest.raises(SettingsError, match=r"there is no file pets/3 .*`ratchet train --from pets/3` fetches"):
         pets._checked({"epochs": 2})
     assert pets._checked({"epochs": 2}, "pets/3") == ["--set", "training.epochs=2"]
-    with pytest.raises(SettingsError, match="is called .resnet1."):
+    with pytest.raises(SettingsError, match=r"is called .resnet1."):
         pets._checked({"model.name": "resnet1"}, "pets/3")
 
 

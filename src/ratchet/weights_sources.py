@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["HubAddress", "WeightsSource", "address_fault", "file_of", "find", "is_address", "keep"]
 
+NO_RESULT = {"ingest": "of a check at the start"}
+
 _RECORD = "sources.json"
 _WORD = r"[A-Za-z0-9][\w.-]*"
 _HUB = re.compile(rf"hf://(?P<owner>{_WORD})/(?P<name>{_WORD})(@(?P<revision>[^/@]+))?(/(?P<file>.+))?")

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["continued_model", "parent_of", "place_parent", "provide_parent"]
 
+NO_RESULT = {"ingest": "of a check at the start"}
+
 
 def place_parent(registry: "ModelRegistry", reference: str, workspace: Workspace) -> "Version":
     """Copy the files of a registered version into data/pretrained of `workspace`, whose caller holds it.

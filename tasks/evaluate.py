@@ -168,7 +168,6 @@ class _Test:
         from ratchet.evaluation.coverage import served
         from ratchet.evaluation.selective import measure_abstention
         from ratchet.problems.named_answers import named_answers
-        from ratchet.registry.sample_digests import split_samples
 
         target = self.spec.target
         if not named_answers(target).has_confidence:
@@ -176,10 +175,20 @@ class _Test:
         outputs, targets = self._scaled_validation(temperature)
         validation = served(target, outputs), targets
         test = served(target, predictions.outputs), predictions.targets
-        confidence, units = self.settings.confidence, split_samples(self.workspace.packed, "validation").units
-        groups = sum(each.count for each in units if each.by == "groups")
+        confidence = self.settings.confidence
         metrics = measure_abstention(target, validation, test, confidence=confidence, ordered_by=ordered_by)
-        return replace(metrics, groups=groups)
+        return replace(metrics, groups=self._count_groups("validation"))
+
+    def _count_groups(self, split: str) -> int:
+        """Return the number of groups of the samples of a split; 0: no two samples share one."""
+        import polars
+
+        index = polars.read_parquet(self.workspace.packed / "index.parquet").filter(polars.col("split") == split)
+        if "group" not in index.columns:
+            return 0
+        groups = index["group"]
+        count = groups.drop_nulls().n_unique() + groups.null_count()
+        return count if count < len(groups) else 0
 
     def _scaled_validation(self, temperature: float) -> "tuple[NDArray[np.float32], NDArray[Any]]":
         outputs, targets = self.validation

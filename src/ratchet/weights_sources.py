@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = ["HubAddress", "WeightsSource", "address_fault", "file_of", "find", "is_address", "keep"]
 
-NO_RESULT = {"ingest": "of a check at the start"}
+NO_RESULT = {
+    "ingest": "of a check at the start",
+    "evaluate": "of a check at the start",
+    "export": "of a check at the start",
+}
 
 _RECORD = "sources.json"
 _WORD = r"[A-Za-z0-9][\w.-]*"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["continued_model", "parent_of", "place_parent", "provide_parent"]
 
-NO_RESULT = {"ingest": "of a check at the start"}
+NO_RESULT = {"ingest": "of a check at the start", "export": "of a check at the start"}
 
 
 def place_parent(registry: "ModelRegistry", reference: str, workspace: Workspace) -> "Version":

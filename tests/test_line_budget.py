@@ -12,7 +12,7 @@ LIMITS = {
     "doctor": 1_301,
     "evaluation": 3_899,
     "exports": 777,
-    "flows": 3_799,
+    "flows": 3_805,
     "gate": 1_664,
     "kinds": 2_607,
     "monitoring": 3_226,

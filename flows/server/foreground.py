@@ -29,10 +29,11 @@ def stay(workspace: Workspace, params: Params, *, say: Callable[[str], None]) ->
         PlatformError: as `up`. If all services were up before, they are stopped.
     """
     was_up = False
-    with _raise_on_signals():
+    with _raise_on_signals() as raise_again:
         try:
-            while not was_up or _supervisor_died(workspace, say):
+            while not was_up or _supervisor_died(workspace, say, raise_again):
                 up(workspace, params, say=say)
+                raise_again()
                 say("staying in the foreground: SIGTERM, Ctrl-C or `ratchet down` ends it")
                 was_up = True
         except _Signalled as signalled:
@@ -46,23 +47,35 @@ def stay(workspace: Workspace, params: Params, *, say: Callable[[str], None]) ->
         down(workspace, say=say)
 
 
-def _supervisor_died(workspace: Workspace, say: Callable[[str], None]) -> bool:
+def _supervisor_died(workspace: Workspace, say: Callable[[str], None], raise_again: Callable[[], None]) -> bool:
     """Wait. Returns True when the supervisor has died, False when everything was stopped by `ratchet down`."""
     while ServerRecord.read(workspace).alive():
+        raise_again()
         time.sleep(_INTERVAL)
     with exclusive(workspace, say):  # another `up` or `down` may be replacing it
         return bool(ServerRecord.read(workspace).services)
 
 
 @contextmanager
-def _raise_on_signals() -> Iterator[None]:
+def _raise_on_signals() -> Iterator[Callable[[], None]]:
+    """Raise on a signal. Yield a function that raises again: a callback of a library can swallow what is raised in it.
+
+    Nothing else would stop this process then, because it ignores further signals.
+    """
+    received: list[str] = []
+
     def stop(number: int, frame: object) -> None:
         _ignore_signals()
-        raise _Signalled(signal.Signals(number).name)
+        received.append(signal.Signals(number).name)
+        raise _Signalled(received[0])
+
+    def raise_again() -> None:
+        if received:
+            raise _Signalled(received[0])
 
     before = {number: signal.signal(number, stop) for number in _SIGNALS}
     try:
-        yield
+        yield raise_again
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -66,23 +66,15 @@ def test_a_local_commit_of_a_patch_is_checked_out(project: Path, tmp_path: Path)
     assert (checkout / "library" / "code.py").read_text() == "changed = 1\n"
 
 
-def test_a_repository_inside_the_project_is_used(project: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["own", "my nets"])
+def test_a_repository_inside_the_project_is_used(project: Path, tmp_path: Path, name: str) -> None:
     """As `git submodule add` leaves a folder that was a repository before."""
-    repository(project / "own")
-    git.run(project, *OPTIONS, "submodule", "--quiet", "add", "./own", "own")
+    repository(project / name)
+    git.run(project, *OPTIONS, "submodule", "--quiet", "add", f"./{name}", name)
     commit(project)
     checkout = clone(project, tmp_path / "checkout")
     update_submodules(checkout, project)
-    assert (checkout / "own" / "code.py").exists()
-
-
-def test_a_submodule_with_spaces_is_checked_out(project: Path, tmp_path: Path) -> None:
-    repository(project / "my nets")
-    git.run(project, *OPTIONS, "submodule", "--quiet", "add", "./my nets", "my nets")
-    commit(project)
-    checkout = clone(project, tmp_path / "checkout")
-    update_submodules(checkout, project)
-    assert (checkout / "my nets" / "code.py").exists()
+    assert (checkout / name / "code.py").exists()
 
 
 def test_submodules_of_a_git_worktree_are_found(project: Path, tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """`ratchet up --foreground` as a service manager uses it: a real process that is ended by signals."""
 
+import contextlib
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -10,9 +12,12 @@ import pytest
 from ports import reserved_port
 from waiting import until
 
+from flows.server import foreground
 from ratchet import settings
 from ratchet.servers.server_record import ServerRecord
 from ratchet.servers.supervisor import MARK, Service, marked
+from ratchet.settings.model import Params
+from ratchet.workspace import Workspace
 
 pytestmark = pytest.mark.slow
 
@@ -103,3 +108,17 @@ def test_signal_during_startup_leaves_no_process(project: Any, begin: Begin) -> 
     assert process.wait() == 0
     assert not services(project)
     assert not [pid for service in started.values() for pid in marked(service.mark)]
+
+
+def test_a_swallowed_signal_stops_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A callback of a library, such as that of a weak reference, prints and drops what is raised in it."""
+    lines, stopped = list[str](), list[Workspace]()
+
+    def up(*_: Any, **__: Any) -> None:
+        with contextlib.suppress(BaseException):
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(foreground, "up", up)
+    monkeypatch.setattr(foreground, "down", lambda workspace, **_: stopped.append(workspace))
+    foreground.stay(Workspace(tmp_path), Params(), say=lines.append)
+    assert (lines, stopped) == (["SIGTERM: stopping"], [Workspace(tmp_path)])
